@@ -1,7 +1,6 @@
 """The public names of `rocketshim`, each imported from the module that defines it."""
 
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
-from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, DeadLetter, RetryLater
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.consumer.pull.pull_consumer import PullConsumer, PullResult, PullStatus
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, ConsumeMessageHook, FilterMessageHook
@@ -15,7 +14,13 @@ from rocketshim.core.allocate import (
     AllocateMessageQueueByMachineRoom,
     AllocateMessageQueueConsistentHash,
 )
-from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus
+from rocketshim.core.consume_concurrently import (
+    ConsumeConcurrentlyContext,
+    ConsumeReturnType,
+    ConsumeStatus,
+    DeadLetter,
+    RetryLater,
+)
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import (

@@ -19,11 +19,11 @@ from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.send_back import FailedSink
 from rocketshim.consumer.state import return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 
 __all__ = ["ChunkDispatch", "Dispatch", "DispatchCounts", "Pool", "Result"]

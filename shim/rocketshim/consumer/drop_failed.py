@@ -5,10 +5,10 @@ Source: `ConsumeMessageConcurrentlyService#processConsumeResult`, case BROADCAST
 
 from typing import Any
 
-from rocketshim.consumer.failure_log import Attempt, FailureLog
-from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer.send_back import SendBackCounts
+from rocketshim.core.next_hop import FailedMessage
+from rocketshim.failures import Attempt, FailureLog
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, TopicNames
 from rocketshim_topics.wire import coordinates

@@ -10,8 +10,8 @@ Rules of this module:
   there is no such listener any more, it goes to the dead-letter topic (`NoListener`). If it breaks the wire format, it
   is parked.
 * An exception, a context or a status from user code is user code, too: its `str()` may raise, its `ack_index` may be a
-  text, its `__class__` may lie. It is read with care (`outcome.safe_text`, `as_int`, `attribute`, `class_name`,
-  `type(…)`). If it cannot be read, the message has failed, and `FAIL_TEXT` or the log has the reason.
+  text, its `__class__` may lie. It is read with care (`core.user_values`, `type(…)`). If it cannot be read, the message
+  has failed, and `FAIL_TEXT` or the log has the reason.
 * What can be looked up per chunk is not looked up per message: `_one_by_one` is the hot path.
 """
 
@@ -21,22 +21,24 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from rocketshim.consumer.failure_maker import FailureMaker
-from rocketshim.consumer.outcome import (
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_concurrently import (
+    ALL,
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
     ConsumeConcurrentlyContext,
+    ConsumeStatus,
     DeadLetter,
-    FailedMessage,
     RetryLater,
-    as_int,
-    attribute,
-    safe_text,
+    is_success,
+    item_answers,
+    succeeded_count,
 )
-from rocketshim.core.clock import Clock
-from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, is_success, item_answers, succeeded_count
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
+from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.errors import ConfigError
+from rocketshim.failures import FailureMaker
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.coordinates import TopicPartitionKey

@@ -29,7 +29,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Housekeeping
 from rocketshim.consumer.loop_settings import LoopSettings
-from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -45,6 +44,7 @@ from rocketshim.consumer.requests import (
     Unsubscribe,
 )
 from rocketshim.consumer.state import ConsumerState
+from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import Parting

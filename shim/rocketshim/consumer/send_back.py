@@ -15,12 +15,12 @@ from typing import Any, Final, Protocol, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.consumer.failure_log import FailureLog
-from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops, by_level_table
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, NextHop, RetryPolicy, decide
+from rocketshim.core.user_values import safe_text
+from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.logs import safe_logger

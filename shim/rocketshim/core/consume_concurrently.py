@@ -1,4 +1,7 @@
-"""The meaning of a concurrent listener's answer, for each message. Pure functions.
+"""What a concurrent listener may raise, set and answer, and what that means for each message. Pure.
+
+Only the exceptions `RetryLater` and `DeadLetter` have a meaning of their own; every other exception is an ordinary
+failure. What a listener sets on its context counts only for that call.
 
 RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
 
@@ -14,11 +17,19 @@ from enum import Enum, IntEnum
 from typing import Final
 
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.errors import ConfigError
+from rocketshim_topics import Duration, parse_duration_ms
+from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
     "ALL",
+    "DEAD_LETTER_LEVEL",
+    "NOT_ASKED",
+    "ConsumeConcurrentlyContext",
     "ConsumeReturnType",
     "ConsumeStatus",
+    "DeadLetter",
+    "RetryLater",
     "as_one",
     "is_success",
     "item_answers",
@@ -28,6 +39,12 @@ __all__ = [
 
 ALL: Final = 2**31 - 1
 """The `ack_index` of a new context: all messages. Source: `ConsumeConcurrentlyContext` (`Integer.MAX_VALUE`)."""
+
+DEAD_LETTER_LEVEL: Final = -1
+"""A requested level that stands for the dead-letter topic."""
+
+NOT_ASKED: Final = 0
+"""A requested level that stands for none: the retry policy decides."""
 
 
 class ConsumeStatus(IntEnum):
@@ -45,6 +62,81 @@ class ConsumeReturnType(Enum):
     EXCEPTION = "EXCEPTION"
     RETURNNULL = "RETURNNULL"
     FAILED = "FAILED"
+
+
+class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, not an error
+    """Raise this in a listener to retry the message (in a batch: all messages) later.
+
+    Args:
+        delay: how long to wait, as `"30s"`, `"5m"`, a number of seconds or a timedelta; 40 days at most, longer delays
+            are shortened. None: the retry policy decides, unless `level` is given.
+        level: delay level, 1 or more; a level above the table's highest counts as the highest.
+
+    Raises:
+        ConfigError: both are given, or the delay or level is not valid.
+    """
+
+    def __init__(self, delay: Duration | None = None, *, level: int | None = None) -> None:
+        if delay is not None and level is not None:
+            raise ConfigError(f"RetryLater takes a delay ({delay!r}) or a level ({level!r}), not both")
+        if level is not None and level < 1:
+            raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to stop retrying")
+        self.delay_ms = None if delay is None else parse_duration_ms(delay)
+        self.level = level
+        when = "later" if level is None else f"at level {level}"
+        super().__init__(f"retry {when}" if delay is None else f"retry after {delay}")
+
+
+class DeadLetter(Exception):  # noqa: N818 - as above
+    """Raise this in a listener to send the message (in a batch: all messages) to the dead-letter topic now.
+
+    Args:
+        reason: the reason, for operators who read dead letters; cut to 1 KiB.
+    """
+
+    def __init__(self, reason: object = "") -> None:
+        super().__init__(str(reason))
+
+
+class ConsumeConcurrentlyContext:
+    """What a listener gets and may set, for one call.
+
+    Attributes:
+        group: the consumer group.
+        message_queue: the queue of the messages.
+        epoch: number of the assignment of that queue to this consumer.
+        fencing_token: None, because concurrent mode has no lock.
+        delay_level_when_next_consume: level of the next retry if the call fails. 0 (default): the retry policy decides;
+            above 0: exactly this level; below 0: the dead-letter topic, immediately.
+        ack_index: index of the last message of the batch that succeeded; the messages after it failed. It counts only
+            if the call returns success.
+
+    Source: `ConsumeConcurrentlyContext` of RocketMQ.
+    """
+
+    __slots__ = ("ack_index", "delay_level_when_next_consume", "epoch", "fencing_token", "group", "message_queue")
+
+    def __init__(self, group: str, message_queue: MessageQueue, epoch: int) -> None:
+        self.group = group
+        self.message_queue = message_queue
+        self.epoch = epoch
+        self.fencing_token: int | None = None
+        self.delay_level_when_next_consume = NOT_ASKED
+        self.ack_index = ALL
+
+    @property
+    def untouched(self) -> bool:
+        """Return whether the listener has set nothing. It compares by identity, so that no user code is called."""
+        asked = getattr(self, "delay_level_when_next_consume", None)  # a deleted attribute counts as set
+        return getattr(self, "ack_index", None) is ALL and asked is NOT_ASKED
+
+    def fresh(self) -> "ConsumeConcurrentlyContext":
+        """Return a context for the next call: this one if nothing was set, else a new one."""
+        return self if self.untouched else self.copy()
+
+    def copy(self) -> "ConsumeConcurrentlyContext":
+        """Return a context for another call, with nothing set."""
+        return ConsumeConcurrentlyContext(self.group, self.message_queue, self.epoch)
 
 
 def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:

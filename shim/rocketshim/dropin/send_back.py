@@ -18,11 +18,10 @@ from typing import Any, Final, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.failure_log import FailureLog
-from rocketshim.consumer.failure_maker import FailureMaker
-from rocketshim.consumer.outcome import safe_text
 from rocketshim.core.next_hop import FailedMessage, HopKind, NextHops
+from rocketshim.core.user_values import safe_text
 from rocketshim.errors import MessageError, SendTimeoutError
+from rocketshim.failures import FailureLog, FailureMaker
 from rocketshim.kafka.clients import ProducerClient
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender

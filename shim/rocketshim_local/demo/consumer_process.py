@@ -10,7 +10,7 @@ import json
 import sys
 
 from rocketshim import ConsumeFromWhere, MessageView, PushConsumer, RetryLater
-from rocketshim.consumer.outcome import ConsumeConcurrentlyContext
+from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
 from rocketshim_local.demo.flights import Flight, Timetable
 
 __all__ = ["MAX_RETRIES", "FlightCancelledError", "gate"]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Result
-from rocketshim.consumer.outcome import FailedMessage
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
 

@@ -7,17 +7,10 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
-from rocketshim.consumer.outcome import (
-    DEAD_LETTER_LEVEL,
-    DeadLetter,
-    FailedMessage,
-    RetryLater,
-    as_int,
-    class_name,
-    safe_text,
-)
-from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim.core.user_values import as_int, class_name, safe_text
 from rocketshim.filters import TagFilter
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import MessageView

@@ -7,10 +7,11 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.outcome import DeadLetter, RetryLater, class_name
 from rocketshim.consumer.requests import Resume, Suspend
+from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.testing import InMemoryKafka
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.outcome import FailedMessage
 from rocketshim.consumer.push.config import producer_config
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, LevelTableRetryPolicy
 from rocketshim.dropin.settings import ConsumerDropinSettings, inner_producer_config

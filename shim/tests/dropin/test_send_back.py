@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from rocketshim.consumer.outcome import class_name
+from rocketshim.core.user_values import class_name
 from rocketshim.dropin.send_back import DropinSendBack, HopStore
 from rocketshim.errors import ClosedError, MessageError
 from rocketshim.testing import InMemoryKafka

@@ -29,9 +29,10 @@ from typing import Any, Final
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner, Subscription
-from rocketshim.consumer.outcome import ConsumeConcurrentlyContext, FailedMessage, safe_text
-from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext, ConsumeStatus
+from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
+from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger
 
 __all__ = ["AsyncPool", "AsyncRunner", "is_async"]

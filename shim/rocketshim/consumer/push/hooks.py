@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rocketshim.consumer.listener import Listener, Subscription
-from rocketshim.consumer.outcome import safe_text
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
+from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue

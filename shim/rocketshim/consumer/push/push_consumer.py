@@ -16,7 +16,6 @@ from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.orderly.queues import OrderlyCounts
-from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import PushAssembly, PushParts
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
@@ -27,6 +26,7 @@ from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
+from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings import PushConsumerOptions, PushConsumerSettings

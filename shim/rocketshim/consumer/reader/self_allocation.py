@@ -26,12 +26,12 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaException
 
-from rocketshim.consumer.outcome import safe_text
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import partitions_of
 from rocketshim.core.allocate import AllocateMessageQueueStrategy, share_of
 from rocketshim.core.lease import Lease
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
+from rocketshim.core.user_values import safe_text
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.partitions import partition_names

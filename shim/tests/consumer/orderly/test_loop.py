@@ -15,7 +15,6 @@ from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.outcome import DeadLetter, RetryLater
 from rocketshim.consumer.push.loops import LoopParts, orderly_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -23,6 +22,7 @@ from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import now_ms_of
+from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped

@@ -9,8 +9,9 @@ import pytest
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly.partition import OrderlyTask
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.outcome import RetryLater, class_name
+from rocketshim.core.consume_concurrently import RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
+from rocketshim.core.user_values import class_name
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError
 

@@ -15,12 +15,12 @@ from confluent_kafka import Message
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import Subscription, adapt
-from rocketshim.consumer.outcome import DEAD_LETTER_LEVEL, DeadLetter, class_name
 from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner, is_async
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock

@@ -1,29 +1,97 @@
-"""Log failed messages: which, which attempt, why, and when the message comes back.
+"""Describe and log what failed in user code, for push consumers and the drop-in.
 
-The message of such a log record is a sentence, so that a program that has not set up logging shows it, too. The event
-is the attribute `event`, and the facts are attributes as always. `FailureWindows` limits how many lines a cause gets.
+`FailureMaker` describes an exception: its class, its text, where it was raised, and now and then its stack trace.
+Formatting a stack trace costs as much as a millisecond, so it is taken for the first failure of a cause in a minute
+only. A cause is the class of the exception and the line that raised it. The text is made in the listener's thread: an
+exception that is kept would keep the frames that it passed, and with them everything that user code had in hand.
+
+`FailureLog` logs which message failed, which attempt, why, and when the message comes back. The message of such a log
+record is a sentence, so that a program that has not set up logging shows it, too. The event is the attribute `event`,
+and the facts are attributes as always. `FailureWindows` limits how many lines a cause gets.
 """
 
 import logging
 import threading
 import time
+import traceback
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Final
 
-from rocketshim.consumer.outcome import safe_text
+from rocketshim.core.clock import Clock
+from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.failure_windows import FailureWindows
 from rocketshim.core.next_hop import Hop, HopKind
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, effective_limit
+from rocketshim.core.user_values import class_name, safe_text
 from rocketshim.logs import SafeLogger, one_line
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["DEAD", "Attempt", "FailureLog", "duration"]
+__all__ = ["Attempt", "FailureLog", "FailureMaker"]
 
+_FRAMES: Final = 30
+_REQUESTS: Final = (RetryLater, DeadLetter)
+_MAX_STACK_CHARS: Final = 16_384
+_TRACEBACK: Final = BaseException.__dict__["__traceback__"]  # user code may have replaced it in its class
 _MAX_TEXT_CHARS: Final = 300
-DEAD: Final = "message-dead"
+_DEAD: Final = "message-dead"
 _NOT_LOGGED: Final = "failures-not-logged"
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
+
+
+def _place_of(error: BaseException) -> str:
+    """Return the file and line that raised an exception; empty if it was never raised."""
+    trace: TracebackType | None = _TRACEBACK.__get__(error)
+    if trace is None:
+        return ""
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+
+
+def _stack_of(error: BaseException) -> str:
+    """Return the stack trace of an exception, at most its last 30 frames and 16 KiB; it calls user code."""
+    trace: TracebackType | None = _TRACEBACK.__get__(error)
+    while trace is not None and trace.tb_next is not None and _is_ours(trace):
+        trace = trace.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, trace, limit=-_FRAMES))
+    except BaseException as failed:  # noqa: BLE001 - `__str__`, `__cause__` and others are user code
+        return f"(the stack trace cannot be formatted: {class_name(failed)})"
+    return text[-_MAX_STACK_CHARS:]
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__name__")).startswith("rocketshim.")
+
+
+class FailureMaker:
+    """Makes a `Failure` of an exception.
+
+    Args:
+        clock: tells when it failed, and how long a minute is.
+
+    Thread-safety: any thread; no user code runs under its lock.
+    """
+
+    __slots__ = ("_clock", "_lock", "_windows")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._windows: FailureWindows[tuple[str, str]] = FailureWindows()
+
+    def of(self, error: BaseException) -> Failure:
+        """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
+        name, place = class_name(error), _place_of(error)
+        stack = ""
+        if not issubclass(type(error), _REQUESTS):
+            with self._lock:
+                is_first = self._windows.note((name, place), self._clock.monotonic_ns() // 1_000_000) == 1
+            if is_first:
+                stack = _stack_of(error)
+        return Failure(name, safe_text(error), self._clock.wall_ms(), place, stack)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +115,11 @@ class Attempt:
     limit: int | None
     delay_ms: int | None
     level: int | None = None
-    event: str = DEAD
+    event: str = _DEAD
     end: str = ""
 
 
-def duration(milliseconds: int) -> str:
+def _duration(milliseconds: int) -> str:
     """Return a duration for people: `10 s`, `1.5 min`."""
     for unit_ms, name in _UNITS:
         if milliseconds >= unit_ms:
@@ -171,7 +239,7 @@ class FailureLog:
         }
         lines = [sentence, *(f"  {one_line(line)}" for line in failure.stack.rstrip().split("\n") if failure.stack)]
         self._log.log(
-            logging.ERROR if name == DEAD else logging.WARNING,
+            logging.ERROR if name == _DEAD else logging.WARNING,
             "%s",
             "\n".join(lines),
             extra={name: value for name, value in facts.items() if value not in (None, "")},
@@ -227,4 +295,4 @@ def _what_follows(attempt: Attempt, failed_ms: int) -> str:
         return attempt.end
     at = time.strftime("%H:%M:%S", time.localtime((failed_ms + attempt.delay_ms) // 1_000))
     level = "" if attempt.level is None else f" (level {attempt.level})"
-    return f"next attempt in {duration(attempt.delay_ms)}{level}, at {at}"
+    return f"next attempt in {_duration(attempt.delay_ms)}{level}, at {at}"

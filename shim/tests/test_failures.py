@@ -5,9 +5,8 @@ import logging
 
 import pytest
 
-from rocketshim.consumer.failure_log import Attempt, FailureLog, duration
-from rocketshim.consumer.failure_maker import FailureMaker
-from rocketshim.consumer.outcome import DeadLetter, RetryLater
+from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
+from rocketshim.failures import Attempt, FailureLog, FailureMaker
 from rocketshim.logs import safe_logger
 from rocketshim.testing import VirtualClock
 from rocketshim.worker.log_format import JsonLines, TextLines
@@ -124,5 +123,6 @@ def test_a_deep_recursion_is_cut() -> None:
     ("milliseconds", "text"),
     [(0, "0 s"), (512, "512 ms"), (10_000, "10 s"), (90_000, "1.5 min"), (7_200_000, "2 h"), (864_000_000, "10 d")],
 )
-def test_a_duration_is_for_people(milliseconds: int, text: str) -> None:
-    assert duration(milliseconds) == text
+def test_a_duration_is_for_people(caplog: pytest.LogCaptureFixture, milliseconds: int, text: str) -> None:
+    record = record_of(caplog, Attempt("orders/0/7", "0A1B", 1, 17, milliseconds))
+    assert f"; next attempt in {text}, at " in record.getMessage()
