@@ -78,6 +78,7 @@ EVENTS: Final[dict[str, str]] = {
     "producer.send-unconfirmed": "A message was reported without an offset; it is sent again with the same identity.",
     "run.member-killed": "A member did not stop in time and was killed.",
     "run.stop-asked": "The supervisor asked this member to stop.",
+    "observe.round-failed": "A look-up of offsets for the exporter or the console failed; the next round tries again.",
     "health.request-failed": "A request for health or metrics failed.",
 }
 """Name of each event to one sentence about it."""

@@ -9,10 +9,10 @@ never returned.
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
@@ -55,6 +55,7 @@ class TopicReader:
     ) -> None:
         self._bootstrap = bootstrap
         self._reading: object = None
+        self._paused: set[TopicPartitionKey] = set()
         self._patience_s = patience_s
         required = {
             "bootstrap.servers": bootstrap,
@@ -157,11 +158,51 @@ class TopicReader:
             TopicMissingError: one of the topics does not exist.
             NotAuthorizedError: the principal may not read one of the topics.
         """
-        bounds = {key: self.bounds(*key) for key in self._partitions(topics)}
+        partitions = self._partitions(topics)
+        found = self.bounds_of(partitions)
+        bounds = {key: found.get(key) or self.bounds(*key) for key in partitions}
         lows, highs = ({key: each[side] for key, each in bounds.items()} for side in (0, 1))
         starts = lows if since_ms is None else highs | self.offsets_at(bounds, since_ms)
         ends = highs if until_ms is None else highs | self.offsets_at(bounds, until_ms)
         return {key: (starts[key], ends[key]) for key in bounds if starts[key] < ends[key]}
+
+    def bounds_of(self, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, tuple[int, int]]:
+        """Return the bounds of many partitions, in two requests to each leader; absent: its leader did not answer."""
+        wanted = list(partitions)
+        if not wanted:
+            return {}
+        lows, ends = (
+            {TopicPartitionKey.of(each): each.offset for each in self._at_time(wanted, side) if each.error is None}
+            for side in (OFFSET_BEGINNING, OFFSET_END)
+        )
+        return {key: (low, ends[key]) for key, low in lows.items() if key in ends}
+
+    def first_records(
+        self,
+        spans: Mapping[TopicPartitionKey, tuple[int, int]],
+        *,
+        skip: Callable[[Any], bool] = lambda _: False,
+    ) -> dict[TopicPartitionKey, Any]:
+        """Return the first record of each span; absent: the span has none.
+
+        Args:
+            spans: the two offsets for each partition.
+            skip: returns whether a record does not count.
+        """
+        ends = {key: end for key, (start, end) in spans.items() if start < end}
+        found = {}
+        reading = self._begin([TopicPartition(*key, spans[key][0]) for key in ends])
+        try:
+            for message in self._until(ends, follow=False):
+                key = TopicPartitionKey(message.topic(), message.partition())
+                if key not in found and not skip(message):
+                    found[key] = message
+                    ends.pop(key)
+                    self._consumer.pause([TopicPartition(*key)])
+                    self._paused.add(key)
+        finally:
+            self._end(reading)
+        return found
 
     def offsets_at(self, partitions: Iterable[TopicPartitionKey], at_ms: int) -> dict[TopicPartitionKey, int]:
         """Return the first offset of each partition that is not older than a time; absent: every record is older.
@@ -247,6 +288,9 @@ class TopicReader:
         """Assign these partitions; the previous reading stops."""
         self._reading = object()
         self._consumer.assign(starts)
+        if self._paused:  # a pause outlasts an assignment
+            self._consumer.resume([each for each in starts if TopicPartitionKey.of(each) in self._paused])
+            self._paused -= {TopicPartitionKey.of(each) for each in starts}
         return self._reading
 
     def _end(self, reading: object) -> None:
@@ -286,7 +330,7 @@ class TopicReader:
                 if follow or (end is not None and message.offset() < end):
                     yield message
                 if not follow and end is not None and message.offset() + 1 >= end:
-                    del ends[key]
+                    ends.pop(key, None)
 
     def _fetch(self, poll_s: float) -> list[Any]:
         """Wait for one record or event, and return it with those that are here already."""

@@ -1,0 +1,79 @@
+"""What operators see of a real cluster: look-ups of offsets, and listings within limits."""
+
+import time
+from collections.abc import Callable
+
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Producer as KafkaProducer
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.kafka.bounded_reading import BoundedReading, Ending, ReadLimits
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.look_up import OffsetLookup
+from rocketshim.observe.snapshot import Snapshot, snapshot_of
+from rocketshim_local import Broker
+from rocketshim_topics import DelayLevels, TopicNames, provision
+from rocketshim_topics.layout import Layout
+
+KIB = 1_024
+
+
+def write(broker: Broker, topic: str, count: int, *, partition: int = 0, size: int = 10) -> None:
+    producer = KafkaProducer({"bootstrap.servers": broker.bootstrap, "linger.ms": 20})
+    for number in range(count):
+        value = (b"%d" % number).ljust(size)
+        producer.produce(topic, value, partition=partition, headers=[("REAL_TOPIC", b"orders")])
+        producer.poll(0)
+    assert producer.flush(60) == 0
+
+
+def commit(broker: Broker, group: str, topic: str, offset: int) -> None:
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, 0, offset)], asynchronous=False)
+    consumer.close()
+
+
+def test_a_snapshot_shows_what_waits_is_dead_and_is_behind(
+    broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str], topic: Callable[..., str]
+) -> None:
+    names, levels, mine, source = TopicNames(namespace), DelayLevels.default(), group(), topic(1)
+    layout = Layout(names, levels)
+    provision.ensure_topics(admin, [*layout.shared(), *layout.for_group(mine, with_log=False)])
+    write(broker, names.schedule, 3)
+    write(broker, names.dead_letter(mine), 2)
+    write(broker, source, 5)
+    commit(broker, mine, source, 2)
+    lookup = OffsetLookup(broker.bootstrap, names)
+    try:
+        found: list[Snapshot] = []
+        for _ in range(2):
+            began_s = time.monotonic()
+            found.append(snapshot_of(time.time_ns() // 1_000_000, names, levels, lookup.look_up()))
+            took_s = time.monotonic() - began_s
+    finally:
+        lookup.close()
+    last = found[-1]
+    assert (last.waiting, last.unknown, last.error) == (3, (), None)
+    assert last.queues[0].due_ms is not None
+    assert abs(last.queues[0].due_ms - last.at_ms) < 60_000
+    assert [(each.group, each.kept, each.appended) for each in last.dead] == [(mine, 2, 2)]
+    (behind,) = (each for each in last.groups if each.group == mine)
+    assert (behind.behind, behind.lost) == (3, 0)
+    assert behind.first_unread_ms is not None
+    assert took_s < 10
+
+
+def test_the_newest_records_of_a_large_topic_come_first_within_few_bytes(
+    broker: Broker, topic: Callable[..., str]
+) -> None:
+    name = topic(1)
+    write(broker, name, 20_000, size=KIB)
+    with TopicReader(broker.bootstrap) as reader:
+        limits = ReadLimits(results=2_000, size_bytes=8 * KIB * KIB, time_s=30.0)
+        reading = BoundedReading(reader, reader.spans([name]), limits=limits, newest_first=True)
+        numbers = [int(record.value()) for record in reading]
+        assert numbers == list(range(19_999, 17_999, -1))
+        assert reading.ending is Ending.RESULTS
+        assert reading.progress.size_bytes < 5 * KIB * KIB
+        rest = BoundedReading(reader, reading.rest, limits=ReadLimits(results=1), newest_first=True)
+        assert [int(record.value()) for record in rest] == [17_999]

@@ -1,0 +1,1 @@
+"""What happens on the cluster, as operators see it: `Sampler` and its `Snapshot`s."""

@@ -1,0 +1,150 @@
+"""Look up the offsets and group positions of an installation, for snapshots.
+
+One round makes a fixed number of requests: the topics, the bounds of all partitions (two to each leader), and each
+group's positions (one to each coordinator). Append times cost one small fetch for each partition whose position moved
+and that has unread records. Nothing is committed, and no group is joined.
+
+Which topics a group reads is only known from its commits on all topics. That request is large on large clusters, so it
+is repeated every tenth round; the rounds between ask for the topics found.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from confluent_kafka import KafkaException, TopicPartition
+
+from rocketshim.errors import BrokerUnavailableError
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import Clients, ConsumerClient, confluent_clients
+from rocketshim.kafka.positions import committed_positions
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
+from rocketshim.worker.prober import is_probe
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["OffsetLookup"]
+
+_TIMEOUT_S: Final = 10.0
+_ALL_TOPICS_EVERY: Final = 10
+_SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
+
+
+class OffsetLookup:
+    """Looks up offsets.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        names: topic and group names of the namespace.
+        groups: consumer groups to look up, besides those with a retry or dead-letter topic whose name shows the group.
+        client: further librdkafka settings.
+        clients: the factory of the consumers; None: confluent_kafka.
+
+    Thread-safety: none; one owner thread, which also creates it.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str,
+        names: TopicNames,
+        *,
+        groups: tuple[str, ...] = (),
+        client: Mapping[str, Any] | None = None,
+        clients: Clients | None = None,
+    ) -> None:
+        self._bootstrap = bootstrap
+        self._names = names
+        self._groups = groups
+        self._client = {**(client or {}), **_SMALL_FETCHES}
+        self._clients = clients or confluent_clients()
+        self._reader = TopicReader(bootstrap, client=self._client, clients=clients, patience_s=_TIMEOUT_S)
+        self._askers: dict[str, ConsumerClient] = {}
+        self._read_by: dict[str, set[str]] = {}
+        self._times: Mapping[tuple[TopicPartitionKey, int], int] = {}
+        self._rounds = 0
+
+    def look_up(self) -> Offsets:
+        """Make one round of look-ups.
+
+        Raises:
+            RocketshimError: the cluster refused or did not answer.
+        """
+        names = self._names
+        topics = self._reader.topics()
+        by_topic = groups_of(names, topics, self._groups)
+        groups = tuple(group for topic, group in by_topic.items() if has_that_group(names, topic, group))
+        positions = {group: self._positions(group, topics) for group in groups}
+        schedule = _partitions(names.schedule, topics)
+        positions[names.worker_group] = self._committed(names.worker_group, schedule)
+        self._rounds += 1
+        wanted = {key for each in positions.values() for key in each}
+        wanted.update(*(_partitions(topic, topics) for topic in (names.schedule, names.parked, *by_topic)))
+        bounds = self._reader.bounds_of(sorted(wanted))
+        for key in schedule:  # a queue without a commit is read from its start
+            positions[names.worker_group].setdefault(key, bounds.get(key, (0, 0))[0])
+        offsets = Offsets(topics, bounds, positions, groups)
+        self._times = self._first_unread_ms(offsets)
+        return replace(offsets, first_unread_ms=self._times)
+
+    def close(self) -> None:
+        """Close the clients."""
+        self._reader.close()
+        askers, self._askers = self._askers, {}
+        for asker in askers.values():
+            asker.close()
+
+    def _positions(self, group: str, topics: Mapping[str, int]) -> dict[TopicPartitionKey, int]:
+        """Return a group's committed positions."""
+        if group not in self._read_by or self._rounds % _ALL_TOPICS_EVERY == 0:
+            asked = [name for name in topics if not name.startswith("__")]
+        else:
+            asked = sorted(self._read_by[group] & topics.keys())
+        found = self._committed(group, [key for name in asked for key in _partitions(name, topics)])
+        self._read_by[group] = {key.topic for key in found}
+        return found
+
+    def _committed(self, group: str, partitions: list[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
+        if not partitions:
+            return {}
+        try:
+            answer = committed_positions(self._asker(group), [TopicPartition(*key) for key in partitions], _TIMEOUT_S)
+        except KafkaException as error:
+            raise self._reader.typed(error) from error
+        return {TopicPartitionKey.of(each): each.offset for each in answer if each.offset >= 0}
+
+    def _asker(self, group: str) -> ConsumerClient:
+        """Return the client that asks for a group's positions; it never joins the group."""
+        if group not in self._askers:
+            required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
+            settings = merge(self._client, defaults={"client.id": "rocketshim-read"}, required=required)
+            self._askers[group] = self._clients.consumer(settings)
+        return self._askers[group]
+
+    def _first_unread_ms(self, offsets: Offsets) -> dict[tuple[TopicPartitionKey, int], int]:
+        """Return the append times of the first unread records; one is read once while its position stands still."""
+        unread = offsets.unread()
+        times = {each: self._times[each] for each in unread if each in self._times}
+        missing = [each for each in unread if each not in times]
+        while missing:
+            spans: dict[TopicPartitionKey, tuple[int, int]] = {}
+            asked = {}
+            for key, position in missing:  # one partition can be read from one position at a time
+                if key not in spans:
+                    low, end = offsets.bounds[key]
+                    spans[key] = (max(low, position), end)
+                    asked[key] = position
+            try:
+                found = self._reader.first_records(spans, skip=self._is_skipped)
+            except BrokerUnavailableError:  # a leader is away: the offsets are worth showing without times
+                return times
+            times.update({(key, asked[key]): record.timestamp()[1] for key, record in found.items()})
+            missing = [each for each in missing if each[0] not in asked or asked[each[0]] != each[1]]
+        return times
+
+    def _is_skipped(self, record: Any) -> bool:
+        return record.topic() == self._names.schedule and is_probe(record)
+
+
+def _partitions(topic: str, topics: Mapping[str, int]) -> list[TopicPartitionKey]:
+    return [TopicPartitionKey(topic, number) for number in range(topics.get(topic, 0))]

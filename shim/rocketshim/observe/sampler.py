@@ -1,0 +1,194 @@
+"""Take snapshots of an installation while somebody watches.
+
+One thread looks up offsets, for all who watch: a hundred pages cost as much as one. It starts with the first watcher.
+When nobody has watched for a while it closes its Kafka clients and ends, so an idle console has no traffic at all.
+
+A snapshot is published by one assignment under a condition, which wakes those that wait for a newer one. A round that
+fails publishes the last good values with the error, and the next round tries again with new clients.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Final, Protocol, Self
+
+from rocketshim.clock import SystemClock
+from rocketshim.core.clock import Clock
+from rocketshim.errors import ClosedError, RocketshimError
+from rocketshim.logs import safe_logger
+from rocketshim.observe.snapshot import Offsets, Snapshot, snapshot_of
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["Lookup", "Sampler", "Watch"]
+
+_LOG = safe_logger("rocketshim.observe")
+_EVERY_S: Final = 5.0
+_IDLE_S: Final = 30.0
+
+
+class Lookup(Protocol):
+    """What a round of the sampler asks; `OffsetLookup`."""
+
+    def look_up(self) -> Offsets:
+        """Make one round of look-ups; raises `RocketshimError`."""
+
+    def close(self) -> None:
+        """Close the clients."""
+
+
+class Sampler:
+    """Takes snapshots. A context manager.
+
+    Args:
+        lookup: makes the look-ups, in the thread of the sampler: `lambda: OffsetLookup(bootstrap, names)`.
+        names: topic and group names of the namespace.
+        levels: the worker's level table.
+        every_s: time from one round to the next, in seconds; default 5.
+        idle_s: time for which the thread goes on after the last watcher left, in seconds; default 30.
+        clock: dates the snapshots.
+
+    Thread-safety: any thread may watch. `close` waits for the thread, for a look-up of 10 s at most.
+    """
+
+    def __init__(
+        self,
+        lookup: Callable[[], Lookup],
+        names: TopicNames,
+        levels: DelayLevels,
+        *,
+        every_s: float = _EVERY_S,
+        idle_s: float = _IDLE_S,
+        clock: Clock | None = None,
+    ) -> None:
+        self._names = names
+        self._levels = levels
+        self._every_s = every_s
+        self._idle_s = idle_s
+        self._clock = clock or SystemClock()
+        self._new_lookup = lookup
+        self._changed = threading.Condition()
+        self._newest: Snapshot | None = None
+        self._watchers = 0
+        self._unwatched_since_s = 0.0
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    @contextmanager
+    def watch(self) -> Iterator["Watch"]:
+        """Watch, until the block ends. The thread runs at least so long.
+
+        Raises:
+            ClosedError: the sampler is closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise ClosedError("this sampler is closed; make another one")
+            self._watchers += 1
+            if self._thread is None:
+                self._newest = None  # what an earlier thread left is old
+                self._thread = threading.Thread(target=self._run, name="rocketshim-sampler", daemon=True)
+                self._thread.start()
+        try:
+            yield Watch(self)
+        finally:
+            with self._changed:
+                self._watchers -= 1
+                self._unwatched_since_s = time.monotonic()
+                self._changed.notify_all()
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the thread takes snapshots now."""
+        with self._changed:
+            return self._thread is not None
+
+    def close(self) -> None:
+        """End the thread and close its clients. Idempotent."""
+        with self._changed:
+            self._is_closed = True
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def newest(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """Return the newest snapshot as soon as it is not `after`; None: there was none in time."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is not after or self._is_closed, timeout_s)
+            return self._newest if self._newest is not after else None
+
+    def _run(self) -> None:
+        lookup: Lookup | None = None
+        try:
+            while self._must_go_on():
+                began_s = time.monotonic()
+                try:
+                    lookup = lookup or self._new_lookup()
+                    snapshot = snapshot_of(self._clock.wall_ms(), self._names, self._levels, lookup.look_up())
+                except Exception as error:  # noqa: BLE001 - the top of the thread; the next round tries again
+                    snapshot = self._failed(error)
+                    if lookup is not None:
+                        lookup.close()
+                    lookup = None
+                with self._changed:
+                    self._newest = snapshot
+                    self._changed.notify_all()
+                self._pause(began_s + self._every_s)
+        finally:
+            if lookup is not None:
+                lookup.close()
+
+    def _failed(self, error: Exception) -> Snapshot:
+        unexpected = not isinstance(error, RocketshimError)
+        _LOG.warning("observe.round-failed", exc_info=unexpected, extra={"error": str(error)})
+        return replace(self._newest or Snapshot(self._clock.wall_ms()), error=str(error))
+
+    def _must_go_on(self) -> bool:
+        """Return whether to make another round; if not, the thread is no longer ours, and another one may start."""
+        with self._changed:
+            if not self._is_closed and not self._is_idle():
+                return True
+            self._thread = None
+            return False
+
+    def _is_idle(self) -> bool:
+        return self._watchers == 0 and time.monotonic() - self._unwatched_since_s >= self._idle_s
+
+    def _pause(self, until_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_closed or self._is_idle(), max(0.0, until_s - time.monotonic()))
+
+
+class Watch:
+    """One watcher of a sampler, as `Sampler.watch` gives it.
+
+    Thread-safety: any thread may call it.
+    """
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def newest(self) -> Snapshot | None:
+        """Return the newest snapshot; None before the first."""
+        return self._sampler.newest(None, 0.0)
+
+    def wait_newer(self, than: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """Wait for a snapshot that is newer than another one; None: for the first.
+
+        Args:
+            than: a snapshot of this sampler, or None.
+            timeout_s: longest wait, in seconds.
+
+        Returns:
+            The newest snapshot; None: there was none in time.
+        """
+        return self._sampler.newest(than, timeout_s)

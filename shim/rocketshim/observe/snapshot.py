@@ -1,0 +1,277 @@
+"""A snapshot of an installation: delay queues, consumer groups, dead letters, parked records. Pure data.
+
+`Offsets` is what was looked up. `snapshot_of` derives the `Snapshot` from it. Counts of records are distances of
+offsets, and so upper bounds: transaction markers, probes and compaction leave gaps.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+__all__ = [
+    "GroupSnapshot",
+    "Offsets",
+    "PartitionSnapshot",
+    "QueueSnapshot",
+    "Snapshot",
+    "TopicSnapshot",
+    "groups_of",
+    "has_that_group",
+    "snapshot_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """What one round of look-ups found.
+
+    Attributes:
+        topics: every visible topic with its number of partitions.
+        bounds: first offset and end of each partition of interest; absent: its leader did not answer.
+        positions: group to its committed positions.
+        groups: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
+        first_unread_ms: append time of the first unread record by partition and position, epoch ms; absent: unknown.
+    """
+
+    topics: Mapping[str, int] = field(default_factory=dict)
+    bounds: Mapping[TopicPartitionKey, tuple[int, int]] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[TopicPartitionKey, int]] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    first_unread_ms: Mapping[tuple[TopicPartitionKey, int], int] = field(default_factory=dict)
+
+    def unread(self) -> list[tuple[TopicPartitionKey, int]]:
+        """Return partition and position of everything that has unread records, each once."""
+        wanted: dict[tuple[TopicPartitionKey, int], None] = {}
+        for positions in self.positions.values():
+            for key, position in positions.items():
+                low, end = self.bounds.get(key, (0, 0))
+                if max(low, position) < end:
+                    wanted[key, position] = None
+        return list(wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSnapshot:
+    """A group in one partition.
+
+    Attributes:
+        topic: physical name.
+        partition: number of the partition.
+        position: the committed position, the offset that is read next.
+        low: the earliest offset that still exists.
+        end: end offset for a `read_committed` reader.
+        first_unread_ms: append time of the first unread record, epoch ms; None: nothing is unread, or it is not known.
+    """
+
+    topic: str
+    partition: int
+    position: int
+    low: int
+    end: int
+    first_unread_ms: int | None = None
+
+    @property
+    def behind(self) -> int:
+        """Return the number of offsets that still exist and are not read."""
+        return max(0, self.end - max(self.position, self.low))
+
+    @property
+    def lost(self) -> int:
+        """Return the number of offsets that retention deleted before the group read them."""
+        return max(0, self.low - self.position)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSnapshot:
+    """A consumer group.
+
+    Attributes:
+        group: its name.
+        partitions: each partition with a committed position, by topic and number.
+    """
+
+    group: str
+    partitions: tuple[PartitionSnapshot, ...]
+
+    @property
+    def behind(self) -> int:
+        """Return the number of unread offsets."""
+        return sum(each.behind for each in self.partitions)
+
+    @property
+    def lost(self) -> int:
+        """Return the number of offsets that retention deleted before the group read them."""
+        return sum(each.lost for each in self.partitions)
+
+    @property
+    def first_unread_ms(self) -> int | None:
+        """Return the append time of its oldest unread record, epoch ms; None: nothing is unread, or it is not known."""
+        return min((each.first_unread_ms for each in self.partitions if each.first_unread_ms is not None), default=None)
+
+    def topics(self) -> dict[str, "GroupSnapshot"]:
+        """Return the group in each of its topics, by physical name."""
+        names = dict.fromkeys(each.topic for each in self.partitions)
+        return {
+            name: GroupSnapshot(self.group, tuple(each for each in self.partitions if each.topic == name))
+            for name in names
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSnapshot:
+    """One partition of the schedule topic.
+
+    Attributes:
+        partition: its number.
+        delay_ms: the queue's delay; None: the table has no such level.
+        standing: the worker's group in this partition.
+    """
+
+    partition: int
+    delay_ms: int | None
+    standing: PartitionSnapshot
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of waiting offsets, probes included."""
+        return self.standing.behind
+
+    @property
+    def due_ms(self) -> int | None:
+        """Return when the head leaves, epoch ms on the broker's clock; None: nothing waits, or it is not known."""
+        first_ms = self.standing.first_unread_ms
+        return None if first_ms is None or self.delay_ms is None else first_ms + self.delay_ms
+
+    def late_ms(self, now_ms: int) -> int:
+        """Return for how long the head has been due, in ms; 0: it is not."""
+        return 0 if self.due_ms is None else max(0, now_ms - self.due_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSnapshot:
+    """A topic of dead letters or parked records.
+
+    Attributes:
+        topic: physical name.
+        group: the group whose dead letters it has; None: it has parked records.
+        kept: number of offsets that still exist.
+        appended: sum of the end offsets: what was ever appended. It never decreases.
+    """
+
+    topic: str
+    group: str | None
+    kept: int
+    appended: int
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """An installation at one instant.
+
+    Attributes:
+        at_ms: when it was taken, epoch ms of this machine.
+        queues: the delay queues, by partition.
+        groups: the consumer groups, by name; the worker's group is not among them.
+        dead: the dead-letter topics, by name.
+        parked: the parking topic; None: it does not exist.
+        unknown: partitions whose leader did not answer; they are missing in the rest.
+        error: why the round failed; everything else is then that of the last good round. None: it succeeded.
+    """
+
+    at_ms: int
+    queues: tuple[QueueSnapshot, ...] = ()
+    groups: tuple[GroupSnapshot, ...] = ()
+    dead: tuple[TopicSnapshot, ...] = ()
+    parked: TopicSnapshot | None = None
+    unknown: tuple[TopicPartitionKey, ...] = ()
+    error: str | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of waiting offsets of all queues."""
+        return sum(queue.waiting for queue in self.queues)
+
+    @property
+    def late_ms(self) -> int:
+        """Return for how long the head has been due that is due longest, in ms; 0: none is due."""
+        return max((queue.late_ms(self.at_ms) for queue in self.queues), default=0)
+
+
+def groups_of(names: TopicNames, visible: Mapping[str, int], known: tuple[str, ...] = ()) -> dict[str, str]:
+    """Return the groups that have a retry or dead-letter topic, by their dead-letter topic, whether it exists or not.
+
+    An encoded group cannot be read from its topic's name. It has its real name if it is known, else the encoded one.
+
+    Args:
+        names: names of the namespace.
+        visible: the visible topics.
+        known: names of groups to look for.
+    """
+    found = {names.dead_letter(group): group for group in known}
+    dead, retry = f"{names.prefix}rmq.dlq.", f"{names.prefix}rmq.retry."
+    for topic in sorted(visible):
+        for prefix in (dead, retry):
+            if topic.startswith(prefix):
+                found.setdefault(dead + topic.removeprefix(prefix), topic.removeprefix(prefix))
+    return found
+
+
+def has_that_group(names: TopicNames, dead_letter_topic: str, group: str) -> bool:
+    """Return whether a group is the real name of a dead-letter topic's group, and not its encoded form."""
+    try:
+        return names.dead_letter(group) == dead_letter_topic
+    except ConfigError:  # another program's topic, whose last part is not a group name
+        return False
+
+
+def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Offsets) -> Snapshot:
+    """Derive the snapshot from what was looked up."""
+    groups = groups_of(names, offsets.topics, offsets.groups)
+    dead = (_topic(offsets, topic, group) for topic, group in sorted(groups.items()) if topic in offsets.topics)
+    schedule = range(offsets.topics.get(names.schedule, 0))
+    return Snapshot(
+        at_ms=at_ms,
+        queues=tuple(
+            QueueSnapshot(number, levels.queue_delay_ms(number), standing)
+            for number in schedule
+            if (standing := _standing(offsets, names.worker_group, TopicPartitionKey(names.schedule, number)))
+        ),
+        groups=tuple(
+            GroupSnapshot(group, _standings(offsets, group))
+            for group in sorted(offsets.positions)
+            if group in offsets.groups
+        ),
+        dead=tuple(dead),
+        parked=_topic(offsets, names.parked, None) if names.parked in offsets.topics else None,
+        unknown=tuple(sorted(_wanted(offsets, names) - offsets.bounds.keys())),
+    )
+
+
+def _wanted(offsets: Offsets, names: TopicNames) -> set[TopicPartitionKey]:
+    topics = {names.schedule, names.parked, *groups_of(names, offsets.topics, offsets.groups)}
+    ours = {TopicPartitionKey(name, number) for name in topics for number in range(offsets.topics.get(name, 0))}
+    return ours.union(*(positions.keys() for positions in offsets.positions.values()))
+
+
+def _standings(offsets: Offsets, group: str) -> tuple[PartitionSnapshot, ...]:
+    found = (_standing(offsets, group, key) for key in sorted(offsets.positions[group]))
+    return tuple(each for each in found if each is not None)
+
+
+def _standing(offsets: Offsets, group: str, key: TopicPartitionKey) -> PartitionSnapshot | None:
+    """Return a group in a partition; None: its leader did not answer."""
+    bounds = offsets.bounds.get(key)
+    if bounds is None:
+        return None
+    position = offsets.positions.get(group, {}).get(key, bounds[0])
+    return PartitionSnapshot(*key, position, *bounds, first_unread_ms=offsets.first_unread_ms.get((key, position)))
+
+
+def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
+    found = (offsets.bounds.get(TopicPartitionKey(topic, number)) for number in range(offsets.topics[topic]))
+    bounds = [each for each in found if each is not None]
+    return TopicSnapshot(topic, group, sum(end - low for low, end in bounds), sum(end for _, end in bounds))

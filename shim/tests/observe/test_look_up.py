@@ -1,0 +1,124 @@
+"""Look-ups of offsets, positions and append times, over the in-memory Kafka."""
+
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import TopicPartition
+
+from rocketshim.errors import BrokerUnavailableError
+from rocketshim.observe.look_up import OffsetLookup
+from rocketshim.observe.snapshot import Snapshot, snapshot_of
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.hops import clock_probe
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+NAMES, LEVELS = TopicNames(""), DelayLevels.default()
+HEADERS = [("REAL_TOPIC", b"orders")]
+
+
+class World:
+    """A cluster with a schedule topic, and a group that reads one topic."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock()
+        self.kafka = InMemoryKafka(self.clock)
+        self.kafka.create_topic(NAMES.schedule, 2)
+        self.kafka.create_topic("orders", 2)
+        self.kafka.create_topic(NAMES.retry("pay"), 1)
+        self.lookup = OffsetLookup("memory:1", NAMES, clients=self.kafka.clients())
+
+    def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
+        consumer = self.kafka.consumer({"bootstrap.servers": "memory:1", "group.id": group})
+        consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
+        consumer.close()
+
+    def snapshot(self) -> Snapshot:
+        return snapshot_of(self.clock.wall_ms(), NAMES, LEVELS, self.lookup.look_up())
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    made.lookup.close()
+
+
+def test_an_installation_without_messages_is_calm(world: World) -> None:
+    found = world.snapshot()
+    assert (found.waiting, found.late_ms, found.dead, found.parked, found.unknown) == (0, 0, (), None, ())
+    assert [(group.group, group.behind) for group in found.groups] == [("pay", 0)]
+
+
+def test_a_head_that_no_worker_delivers_is_late(world: World) -> None:
+    world.kafka.append(NAMES.schedule, b"a", partition=0, headers=HEADERS)
+    world.clock.advance(3_000)
+    found = world.snapshot()
+    assert (found.waiting, found.late_ms) == (1, 2_000)
+
+
+def test_a_probe_is_never_late(world: World) -> None:
+    world.kafka.append(NAMES.schedule, None, partition=0, headers=clock_probe(NAMES, partition=0).headers)
+    world.clock.advance(3_000)
+    assert world.snapshot().late_ms == 0
+    world.kafka.append(NAMES.schedule, b"a", partition=0, headers=HEADERS)
+    world.clock.advance(1_500)
+    assert world.snapshot().late_ms == 500
+
+
+def test_the_oldest_unread_record_follows_the_position(world: World) -> None:
+    for _ in range(3):
+        world.kafka.append("orders", b"a", partition=0)
+        world.clock.advance(1_000)
+    world.commit("pay", "orders", 0, 1)
+    started_ms = 1_700_000_000_000
+    assert world.snapshot().groups[0].first_unread_ms == started_ms + 1_000
+    world.commit("pay", "orders", 0, 2)
+    assert world.snapshot().groups[0].first_unread_ms == started_ms + 2_000
+    world.commit("pay", "orders", 0, 3)
+    assert world.snapshot().groups[0].first_unread_ms is None
+
+
+def test_two_groups_at_different_positions_of_one_partition_have_their_own_times(world: World) -> None:
+    world.kafka.create_topic(NAMES.dead_letter("bill"), 1)
+    for _ in range(3):
+        world.kafka.append("orders", b"a", partition=0)
+        world.clock.advance(1_000)
+    world.commit("pay", "orders", 0, 1)
+    world.commit("bill", "orders", 0, 2)
+    times = {group.group: group.first_unread_ms for group in world.snapshot().groups}
+    assert times == {"bill": 1_700_000_002_000, "pay": 1_700_000_001_000}
+
+
+def test_a_record_is_read_once_while_its_position_stands_still(world: World) -> None:
+    world.kafka.append("orders", b"a", partition=0)
+    world.commit("pay", "orders", 0, 0)
+    first = world.snapshot().groups[0].first_unread_ms
+    world.kafka.deny("orders", read=True)  # a second read would fail
+    assert world.snapshot().groups[0].first_unread_ms == first
+
+
+def test_a_topic_that_a_group_begins_to_read_is_found_within_ten_rounds(world: World) -> None:
+    world.commit("pay", "orders", 0, 0)
+    world.snapshot()
+    world.kafka.create_topic("bills", 1)
+    world.commit("pay", "bills", 0, 0)
+    found = [[each.topic for each in world.snapshot().groups[0].partitions] for _ in range(10)]
+    assert found[0] == ["orders"]
+    assert found[-1] == ["bills", "orders"]
+
+
+def test_a_cluster_that_does_not_answer_is_an_error(world: World) -> None:
+    world.kafka.stop_broker()
+    with pytest.raises(BrokerUnavailableError):
+        world.snapshot()
+
+
+def test_nothing_is_committed_and_no_group_is_joined(world: World) -> None:
+    world.kafka.append("orders", b"a", partition=0)
+    world.commit("pay", "orders", 0, 0)
+    before = len(world.kafka.commits("pay"))
+    world.snapshot()
+    assert len(world.kafka.commits("pay")) == before
+    assert world.kafka.members("pay") == []
+    assert world.kafka.members(NAMES.worker_group) == []

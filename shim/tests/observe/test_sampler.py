@@ -1,0 +1,114 @@
+"""The sampler's thread runs while somebody watches, and one round serves everybody."""
+
+import threading
+
+import pytest
+
+from rocketshim.errors import BrokerUnavailableError, ClosedError
+from rocketshim.observe.sampler import Sampler
+from rocketshim.observe.snapshot import Offsets
+from rocketshim.testing import VirtualClock
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+NAMES, LEVELS = TopicNames(""), DelayLevels.default()
+PATIENCE_S = 60.0
+
+
+class Rounds:
+    """Look-ups that a test permits one by one."""
+
+    def __init__(self, *errors: Exception | None) -> None:
+        self.errors = list(errors)
+        self.permits = threading.Semaphore(0)
+        self.all_permitted = False
+        self.made = self.opened = 0
+        self.closed = threading.Semaphore(0)
+
+    def __call__(self) -> "Rounds":
+        self.opened += 1
+        return self
+
+    def look_up(self) -> Offsets:
+        assert self.all_permitted or self.permits.acquire(timeout=PATIENCE_S)
+        self.made += 1
+        error = self.errors.pop(0) if self.errors else None
+        if error is not None:
+            raise error
+        return Offsets(topics={NAMES.schedule: 0})
+
+    def permit_all(self) -> None:
+        self.all_permitted = True
+        self.permits.release()
+
+    def close(self) -> None:
+        self.closed.release()
+
+
+def sampler(rounds: Rounds, idle_s: float = 0.0) -> Sampler:
+    return Sampler(rounds, NAMES, LEVELS, every_s=0.0, idle_s=idle_s, clock=VirtualClock())
+
+
+def test_no_client_is_made_before_somebody_watches() -> None:
+    rounds = Rounds()
+    with sampler(rounds) as sampling:
+        assert not sampling.is_running
+    assert rounds.opened == 0
+
+
+def test_many_watchers_share_each_round() -> None:
+    rounds = Rounds()
+    with sampler(rounds) as sampling, sampling.watch() as one, sampling.watch() as other:
+        assert one.newest() is None
+        rounds.permits.release()
+        seen = one.wait_newer(None, PATIENCE_S)
+        assert seen is not None
+        assert other.wait_newer(None, PATIENCE_S) is seen
+        assert (rounds.opened, rounds.made) == (1, 1)
+        rounds.permits.release()
+        assert other.wait_newer(seen, PATIENCE_S) is not seen
+        rounds.permit_all()
+
+
+def test_the_thread_ends_and_closes_its_clients_when_nobody_watches() -> None:
+    rounds = Rounds()
+    with sampler(rounds) as sampling:
+        with sampling.watch() as watch:
+            rounds.permits.release()
+            assert watch.wait_newer(None, PATIENCE_S) is not None
+            rounds.permit_all()
+        assert rounds.closed.acquire(timeout=PATIENCE_S)
+        assert not sampling.is_running
+        with sampling.watch() as watch:
+            assert watch.wait_newer(None, PATIENCE_S) is not None
+        assert rounds.opened == 2
+
+
+def test_a_round_that_fails_keeps_the_last_values_and_the_next_round_has_new_clients() -> None:
+    rounds = Rounds(None, BrokerUnavailableError("no broker answered"), ValueError("unexpected"))
+    with sampler(rounds) as sampling, sampling.watch() as watch:
+        seen = None
+        found = []
+        for _ in range(4):
+            rounds.permits.release()
+            seen = watch.wait_newer(seen, PATIENCE_S)
+            assert seen is not None
+            found.append(seen.error)
+        assert found == [None, "no broker answered", "unexpected", None]
+        assert rounds.opened == 3
+        rounds.permit_all()
+
+
+def test_a_wait_without_a_newer_snapshot_ends() -> None:
+    rounds = Rounds()
+    with sampler(rounds) as sampling, sampling.watch() as watch:
+        assert watch.wait_newer(None, 0.01) is None
+        rounds.permit_all()
+
+
+def test_a_closed_sampler_is_not_watched() -> None:
+    sampling = sampler(Rounds())
+    sampling.close()
+    sampling.close()
+    with pytest.raises(ClosedError), sampling.watch():
+        pass

@@ -1,0 +1,90 @@
+"""What a snapshot says of offsets, positions and times."""
+
+from rocketshim.observe.snapshot import Offsets, Snapshot, groups_of, snapshot_of
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
+
+NAMES, LEVELS = TopicNames(""), DelayLevels.parse("1s 10s")
+SCHEDULE, ORDERS = NAMES.schedule, "orders"
+NOW_MS = 1_700_000_000_000
+
+
+def key(topic: str, partition: int = 0) -> TopicPartitionKey:
+    return TopicPartitionKey(topic, partition)
+
+
+def snapshot(offsets: Offsets) -> Snapshot:
+    return snapshot_of(NOW_MS, NAMES, LEVELS, offsets)
+
+
+def test_a_queue_is_late_when_its_head_has_waited_longer_than_the_queue() -> None:
+    found = snapshot(
+        Offsets(
+            topics={SCHEDULE: 2},
+            bounds={key(SCHEDULE): (0, 10), key(SCHEDULE, 1): (0, 10)},
+            positions={NAMES.worker_group: {key(SCHEDULE): 4, key(SCHEDULE, 1): 9}},
+            first_unread_ms={(key(SCHEDULE), 4): NOW_MS - 3_000, (key(SCHEDULE, 1), 9): NOW_MS - 3_000},
+        )
+    )
+    assert [(queue.waiting, queue.delay_ms, queue.late_ms(NOW_MS)) for queue in found.queues] == [
+        (6, 1_000, 2_000),
+        (1, 10_000, 0),
+    ]
+    assert (found.waiting, found.late_ms) == (7, 2_000)
+    assert found.queues[1].due_ms == NOW_MS + 7_000
+
+
+def test_a_group_is_behind_by_what_still_exists_and_has_lost_what_retention_took() -> None:
+    found = snapshot(
+        Offsets(
+            topics={ORDERS: 2, NAMES.retry("pay"): 1},
+            bounds={key(ORDERS): (5, 12), key(ORDERS, 1): (0, 3)},
+            positions={"pay": {key(ORDERS): 2, key(ORDERS, 1): 3}},
+            groups=("pay",),
+            first_unread_ms={(key(ORDERS), 2): NOW_MS - 60_000},
+        )
+    )
+    (group,) = found.groups
+    assert (group.behind, group.lost, group.first_unread_ms) == (7, 3, NOW_MS - 60_000)
+    assert list(group.topics()) == [ORDERS]
+
+
+def test_dead_letters_count_by_what_was_ever_appended_and_what_is_kept() -> None:
+    dead = NAMES.dead_letter("pay")
+    found = snapshot(
+        Offsets(
+            topics={dead: 2, NAMES.parked: 1},
+            bounds={key(dead): (90, 100), key(dead, 1): (0, 5), key(NAMES.parked): (1, 2)},
+        )
+    )
+    assert [(each.group, each.kept, each.appended) for each in found.dead] == [("pay", 15, 105)]
+    assert found.parked is not None
+    assert (found.parked.kept, found.parked.appended) == (1, 2)
+
+
+def test_a_partition_whose_leader_is_away_is_named_and_missing_in_the_rest() -> None:
+    found = snapshot(
+        Offsets(
+            topics={SCHEDULE: 2, ORDERS: 1},
+            bounds={key(SCHEDULE): (0, 1)},
+            positions={"pay": {key(ORDERS): 2}},
+            groups=("pay",),
+        )
+    )
+    assert [queue.partition for queue in found.queues] == [0]
+    assert found.groups[0].partitions == ()
+    assert found.unknown == (key(SCHEDULE, 1), key(ORDERS))
+
+
+def test_a_group_whose_topic_name_is_encoded_is_found_by_its_known_name() -> None:
+    visible = {NAMES.dead_letter("pay"): 1, NAMES.retry("bill"): 1, NAMES.dead_letter("Zahlung/1"): 1}
+    found = groups_of(NAMES, visible, ("Zahlung/1",))
+    assert sorted(found.values()) == ["Zahlung/1", "bill", "pay"]
+    assert min(groups_of(NAMES, visible).values()).startswith("Zahlung-1-")
+
+
+def test_only_the_topics_of_the_namespace_count() -> None:
+    other = TopicNames("test")
+    assert groups_of(NAMES, {other.dead_letter("pay"): 1}) == {}
+    assert list(groups_of(other, {other.dead_letter("pay"): 1}).values()) == ["pay"]
