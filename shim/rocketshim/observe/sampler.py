@@ -78,7 +78,7 @@ class Sampler:
 
     @contextmanager
     def watch(self) -> Iterator["Watch"]:
-        """Watch, until the block ends. The thread runs at least so long.
+        """Watch, until the block ends. The thread runs at least until then.
 
         Raises:
             ClosedError: the sampler is closed.
