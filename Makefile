@@ -47,7 +47,7 @@ check: $(VENV)/.dev ## lint, format, types (of the tests, too), import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim shim/rocketshim_local spark/rocketshim_spark examples benchmarks tools proof shim/tests/conformance
-	@for tests in topics/tests spark/tests "integration_tests test_support conftest.py"; do \
+	@for tests in shim/tests topics/tests spark/tests "integration_tests test_support conftest.py"; do \
 	  $(BIN)/mypy --config-file tools/tests.mypy.ini --cache-dir .mypy_cache/tests $$tests; done
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/public_api.py

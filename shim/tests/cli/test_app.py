@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import typer
@@ -144,8 +145,9 @@ def test_completion_knows_every_command() -> None:
         built = build([])
     finally:
         del os.environ["_ROCKETSHIM_COMPLETE"]
+    commands: list[Any] = [*built.registered_groups, *built.registered_commands]
     assert {group.name for group in built.registered_groups} >= {"broker"}
-    assert {one.name for one in [*built.registered_groups, *built.registered_commands]} >= set(COMMANDS)
+    assert {one.name for one in commands} >= set(COMMANDS)
 
 
 def test_no_colour_means_no_escape_sequences() -> None:

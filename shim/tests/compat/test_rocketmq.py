@@ -217,7 +217,7 @@ def test_with_broadcasting_every_consumer_gets_every_message(
         made = consumer_of(kafka)
         made.set_message_model(MessageModel.BROADCASTING)
         made.set_instance_name(name)
-        made.subscribe("orders", lambda _, name=name: came.append(name) or ConsumeStatus.CONSUME_SUCCESS)
+        made.subscribe("orders", lambda _, name=name: came.append(name) or ConsumeStatus.CONSUME_SUCCESS)  # type: ignore[misc]
         consumers.append(made)
     with consumers[0], consumers[1]:
         producer.send_sync(message())
@@ -273,7 +273,7 @@ def test_a_message_without_success_is_sent_back(
     consumer = consumer_of(kafka)
     consumer.subscribe("orders", lambda _: answer())
     with consumer:
-        kafka.wait_until(lambda: kafka.records(NAMES.schedule))
+        kafka.wait_until(lambda: bool(kafka.records(NAMES.schedule)))
     (record,) = kafka.records(NAMES.schedule)
     assert failure in (decode(record.headers(), trusted=True).fail_text or "")
 

@@ -649,7 +649,7 @@ def test_the_start_is_committed_before_the_first_message_is_handed_out(kafka: In
     assert b.committed() == 7
     kafka.kill(b.consumer)
     fill(kafka, 2)
-    kafka.clock.advance(60_000)
+    b.clock.advance(60_000)
     seen: list[Any] = []
     second = bench(seen.append, where=ConsumeFromWhere.LAST_OFFSET)
     second.run()
@@ -677,7 +677,7 @@ def test_another_subscription_in_the_group_is_found_and_logged(bench: Make, capl
     second = bench(nothing, digest="paid")
     assert second.starts.conflicts == {"orders": "orders=paid || created"}
     (said,) = [record for record in caplog.records if record.message == "consumer.subscriptions-differ"]
-    assert (said.mine, said.theirs) == ("orders=paid", "orders=paid || created")
+    assert (said.__dict__["mine"], said.__dict__["theirs"]) == ("orders=paid", "orders=paid || created")
 
 
 # --- errors and ends ----------------------------------------------------------------------------------------------

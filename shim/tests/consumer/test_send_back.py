@@ -1,7 +1,7 @@
 """The next hop of a failed message: whatever policy, listener and producer do, it is stored or still pending."""
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Message
@@ -67,8 +67,9 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
 @pytest.mark.parametrize(
     "answer",
     [
-        OSError("a policy that raises"), SystemExit(1), Mute(), "nonsense", None, AtLevel(0), AtLevel("3"),
-        AtLevel(2.5), AfterDelay(-1), AfterDelay(1.5), AfterDelay(10**30), AfterDelay(None),
+        OSError("a policy that raises"), SystemExit(1), Mute(), "nonsense", None, AtLevel(0), AtLevel(cast("int", "3")),
+        AtLevel(cast("int", 2.5)), AfterDelay(-1), AfterDelay(cast("int", 1.5)), AfterDelay(10**30),
+        AfterDelay(cast("int", None)),
     ],
     ids=lambda answer: type(answer).__name__,
 )  # fmt: skip

@@ -455,10 +455,10 @@ class Simulation:
         self.committed = [0] * len(self.logs)
         self.unconfirmed: list[tuple[int, LevelQueue[Appended], Due[Appended]]] = []
         self.wake_at: int | None = None
-        self._events: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._events: list[tuple[int, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = count()
 
-    def at(self, t: int, what: Callable[..., None], *args: Any) -> None:
+    def at(self, t: int, what: Callable[..., object], *args: Any) -> None:
         heapq.heappush(self._events, (t, next(self._number), what, args))
 
     def mono(self, t: int) -> int:

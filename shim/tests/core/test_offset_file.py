@@ -9,7 +9,9 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 
 TEXT = st.text(max_size=20)
 POSITIONS = st.dictionaries(
-    st.tuples(TEXT, st.integers(0, 5)), st.builds(Stored, st.integers(0, 2**63 - 1), TEXT), max_size=8
+    st.builds(TopicPartitionKey, TEXT, st.integers(0, 5)),
+    st.builds(Stored, st.integers(0, 2**63 - 1), TEXT),
+    max_size=8,
 )
 
 
@@ -62,7 +64,7 @@ def test_moving_some_positions_keeps_all_others() -> None:
         TopicPartitionKey("t", 1): Stored(3),
         TopicPartitionKey("u", 0): Stored(5),
     }
-    assert content.positions["t", 0] == Stored(1)
+    assert content.positions[TopicPartitionKey("t", 0)] == Stored(1)
 
 
 def test_a_topic_that_was_created_again_is_read_from_its_beginning() -> None:

@@ -36,7 +36,7 @@ class Stage:
             self.stored += [each.offset for each in offsets]
             store(offsets=offsets)
 
-        self.client.store_offsets = store_offsets
+        self.client.store_offsets = store_offsets  # type: ignore[assignment]
         self.ledger, self.buffered, self.gate = SendBackTracker(), Buffered(), ClientGate()
         self.ledger.add({KEY: 0})
         self.offsets = HandledOffsets(stores=stores, ledger=self.ledger, buffered=self.buffered, gate=self.gate)

@@ -19,4 +19,4 @@ def test_two_names_are_ours_and_an_unknown_name_is_an_error() -> None:
     assert issubclass(dropin.Consumer, confluent_kafka.Consumer)
     assert issubclass(dropin.Producer, confluent_kafka.Producer)
     with pytest.raises(AttributeError, match="no_such_name"):
-        dropin.no_such_name  # noqa: B018
+        dropin.no_such_name  # type: ignore[attr-defined]  # noqa: B018

@@ -41,7 +41,7 @@ def test_the_first_header_of_a_name_counts() -> None:
 
 
 @pytest.mark.parametrize("value", [None, b""])
-def test_a_first_header_without_a_value_is_a_missing_property(value: str) -> None:
+def test_a_first_header_without_a_value_is_a_missing_property(value: bytes | None) -> None:
     assert SqlFilter("a IS NULL").matches_headers([("a", value)])
     assert SqlFilter("a IS NULL").matches_headers([("a", value), ("a", b"1")])
 

@@ -354,8 +354,17 @@ def is_literal(node: Node, *types: type) -> bool:
     return node[0] == "literal" and (not types or isinstance(node[1], types))
 
 
-SIMPLE = [plain_form, ordering_form, equality_form, between_form, null_form, in_form, text_form]
-NESTED = [logic_form, logic_form, logic_form, not_form, equality_form, null_form]
+SIMPLE: list[Callable[..., Node]]
+SIMPLE = [
+    plain_form,
+    ordering_form,
+    equality_form,
+    between_form,
+    null_form,
+    in_form,
+    text_form,
+]
+NESTED: list[Callable[..., Node]] = [logic_form, logic_form, logic_form, not_form, equality_form, null_form]
 
 messages = st.dictionaries(st.sampled_from(NAMES), TEXTS)
 

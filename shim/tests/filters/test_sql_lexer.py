@@ -140,4 +140,4 @@ def test_the_text_between_tokens_is_blanks_and_comments(text: str) -> None:
         assert text[token.start_pos : token.end_pos] == str(token)
         between = text[position : token.start_pos]
         assert between == "" or between[0] in " \t\n\r\f-/"
-        position = token.end_pos
+        position = token.end_pos or 0

@@ -333,7 +333,7 @@ def test_text_left_over_after_a_complete_expression_is_an_error(
         ("a = /* x", 4, "/", "a string"),
     ],
 )
-def test_errors_have_position_token_and_expectation(text: str, position: int, token: str, expected: object) -> None:
+def test_errors_have_position_token_and_expectation(text: str, position: int, token: str, expected: str) -> None:
     error = refused(text)
     assert (error.position, error.token) == (position, token)
     assert expected in error.expected

@@ -163,7 +163,7 @@ def test_a_sieve_yields_the_matching_records(expression: str, found: list[Any]) 
     selected, records = TagFilter(expression), [Fetched(headers) for headers in found]
     expected = [record for record in records if selected.matches_headers(record.headers())]
     before = [record.headers() for record in expected]
-    assert list(selected.sieve(records, pytest.fail)) == expected
+    assert list(selected.sieve(records, lambda _, error: pytest.fail(str(error)))) == expected
     assert [record.headers() for record in expected] == before
     assert [record.headers() for record in records if record not in expected] == [None] * (len(records) - len(before))
 

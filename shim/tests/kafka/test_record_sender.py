@@ -68,7 +68,7 @@ class Manual:
 
     def purge(self) -> None:
         for each in self.sent:
-            self.due.append(lambda each=each: each(KafkaError(KafkaError._PURGE_QUEUE), None))
+            self.due.append(lambda each=each: each(KafkaError(KafkaError._PURGE_QUEUE), None))  # type: ignore[misc]
 
     def __len__(self) -> int:
         return len(self.sent)
@@ -174,7 +174,7 @@ def test_after_a_fatal_error_the_next_record_goes_through_another_producer(notes
     assert len(made) == 2
     for producer in made:
         for report in list(producer.sent):
-            producer.due.append(lambda report=report: report(KafkaError(KafkaError._MSG_TIMED_OUT), None))
+            producer.due.append(lambda report=report: report(KafkaError(KafkaError._MSG_TIMED_OUT), None))  # type: ignore[misc]
     assert waiting.result(GUARD_S) is not None, "the former producer still reports what it had"
     assert later.result(GUARD_S) is not None
     sender.close(monotonic() + GUARD_S)

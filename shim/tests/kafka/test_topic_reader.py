@@ -48,7 +48,7 @@ def test_records_that_are_there_are_returned_without_a_wait_for_more() -> None:
             waits_s.add(timeout_s)
             return consume(count, timeout_s)
 
-        made.consume = watched  # type: ignore[method-assign]
+        made.consume = watched  # type: ignore[method-assign, assignment]
         return made
 
     with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:

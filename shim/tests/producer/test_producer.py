@@ -396,7 +396,7 @@ def test_what_is_reported_without_an_offset_is_sent_again_as_the_same_message(
     kafka: InMemoryKafka, producer: Producer, topic: str, stored: bool
 ) -> None:
     kafka.fail_produce(None, topic=topic, count=3, stored=stored)
-    delay = {"delay_level": 1} if topic == SCHEDULE else {}
+    delay: dict[str, Any] = {"delay_level": 1} if topic == SCHEDULE else {}
     futures = [producer.send_async(Message("orders", b"x", key="k", **delay)) for _ in range(2)]
     results = [future.result(10) for future in futures]
     found = records(kafka, topic)

@@ -166,7 +166,7 @@ def test_a_synchronous_commit_waits_for_the_broker_as_long_as_the_session(clock:
     def on_wait(timeout_s: float) -> None:
         waited_s.append(timeout_s)
         if len(waited_s) == 2:
-            kafka.start_broker()
+            kafka.start_broker()  # type: ignore[attr-defined]
 
     kafka = InMemoryKafka(clock, on_wait=on_wait)
     kafka.create_topic("orders", 2)

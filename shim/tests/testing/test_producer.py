@@ -212,7 +212,7 @@ def test_a_killed_producer_loses_what_was_not_in_the_log(kafka: InMemoryKafka) -
 def test_a_transaction_that_is_too_old_is_aborted_and_its_producer_fenced(
     kafka: InMemoryKafka, clock: VirtualClock
 ) -> None:
-    producer = in_transaction(kafka, **{"transaction.timeout.ms": 15_000})
+    producer = in_transaction(kafka, **{"transaction.timeout.ms": 15_000})  # type: ignore[arg-type]
     producer.produce("orders", b"late")
     kafka.append("orders", b"behind", partition=0)
     clock.advance(14_999)

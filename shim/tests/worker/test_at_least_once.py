@@ -122,7 +122,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     out.settle(100)
     assert not slow.is_done
     replaced: list[HopBatch] = []
-    out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[method-assign]
+    out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[assignment]
     much_later.reported(None, STORED)
     out.settle(101)
     assert replaced == [slow]

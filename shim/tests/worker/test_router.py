@@ -284,7 +284,8 @@ def test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say(
 def test_records_with_the_same_hop_form_one_group() -> None:
     headers: Headers = [("REAL_TOPIC", b"orders"), ("UNIQ_KEY", b"u")]
     later: Headers = [("REAL_TOPIC", b"orders"), ("DELIVER_AT_MS", b"1700000020000"), ("UNIQ_KEY", b"u")]
-    run = [(headers, b"k", APPEND_MS, None), (later, b"k", APPEND_MS, None)] * 3
+    one: tuple[Headers, bytes | None, int, str | None] = (headers, b"k", APPEND_MS, None)
+    run = [one, (later, b"k", APPEND_MS, None)] * 3
     groups, _, _ = route(run, 0, {"orders": "open"})
     assert [(group.kind, [hop[0] for hop in group.records]) for group in groups] == [
         (Kind.DELIVER, [0, 2, 4]),

@@ -485,7 +485,7 @@ def test_however_many_keys_fail_the_others_go_on_and_the_log_is_told_once_a_seco
         told.append(next_offset)
         tell(lease, next_offset, counts)
 
-    member.log.progress = progress  # type: ignore[method-assign]
+    member.log.progress = progress  # type: ignore[assignment]
     stage.turn(20)
     assert {offset for _, offset in stage.offsets} == set(range(200)), "nobody waits for those that fail"
     stage.wait(4_000)

@@ -81,7 +81,8 @@ def run(
         clock=VirtualClock(),
         levels=DelayLevels.parse("1s 2s"),
     )
-    task = OrderlyTask(place or PartitionStub(), OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
+    stub: Any = place or PartitionStub()
+    task = OrderlyTask(stub, OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
     return runner.run(task), task
 
 

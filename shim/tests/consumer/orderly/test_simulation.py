@@ -76,7 +76,8 @@ class Simulation:
     def handle(self, message: Any, context: Any) -> Any:
         if self.failing and self.random.random() < 0.03:
             return SUSPEND
-        self.account.take(*self.sent[message.queue_id][message.queue_offset], context.fencing_token)
+        lane, number = self.sent[message.queue_id][message.queue_offset]
+        self.account.take(lane, number, context.fencing_token)
         return None
 
     def join(self) -> None:

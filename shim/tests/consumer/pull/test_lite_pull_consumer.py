@@ -279,7 +279,7 @@ def test_nothing_is_handed_out_while_the_start_offset_is_unknown(kafka: InMemory
         def unknown(*_: Any) -> Any:
             raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
 
-        consumer._reader.starts.resolve = unknown
+        consumer._reader.starts.resolve = unknown  # type: ignore[assignment]
         consumer.subscribe("orders")
         assert consumer.poll(500) == []
         assert consumer.assignment() == {Q0, Q1}

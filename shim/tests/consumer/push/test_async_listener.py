@@ -451,7 +451,7 @@ def test_a_raising_callback_does_not_end_the_loop_even_if_logging_raises(pools: 
 
     async def handle(message: Any) -> None:
         del message
-        asyncio.get_running_loop().call_soon(raising.setLevel, object())
+        asyncio.get_running_loop().call_soon(raising.setLevel, object())  # type: ignore[arg-type]
         await asyncio.sleep(0)
 
     asyncio_logger.addFilter(refuse)

@@ -13,6 +13,7 @@ from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 GUARD_S = 60.0
 NAMES = TopicNames()
@@ -182,7 +183,7 @@ def test_a_changed_expression_applies_to_later_messages(kafka: InMemoryKafka, co
     kafka.wait_until(lambda: kafka.committed("g").get(("orders", 0)) == 4, guard_s=GUARD_S)
     assert heard == [b"1", b"4"]
     assert consumer._loop is not None
-    assert "orders=blue" in consumer._loop.reader.starts.metadata(("orders", 0))
+    assert "orders=blue" in consumer._loop.reader.starts.metadata(TopicPartitionKey("orders", 0))
 
 
 def test_idle_queues_commit_the_new_subscription_too(kafka: InMemoryKafka, consumer: PushConsumer) -> None:

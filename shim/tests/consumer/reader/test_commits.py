@@ -110,9 +110,9 @@ def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> N
     said = ["old"]
     commits = Committer(lambda _: said[0], Ownership(lambda: 0))
     commits.adopt(KEY, 3)
-    commits.adopt(("orders", 1), -1)  # its start is not known
+    commits.adopt(TopicPartitionKey("orders", 1), -1)  # its start is not known
     said[0] = "new"
-    commits.commit_again(client, [KEY, ("orders", 1), ("orders", 2)], now_ms=0)
+    commits.commit_again(client, [KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)], now_ms=0)
     assert client.commits == [(3, "new")]
     assert commits.outstanding == 1
 

@@ -256,7 +256,7 @@ def test_a_start_found_after_the_lease_has_ended_is_not_committed(
     before = len(kafka.commits("g"))
     place = TopicPartition("another's", 0)
     ownership, client = loop.reader.ownership, kafka.consumer({"group.id": "g"})
-    assert not ownership.owns((place.topic, place.partition))
+    assert not ownership.owns(TopicPartitionKey.of(place))
     kafka.create_topic(place.topic)
     rules = StartRules("rmq.retry.g", ConsumeFromWhere.FIRST_OFFSET, 0)
     starts = StartOffsets(rules, lookups=client, ownership=ownership).resolve(client, [place])

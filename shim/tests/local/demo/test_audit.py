@@ -2,8 +2,9 @@
 
 from rocketshim_local.demo.audit import Audit, Seen, TopicKind
 from rocketshim_topics import Envelope
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-COMMITTED = {("flights", 0): 100, ("retry", 0): 100}
+COMMITTED = {TopicPartitionKey("flights", 0): 100, TopicPartitionKey("retry", 0): 100}
 TOPIC = {TopicKind.SCHEDULE: "schedule", TopicKind.SOURCE: "flights", TopicKind.RETRY: "retry", TopicKind.DEAD: "dead"}
 
 
