@@ -123,11 +123,24 @@ def test_consuming(place: Place) -> None:
     assert place.told == BODIES
 
 
+def test_exceptions_that_are_final(place: Place) -> None:
+    consumer = place.consumer("payments")
+    place.kafka.create_topic("refunds", 1)
+
+    def charge(body: bytes) -> None:
+        place.tell(body)
+        raise ValueError("no such card")
+
+    place.run(programs("docs/consumer.md")[1], consumer=consumer, charge=charge)
+    consumer.run()
+    assert [record.value() for record in place.kafka.records("rmq.dlq.payments")] == BODIES
+
+
 def test_consuming_in_an_event_loop(place: Place) -> None:
     async def charge(body: bytes) -> None:
         place.tell(body)
 
-    program = programs("docs/consumer.md")[1].replace('group="payments"', 'group="payments", **START')
+    program = programs("docs/consumer.md")[2].replace('group="payments"', 'group="payments", **START')
     place.run(program, charge=charge, START={"consume_from_where": ConsumeFromWhere.FIRST_OFFSET})
     assert sorted(place.told) == BODIES
 
@@ -136,7 +149,7 @@ def test_hooks(place: Place) -> None:
     spans: list[Any] = []
     consumer = place.consumer("payments")
     consumer.listener("orders")(lambda message: place.tell(message.body))
-    program = programs("docs/consumer.md")[2]
+    program = programs("docs/consumer.md")[3]
     place.run(program, consumer=consumer, start_span=lambda _: SimpleNamespace(end=lambda *said: spans.append(said)))
     consumer.run()
     assert [said for said, _ in spans] == ["SUCCESS", "SUCCESS"]

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
+from rocketshim.consumer.failure_rules import FailureRules
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import (
     ALL,
@@ -50,7 +51,7 @@ __all__ = ["ChunkRunner", "Listener", "Subscription", "adapt", "matching"]
 
 _LOG = safe_logger("rocketshim.consumer")
 
-Listener = Callable[[Any, ConsumeConcurrentlyContext], Any]
+Listener = Callable[[Any, Any], Any]
 HeaderFilter = Callable[[Any], bool]
 Sieve = Callable[[Iterable[Any], Callable[[Any, Exception], None]], Iterator[Any]]
 
@@ -70,6 +71,7 @@ class Subscription:
         sieve: a faster form of `matches` for many records (`TagFilter.sieve`); None: there is none.
         orderly: whether the listener gets a queue's messages one after the other.
         awaits: whether the listener is an `async def` function.
+        rules: which of its exceptions are final; None: none is.
     """
 
     topic: str
@@ -82,6 +84,7 @@ class Subscription:
     sieve: Sieve | None = None
     orderly: bool = False
     awaits: bool = False
+    rules: FailureRules | None = None
 
 
 def adapt(function: Callable[..., Any]) -> Listener:
@@ -215,9 +218,9 @@ class ChunkRunner:
                 succeeded = status is None or status is success
                 if succeeded and context.ack_index is ALL and context.delay_level_when_next_consume is NOT_ASKED:
                     continue  # nearly always: the context is untouched
-                outcomes += self._answered((message,), status, context)
+                outcomes += self._answered((message,), status, context, subscription.rules)
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it has raised
-                outcomes.append(self._raised(message, error, context))
+                outcomes.append(self._raised(message, error, context, subscription.rules))
             context = context.fresh()
         return outcomes or None
 
@@ -228,7 +231,7 @@ class ChunkRunner:
         source, wanted = self._matching(chunk, subscription, outcomes), self._batch_count
         while batch := list(islice(source, wanted)):
             chunk.in_work = batch
-            self._call(subscription.listener, first_views(batch), batch, context, outcomes)
+            self._call(subscription, first_views(batch), batch, context, outcomes)
             context = context.fresh()
         return outcomes or None
 
@@ -255,7 +258,7 @@ class ChunkRunner:
                 return outcomes or None
             subscription, batch, views = taken
             chunk.in_work = batch
-            self._call(subscription.listener, views if self._batch_count > 1 else views[0], batch, context, outcomes)
+            self._call(subscription, views if self._batch_count > 1 else views[0], batch, context, outcomes)
             context = context.fresh()
 
     def next_batch(
@@ -306,19 +309,19 @@ class ChunkRunner:
 
     def _call(
         self,
-        listener: Listener,
+        subscription: Subscription,
         views: Any,
         batch: Sequence[Any],
         context: ConsumeConcurrentlyContext,
         outcomes: list[FailedMessage],
     ) -> None:
         try:
-            status = listener(views, context)
+            status = subscription.listener(views, context)
             if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
                 return  # nearly always
-            outcomes.extend(self._answered(batch, status, context))
+            outcomes.extend(self._answered(batch, status, context, subscription.rules))
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
-            outcomes.extend(self._raised(message, error, context) for message in batch)
+            outcomes.extend(self._raised(message, error, context, subscription.rules) for message in batch)
 
     def _malformed(self, message: Any, error: MalformedRecordError) -> FailedMessage:
         """Make the outcome of a retry-topic message that breaks the wire format or has unreadable headers: park it."""
@@ -328,7 +331,13 @@ class ChunkRunner:
         failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
         return FailedMessage(message, failure, asked_level=DEAD_LETTER_LEVEL)
 
-    def _raised(self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext) -> FailedMessage:
+    def _raised(
+        self,
+        message: Any,
+        error: BaseException,
+        context: ConsumeConcurrentlyContext,
+        rules: FailureRules | None = None,
+    ) -> FailedMessage:
         level, delay_ms = self._asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED)), None
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
         if issubclass(kind, DeadLetter):
@@ -336,16 +345,22 @@ class ChunkRunner:
         elif issubclass(kind, RetryLater):
             level = self._asked_level(attribute(error, "level", NOT_ASKED)) or level
             delay_ms = as_int(attribute(error, "delay_ms"))
+        elif rules is not None and level == NOT_ASKED and rules.is_final(kind):
+            level = DEAD_LETTER_LEVEL
         return FailedMessage(message, self._failures.of(error), asked_level=level, asked_delay_ms=delay_ms)
 
     def _answered(
-        self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext
+        self,
+        batch: Sequence[Any],
+        status: object,
+        context: ConsumeConcurrentlyContext,
+        rules: FailureRules | None,
     ) -> Iterable[FailedMessage]:
         """Return the messages that did not succeed in a call that returned."""
         items = item_answers(status, len(batch)) if self._batch_count > 1 else None
         if items is not None:
             pairs = zip(batch, items, strict=True)
-            return [self._item(message, item, context) for message, item in pairs if not is_success(item)]
+            return [self._item(message, item, context, rules) for message, item in pairs if not is_success(item)]
         ack_index = as_int(context.ack_index)
         done = succeeded_count(status, ALL if ack_index is None else ack_index, len(batch))
         if done == 0 and status is not None and status is not ConsumeStatus.CONSUME_SUCCESS:
@@ -362,10 +377,12 @@ class ChunkRunner:
         level = self._asked_level(context.delay_level_when_next_consume)
         return [FailedMessage(message, failure, asked_level=level) for message in batch[done:]]
 
-    def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext) -> FailedMessage:
+    def _item(
+        self, message: Any, answer: object, context: ConsumeConcurrentlyContext, rules: FailureRules | None
+    ) -> FailedMessage:
         """Make the outcome of one message of a batch that the listener has reported as failed."""
         if issubclass(type(answer), BaseException):
-            return self._raised(message, cast("BaseException", answer), context)
+            return self._raised(message, cast("BaseException", answer), context, rules)
         failure = Failure(*_failure_of(answer), self._clock.wall_ms())
         return FailedMessage(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
+from rocketshim.consumer.failure_rules import FailureRules
 from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly.partition import OrderlyTask
@@ -177,7 +178,7 @@ class OrderlyRunner:
                     continue
                 answer = self._answered(task, status, context, [message])
             except BaseException as error:  # noqa: BLE001 - user code: its message failed, whatever it raised
-                answer = self._raised(task, error, context, [message])
+                answer = self._raised(task, error, context, [message], subscription.rules)
             if done:
                 answers.append(BatchAnswer(done))
                 done = 0
@@ -197,7 +198,7 @@ class OrderlyRunner:
             if not self._may_begin(task, slice_end_ns):
                 return
             batch = task.messages[at : min(at + self._batch_count, end)]
-            answers.append(self._call(task, subscription.listener, [self._view(m, task) for m in batch], batch))
+            answers.append(self._call(task, subscription, [self._view(m, task) for m in batch], batch))
             if answers[-1].stops:
                 return
 
@@ -221,17 +222,17 @@ class OrderlyRunner:
                 answers.append(self._no_listener(task, topic))
                 break
             views = view if self._batch_count == 1 else [view]
-            answers.append(self._call(task, subscription.listener, views, [message]))
+            answers.append(self._call(task, subscription, views, [message]))
             if answers[-1].stops:
                 break
         return answers
 
-    def _call(self, task: OrderlyTask, listener: Any, views: Any, messages: list[Any]) -> BatchAnswer:
+    def _call(self, task: OrderlyTask, subscription: Subscription, views: Any, messages: list[Any]) -> BatchAnswer:
         context = self._context(task)
         try:
-            return self._answered(task, listener(views, context), context, messages)
+            return self._answered(task, subscription.listener(views, context), context, messages)
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
-            return self._raised(task, error, context, messages)
+            return self._raised(task, error, context, messages, subscription.rules)
 
     def _may_begin(self, task: OrderlyTask, slice_end_ns: int) -> bool:
         now = self._clock.monotonic_ns()
@@ -289,18 +290,26 @@ class OrderlyRunner:
         return answer
 
     def _raised(
-        self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any]
+        self,
+        task: OrderlyTask,
+        error: BaseException,
+        context: ConsumeOrderlyContext,
+        messages: list[Any],
+        rules: FailureRules | None,
     ) -> BatchAnswer:
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
         task.failure = self._failures.of(error)
         suspend_ms = _suspend_ms(context)
+        dead_letter = issubclass(kind, DeadLetter)
         if issubclass(kind, RetryLater):
             delay_ms, level = as_int(attribute(error, "delay_ms")), as_int(attribute(error, "level"))
             if delay_ms is not None:
                 suspend_ms = delay_ms
             elif level is not None:
                 suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
-        dead_letter = self._is_unreadable(task, messages) or issubclass(kind, DeadLetter)
+        elif rules is not None and suspend_ms == -1:
+            dead_letter = dead_letter or rules.is_final(kind)
+        dead_letter = self._is_unreadable(task, messages) or dead_letter
         auto_commit = attribute(context, "auto_commit") is not False
         return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 

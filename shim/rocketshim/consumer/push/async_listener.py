@@ -28,6 +28,7 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.failure_rules import FailureRules
 from rocketshim.consumer.listener import ChunkRunner, Subscription
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext, ConsumeStatus
 from rocketshim.core.next_hop import FailedMessage
@@ -58,17 +59,21 @@ class AsyncRunner(ChunkRunner):
             status = await subscription.listener(views, context)
             if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
                 return []
-            return list(self._answered(batch, status, context))
+            return list(self._answered(batch, status, context, subscription.rules))
         except asyncio.CancelledError:
             raise
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
-            return self.raised(batch, error, context)
+            return self.raised(batch, error, context, subscription.rules)
 
     def raised(
-        self, batch: list[Any], error: BaseException, context: ConsumeConcurrentlyContext
+        self,
+        batch: list[Any],
+        error: BaseException,
+        context: ConsumeConcurrentlyContext,
+        rules: FailureRules | None = None,
     ) -> list[FailedMessage]:
         """Return the outcomes of a call that raised."""
-        return [self._raised(message, error, context) for message in batch]
+        return [self._raised(message, error, context, rules) for message in batch]
 
 
 class _Work:

@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
+from rocketshim.consumer.failure_rules import ExceptionTypes, failure_rules
 from rocketshim.consumer.orderly.queues import OrderlyCounts
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import PushAssembly, PushParts
@@ -118,6 +119,8 @@ class PushConsumer:
         sql: str | None = None,
         selector: Any = None,
         orderly: bool = False,
+        dead_on: ExceptionTypes | None = None,
+        retry_on: ExceptionTypes | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
         """Decorate a function as the listener of a topic.
 
@@ -132,6 +135,10 @@ class PushConsumer:
             orderly: the messages of one queue are handled one after the other, in order, under the queue's lock; a
                 message that fails blocks its queue. All listeners of a consumer must have the same value. The function
                 gets a `ConsumeOrderlyContext` and may return a `ConsumeOrderlyStatus`.
+            dead_on: exceptions that are final: a dead letter, no retry. A class or a tuple of classes. What the
+                listener asks for itself (`RetryLater`, `DeadLetter`, its context) counts before, `retry_on` after it.
+            retry_on: the only exceptions after which the message is retried; any other is final.
+                None: all that are not in `dead_on`.
 
         The function takes the message, or a list of messages if `consume_message_batch_max_size` is above 1. It may
         also take the context. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure. A
@@ -142,15 +149,24 @@ class PushConsumer:
         are `async def` or none is.
 
         Raises:
-            ConfigError: the topic already has a listener, the name is not legal, two filters are given, or the consumer
-                has started.
+            ConfigError: the topic already has a listener, the name is not legal, two filters are given, `dead_on` or
+                `retry_on` is not legal, or the consumer has started.
             FilterSyntaxError: the expression does not compile.
         """
         if not isinstance(topic, str):  # `@consumer.listener` without a topic would register nothing, silently
             raise ConfigError(f"listener({topic!r:.80}): give the topic: @consumer.listener('orders')")
 
         def register(function: FunctionT) -> FunctionT:
-            self.register_message_listener(topic, function, tags=tags, sql=sql, selector=selector, orderly=orderly)
+            self.register_message_listener(
+                topic,
+                function,
+                tags=tags,
+                sql=sql,
+                selector=selector,
+                orderly=orderly,
+                dead_on=dead_on,
+                retry_on=retry_on,
+            )
             return function
 
         return register
@@ -164,6 +180,8 @@ class PushConsumer:
         sql: str | None = None,
         selector: Any = None,
         orderly: bool = False,
+        dead_on: ExceptionTypes | None = None,
+        retry_on: ExceptionTypes | None = None,
     ) -> None:
         """Register a listener; the same as the decorator `listener`, as a call.
 
@@ -174,7 +192,15 @@ class PushConsumer:
             raise ConfigError(
                 f"Cannot register a listener for {topic!r} after start(): register it before, or use subscribe()"
             )
-        made = self._subscriptions.make(topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly)
+        made = self._subscriptions.make(
+            topic,
+            listener,
+            tags=tags,
+            sql=sql,
+            selector=selector,
+            orderly=orderly,
+            rules=failure_rules(dead_on, retry_on),
+        )
         self._subscriptions.add(made)
 
     def subscribe(

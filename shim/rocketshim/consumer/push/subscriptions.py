@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from rocketshim.consumer.failure_rules import FailureRules
 from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.push.async_listener import is_async
 from rocketshim.errors import ConfigError
@@ -87,6 +88,7 @@ class Subscriptions:
         sql: str | None = None,
         selector: Any = None,
         orderly: bool | None = None,
+        rules: FailureRules | None = None,
     ) -> Subscription:
         """Make a subscription that is compatible with the existing ones; do not add it.
 
@@ -97,6 +99,7 @@ class Subscriptions:
             sql: an SQL92 condition, or None.
             selector: a selector of the user, or None.
             orderly: whether the listener is orderly; None: like the existing listeners.
+            rules: which exceptions of `listener` are final; None: none is.
 
         Raises:
             ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
@@ -108,14 +111,20 @@ class Subscriptions:
         if listener is not None:
             function, awaits = adapt(listener), is_async(listener)
         elif known is not None:
-            function, awaits = known.listener, known.awaits
+            function, awaits, rules = known.listener, known.awaits, known.rules
         else:
             raise ConfigError(f"subscribe({topic!r}) needs a listener: the topic has no listener yet")
         orderly = bool(self.orderly) if orderly is None else orderly
         self._check(topic, physical, orderly=orderly, awaits=awaits)
         chosen = compile_filter(tags, sql, selector)
         made = Subscription(
-            physical, function, expression=str(chosen), digest=chosen.digest(), orderly=orderly, awaits=awaits
+            physical,
+            function,
+            expression=str(chosen),
+            digest=chosen.digest(),
+            orderly=orderly,
+            awaits=awaits,
+            rules=rules,
         )
         match chosen:
             case CallableFilter():
