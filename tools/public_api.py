@@ -23,7 +23,7 @@ MODULES = (
     "rocketshim.errors",
     "rocketshim.filters",
     "rocketshim.dropin",
-    "rocketshim.compat.rocketmq",
+    "rocketshim.compat.rocketmq.client",
     "rocketshim.harness",
     "rocketshim.testing",
     "rocketshim.local",

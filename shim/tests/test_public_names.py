@@ -129,6 +129,7 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTED = {
     "rocketshim",
     "rocketshim.compat.rocketmq",
+    "rocketshim.compat.rocketmq.client",
     "rocketshim.dropin",
     "rocketshim.errors",
     "rocketshim.filters",

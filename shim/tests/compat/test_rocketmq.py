@@ -10,7 +10,7 @@ import pytest
 
 from rocketshim import ConsumeFromWhere
 from rocketshim.clock import SystemClock
-from rocketshim.compat.rocketmq import (
+from rocketshim.compat.rocketmq.client import (
     ConsumeStatus,
     Message,
     MessageModel,
