@@ -2,12 +2,21 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DelayLevels, DelayWorker, TopicNames, WorkerSettings
-from rocketshim.compat.rocketmq import ConsumeStatus, Message, Producer, PushConsumer, ReceivedMessage, SendStatus
+from rocketshim.compat.rocketmq.client import (
+    ConsumeStatus,
+    Message,
+    Producer,
+    PushConsumer,
+    ReceivedMessage,
+    SendStatus,
+)
+from rocketshim.compat.rocketmq.exceptions import PushConsumerStartFailed
 from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
@@ -98,3 +107,49 @@ def test_an_orderly_consumer_holds_its_queue_up_until_a_message_is_done(
             producer.send_orderly_with_sharding_key(message, "o-7")
         assert over.wait(GUARD_S), seen
     assert seen == [(b"0", 0), (b"1", 0), (b"2", 0), (b"2", 1), (b"3", 0), (b"3", 1), (b"4", 0)]
+
+
+@pytest.mark.timeout(300)
+def test_a_new_group_gets_what_was_sent_in_every_way_before_it_started(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.default()).shared())
+    name, over = topic(partitions=2), threading.Event()
+    seen: list[tuple[str, bytes, bytes, bytes]] = []
+
+    def message(body: str) -> Message:
+        made = Message(name)
+        made.set_keys("XXX")
+        made.set_tags("XXX")
+        made.set_property("property", "test")
+        made.set_body(body)
+        return made
+
+    def callback(got: ReceivedMessage) -> ConsumeStatus:
+        seen.append((str(got), got.keys, got.tags, got.get_property("property")))
+        if len(seen) == 7:
+            over.set()
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    producer = Producer("producer_group", timeout=60_000)
+    consumer = PushConsumer(group())
+    for each in (producer, consumer):
+        each.set_name_server_address(broker.bootstrap)
+        each.set_namespace(namespace)
+    with producer, ThreadPoolExecutor(max_workers=5) as threads:
+        sent = list(threads.map(producer.send_sync, [message(str(number)) for number in range(5)]))
+        sent.append(producer.send_orderly_with_sharding_key(message("orderly"), "order1"))
+        producer.send_oneway(message("one-way"))
+    assert {each.status for each in sent} == {SendStatus.OK}
+    consumer.subscribe(name, callback)
+    with consumer:
+        assert over.wait(GUARD_S), seen
+    assert sorted(seen) == [(body, b"XXX", b"XXX", b"test") for body in sorted([*"01234", "orderly", "one-way"])]
+
+
+def test_a_consumer_without_a_subscription_does_not_start(broker: Broker, group: Callable[..., str]) -> None:
+    consumer = PushConsumer(group())
+    consumer.set_name_server_address(broker.bootstrap)
+    with pytest.raises(PushConsumerStartFailed, match="listener"):
+        consumer.start()
+    consumer.shutdown()

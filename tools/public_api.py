@@ -24,6 +24,8 @@ MODULES = (
     "rocketshim.filters",
     "rocketshim.dropin",
     "rocketshim.compat.rocketmq.client",
+    "rocketshim.compat.rocketmq.consts",
+    "rocketshim.compat.rocketmq.exceptions",
     "rocketshim.harness",
     "rocketshim.testing",
     "rocketshim.local",

@@ -19,6 +19,8 @@ This module adds::
     └── FilterError                a filter expression cannot be used
         ├── FilterSyntaxError      it does not compile: position, token, what was expected  (also a ValueError)
         └── FilterEvaluationError  it cannot be evaluated for these properties
+
+`rocketshim.compat.rocketmq.exceptions` derives the names of RocketMQ's Python client from `RocketshimError`.
 """
 
 from rocketshim_topics.errors import (

@@ -2,7 +2,6 @@
 
 import socket
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,8 @@ import pytest
 
 from rocketshim import ConsumeFromWhere
 from rocketshim.clock import SystemClock
+from rocketshim.compat import rocketmq
+from rocketshim.compat.rocketmq import client
 from rocketshim.compat.rocketmq.client import (
     ConsumeStatus,
     Message,
@@ -22,6 +23,19 @@ from rocketshim.compat.rocketmq.client import (
     TransactionMQProducer,
     _listener,
 )
+from rocketshim.compat.rocketmq.consts import MessageProperty
+from rocketshim.compat.rocketmq.exceptions import (
+    ConsumerException,
+    MallocFailed,
+    NullPointerException,
+    ProducerException,
+    ProducerSendAsyncFailed,
+    ProducerSendOnewayFailed,
+    ProducerSendOrderlyFailed,
+    ProducerSendSyncFailed,
+    ProducerStartFailed,
+    PushConsumerStartFailed,
+)
 from rocketshim.core import consume_concurrently
 from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupportedError
 from rocketshim.kafka.clients import Clients
@@ -30,7 +44,6 @@ from rocketshim_topics import DelayLevels, TopicNames, decode
 from rocketshim_topics.message import MessageView
 
 NAMES = TopicNames()
-PROPERTIES = Enum("PROPERTIES", {"KEYS": "KEYS"})
 
 
 @pytest.fixture
@@ -96,7 +109,7 @@ def test_a_received_message_has_the_properties_of_the_other_client(kafka: InMemo
         "orders", b"a", b"k1 k2", b"XXXX", b"XXXX", "XXXX",
     )  # fmt: skip
     assert (got["p"], got[b"q"], got.get_property("none"), got["TAGS"]) == (b"w", "ü".encode(), b"", b"a")
-    assert (got[PROPERTIES.KEYS], got["UNIQ_KEY"], got["RECONSUME_TIME"]) == (b"k1 k2", got.id.encode(), b"0")
+    assert (got[MessageProperty.KEYS], got["UNIQ_KEY"], got["RECONSUME_TIME"]) == (b"k1 k2", got.id.encode(), b"0")
     assert (got.delay_time_level, got.reconsume_times, got.queue_offset, got.commit_log_offset) == (0, 0, 0, 0)
     assert (got.prepared_transaction_offset, got.born_timestamp > 0, got.store_timestamp > 0) == (0, True, True)
     assert 0 <= got.queue_id < 4
@@ -126,17 +139,24 @@ def test_a_message_with_a_delay_level_goes_to_the_schedule_topic(kafka: InMemory
 def test_an_invalid_message_is_rejected(producer: Producer) -> None:
     wrong = message()
     wrong.set_property("REAL_TOPIC", "x")
-    with pytest.raises(MessageError):
-        producer.send_sync(wrong)
-    with pytest.raises(RocketMQException):
-        producer.send_sync(wrong)
+    for send, failure in (
+        (producer.send_sync, ProducerSendSyncFailed),
+        (producer.send_oneway, ProducerSendOnewayFailed),
+        (lambda message: producer.send_orderly_with_sharding_key(message, "o-7"), ProducerSendOrderlyFailed),
+    ):
+        with pytest.raises(failure, match="REAL_TOPIC") as caught:
+            send(wrong)
+        assert isinstance(caught.value.__cause__, MessageError)
+        assert isinstance(caught.value, ProducerException)
+        assert isinstance(caught.value, RocketMQException)
 
 
 def test_a_producer_that_is_not_running_raises(kafka: InMemoryKafka, producer: Producer) -> None:
     producer.shutdown()
     producer.shutdown()
-    with pytest.raises(ClosedError, match="start"):
+    with pytest.raises(ProducerSendSyncFailed, match="start") as caught:
         producer.send_sync(message())
+    assert isinstance(caught.value.__cause__, ClosedError)
     with producer:
         producer.send_sync(message())
     assert len(kafka.records("orders")) == 1
@@ -176,10 +196,31 @@ def test_the_error_for_an_unsupported_feature_says_what_to_do_instead(ask: Calla
 
 
 def test_start_checks_that_a_consumer_has_a_listener_and_an_address(kafka: InMemoryKafka) -> None:
-    with pytest.raises(ConfigError, match="listener"):
-        consumer_of(kafka).start()
-    with pytest.raises(ConfigError, match="bootstrap"):
-        PushConsumer("g").start()
+    for consumer, missing in ((consumer_of(kafka), "listener"), (PushConsumer("g"), "bootstrap")):
+        with pytest.raises(PushConsumerStartFailed, match=missing) as caught:
+            consumer.start()
+        assert isinstance(caught.value.__cause__, ConfigError)
+        assert isinstance(caught.value, ConsumerException)
+
+
+def test_start_checks_that_a_producer_has_an_address() -> None:
+    with pytest.raises(ProducerStartFailed, match="bootstrap") as caught:
+        Producer("pg").start()
+    assert isinstance(caught.value.__cause__, ConfigError)
+
+
+def test_names_that_are_never_raised_can_be_caught() -> None:
+    failed = ProducerSendAsyncFailed("no", 1, "Send.cpp", 7, "MQClientException")
+    assert isinstance(failed, ProducerException)
+    assert (str(failed), failed.error, failed.file, failed.line, failed.type) == (
+        "no", 1, "Send.cpp", 7, "MQClientException",
+    )  # fmt: skip
+    assert issubclass(NullPointerException, RocketMQException)
+    assert issubclass(MallocFailed, RocketMQException)
+
+
+def test_every_name_of_the_client_can_be_imported_from_the_package() -> None:
+    assert {name for name in client.__all__ if getattr(rocketmq, name) is not getattr(client, name)} == set()
 
 
 @pytest.fixture

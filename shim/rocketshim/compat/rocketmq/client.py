@@ -1,9 +1,9 @@
-"""The API of `rocketmq-client-python` 2.0 on Kafka, so that a program for that client only changes one import.
+"""`rocketmq.client` of `rocketmq-client-python` 2.0 on Kafka: a program for that client changes only its import.
 
-`from rocketmq.client import …` becomes `from rocketshim.compat.rocketmq import …`, and the address of the name server
-becomes Kafka's bootstrap servers. This is a thin layer: `Producer` uses a `rocketshim.Producer` and `PushConsumer` a
-`rocketshim.PushConsumer`; their guarantees are documented there. A call that needs a feature which Kafka cannot provide
-raises `NotSupportedError`, and the error says what to do instead.
+`from rocketmq.client import …` becomes `from rocketshim.compat.rocketmq.client import …`, and the address of the name
+server becomes Kafka's bootstrap servers. This is a thin layer: `Producer` uses a `rocketshim.Producer` and
+`PushConsumer` a `rocketshim.PushConsumer`; their guarantees are documented there. A call that needs a feature which
+Kafka cannot provide raises `NotSupportedError`, and the error says what to do instead.
 
 The following is as in `rocketmq-client-python`:
 
@@ -12,26 +12,43 @@ The following is as in `rocketmq-client-python`:
 * A `ConsumeStatus` is a number, and equal values count as one: `return False` and `return 0` are `CONSUME_SUCCESS`,
   `return True` and `return 1` are `RECONSUME_LATER`.
 * `tags`, `keys`, `body` and the properties of a received message are bytes.
+* A failed start or send raises the class that `exceptions` has for it; its `__cause__` is the error of rocketshim.
 
 Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` of 2.0.
 """
 
 import socket
 from collections.abc import Callable
-from enum import Enum, IntEnum
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, Self
 
 import rocketshim
 from rocketshim import settings as shim
+from rocketshim.compat.rocketmq.exceptions import (
+    ProducerSendOnewayFailed,
+    ProducerSendOrderlyFailed,
+    ProducerSendSyncFailed,
+    ProducerStartFailed,
+    PushConsumerStartFailed,
+    RocketMQException,
+    raised_as,
+)
+from rocketshim.compat.rocketmq.messages import (
+    ConsumeStatus,
+    Message,
+    MessageModel,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+    TransactionStatus,
+    text_of,
+)
 from rocketshim.core import consume_concurrently
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel as ShimModel
-from rocketshim.errors import ClosedError, ConfigError, NotSupportedError, RocketshimError
+from rocketshim.errors import ClosedError, ConfigError, NotSupportedError
 from rocketshim.kafka.clients import Clients
-from rocketshim_topics import wire
 from rocketshim_topics.message import MessageView
-from rocketshim_topics.wire import read_headers
 
 __all__ = [
     "ConsumeStatus",
@@ -47,219 +64,7 @@ __all__ = [
     "TransactionStatus",
 ]
 
-RocketMQException = RocketshimError
-"""The name under which a program catches every error of rocketshim."""
-
 _DEFAULT_TIMEOUT_MS: Final = 3_000
-
-
-class SendStatus(IntEnum):
-    """The outcome of a send. It is always `OK`; every other outcome is an exception."""
-
-    OK = 0
-    FLUSH_DISK_TIMEOUT = 1
-    FLUSH_SLAVE_TIMEOUT = 2
-    SLAVE_NOT_AVAILABLE = 3
-
-
-class ConsumeStatus(IntEnum):
-    """The result of a callback."""
-
-    CONSUME_SUCCESS = 0
-    RECONSUME_LATER = 1
-
-
-class MessageModel(IntEnum):
-    """Whether every consumer of a group gets a message, or only one."""
-
-    BROADCASTING = 0
-    CLUSTERING = 1
-
-
-class TransactionStatus(IntEnum):
-    """The outcome of a local transaction. It only exists for programs that import it, see `TransactionMQProducer`."""
-
-    COMMIT = 0
-    ROLLBACK = 1
-    UNKNOWN = 2
-
-
-class SendResult(NamedTuple):
-    """The result of sending a message that is now stored.
-
-    Attributes:
-        status: `SendStatus.OK`.
-        msg_id: id of the message, the same on every hop.
-        offset: offset of the record in its partition; for a delayed message in the schedule topic.
-    """
-
-    status: SendStatus
-    msg_id: str
-    offset: int
-
-
-class Message:
-    """A message to send.
-
-    Args:
-        topic: logical topic.
-    """
-
-    def __init__(self, topic: str | bytes) -> None:
-        self._topic = _text(topic)
-        self._body: bytes = b""
-        self._tags: str | None = None
-        self._keys: str | None = None
-        self._level: int | None = None
-        self._properties: dict[str, bytes] = {}
-
-    def set_keys(self, keys: str | bytes) -> None:
-        """Set the business keys, separated by spaces."""
-        self._keys = _text(keys)
-
-    def set_tags(self, tags: str | bytes) -> None:
-        """Set the tag; a message has at most one."""
-        self._tags = _text(tags)
-
-    def set_body(self, body: str | bytes) -> None:
-        """Set the body; text is sent as UTF-8."""
-        self._body = _bytes(body)
-
-    def set_property(self, key: str | bytes, value: str | bytes) -> None:
-        """Set a user property; an existing value is replaced."""
-        self._properties[_text(key)] = _bytes(value)
-
-    def set_delay_time_level(self, delay_time_level: int) -> None:
-        """Set the delay level; 0: no delay."""
-        self._level = delay_time_level
-
-    def to_shim(self) -> rocketshim.Message:
-        """Return the message as a `rocketshim.Message`.
-
-        Raises:
-            MessageError: it breaks a rule of `rocketshim.Message`.
-        """
-        return rocketshim.Message(
-            self._topic,
-            self._body,
-            tag=self._tags or None,
-            keys=tuple((self._keys or "").split()),
-            delay_level=self._level,
-            properties=self._properties,
-        )
-
-
-class ReceivedMessage:
-    """A received message, read-only.
-
-    Args:
-        view: the message as rocketshim has it.
-    """
-
-    def __init__(self, view: MessageView) -> None:
-        self._view = view
-
-    @property
-    def topic(self) -> str:
-        """Logical topic of the first delivery."""
-        return self._view.topic
-
-    @property
-    def tags(self) -> bytes:
-        """The tag; `b""` if there is none."""
-        return _bytes(self._view.tag or "")
-
-    @property
-    def keys(self) -> bytes:
-        """Business keys, separated by spaces; `b""` if there are none."""
-        return _bytes(" ".join(self._view.keys))
-
-    @property
-    def body(self) -> bytes:
-        """The body; `b""` for a tombstone, which RocketMQ does not know."""
-        return self._view.body or b""
-
-    @property
-    def id(self) -> str:
-        """The id that is the same on every hop."""
-        return self._view.msg_id
-
-    @property
-    def delay_time_level(self) -> int:
-        """0, because a delivered message is no longer scheduled (RocketMQ keeps the level of the send)."""
-        return self._view.delay_level
-
-    @property
-    def queue_id(self) -> int:
-        """Partition of this record."""
-        return self._view.queue_id
-
-    @property
-    def reconsume_times(self) -> int:
-        """Failed attempts so far."""
-        return self._view.reconsume_times
-
-    @property
-    def store_size(self) -> int:
-        """Size of key, value and headers in bytes."""
-        record = self._view.record
-        headers = sum(len(_bytes(name)) + len(value or b"") for name, value in read_headers(record) or ())
-        return len(record.key() or b"") + len(record.value() or b"") + headers
-
-    @property
-    def born_timestamp(self) -> int:
-        """Time of the first send, epoch ms."""
-        return self._view.born_timestamp_ms
-
-    @property
-    def store_timestamp(self) -> int:
-        """Timestamp of this record, epoch ms."""
-        return self._view.store_timestamp_ms
-
-    @property
-    def queue_offset(self) -> int:
-        """Offset of this record."""
-        return self._view.queue_offset
-
-    @property
-    def commit_log_offset(self) -> int:
-        """The same as `queue_offset`, because Kafka has no log other than its partitions."""
-        return self._view.queue_offset
-
-    @property
-    def prepared_transaction_offset(self) -> int:
-        """0, because Kafka has no half messages."""
-        return 0
-
-    def get_property(self, prop: str | bytes | Enum) -> bytes:
-        """Return a user property, or a RocketMQ property that the record has; `b""` if it does not exist."""
-        name = _text(prop.value if isinstance(prop, Enum) else prop)
-        of_ours = {
-            "TAGS": lambda: self.tags,
-            "KEYS": lambda: self.keys,
-            "UNIQ_KEY": lambda: _bytes(self.id),
-            "RECONSUME_TIME": lambda: _bytes(str(self.reconsume_times)),
-        }.get(name)
-        if of_ours is not None:
-            return of_ours()
-        for key, value in self._view.headers:
-            if key == name:
-                return value or b""
-        if self._view.trusted and name in wire.RESERVED:
-            return next((value or b"" for key, value in read_headers(self._view.record) or () if key == name), b"")
-        return b""
-
-    def __getitem__(self, key: str | bytes | Enum) -> bytes:
-        return self.get_property(key)
-
-    def __str__(self) -> str:
-        return self.body.decode()
-
-    def __bytes__(self) -> bytes:
-        return self.body
-
-    def __repr__(self) -> str:
-        return f"<ReceivedMessage topic={self.topic!r} id={self.id!r} body={self.body!r}>"
 
 
 class _Settings:
@@ -271,21 +76,21 @@ class _Settings:
     """
 
     def __init__(self, group_id: str | bytes, clients: Clients | None) -> None:
-        self._group = _text(group_id)
+        self._group = text_of(group_id)
         self._clients = clients
         self._values: dict[str, Any] = {"bootstrap": "", "client": {}}
 
     def set_group(self, group_id: str | bytes) -> None:
         """Set the group; for a producer it has no meaning on Kafka."""
-        self._group = _text(group_id)
+        self._group = text_of(group_id)
 
     def set_instance_name(self, name: str | bytes) -> None:
         """Set Kafka's `client.id`."""
-        self._values["client"]["client.id"] = _text(name)
+        self._values["client"]["client.id"] = text_of(name)
 
     def set_name_server_address(self, addr: str | bytes) -> None:
         """Set Kafka's bootstrap servers: `host:port`, separated by commas (or semicolons, as in the other client)."""
-        self._values["bootstrap"] = _text(addr).replace(";", ",")
+        self._values["bootstrap"] = text_of(addr).replace(";", ",")
 
     def set_name_server_domain(self, domain: str | bytes) -> None:
         """Raise `NotSupportedError`: Kafka has no HTTP service that returns the addresses of brokers.
@@ -294,7 +99,7 @@ class _Settings:
             NotSupportedError: always.
         """
         raise NotSupportedError(
-            f"cannot find Kafka's brokers by the domain {_text(domain)!r}: pass the bootstrap servers to "
+            f"cannot find Kafka's brokers by the domain {text_of(domain)!r}: pass the bootstrap servers to "
             "set_name_server_address()"
         )
 
@@ -313,26 +118,25 @@ class _Settings:
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": "PLAIN",
             **self._values["client"],
-            "sasl.username": _text(access_key),
-            "sasl.password": _text(access_secret),
+            "sasl.username": text_of(access_key),
+            "sasl.password": text_of(access_secret),
         }
 
     def set_message_trace(self, message_trace: bool) -> None:
         """Do nothing: `rocketshim trace ID` reads the history of a message from the topics."""
 
+    # The next three methods exist only here.
+
     def set_kafka_settings(self, settings: dict[str, Any]) -> None:
-        """Set additional librdkafka settings (TLS, another SASL mechanism, …). Only rocketshim has this method."""
+        """Set further librdkafka settings."""
         self._values["client"].update(settings)
 
     def set_namespace(self, namespace: str) -> None:
-        """Set the prefix of all topics of rocketshim; `""`: none. Only rocketshim has this method."""
+        """Set the prefix of all topics of rocketshim; `""`: none."""
         self._values["namespace"] = namespace
 
     def set_delay_levels(self, levels: str) -> None:
-        """Set the delay level table, in RocketMQ's notation. Only rocketshim has this method.
-
-        All programs that use a namespace must have the same table.
-        """
+        """Set the delay level table, in RocketMQ's notation: the same in all programs that use a namespace."""
         self._values["delay_levels"] = levels
 
 
@@ -387,11 +191,12 @@ class Producer(_Settings):
         """Start the producer. It may be called twice.
 
         Raises:
-            ConfigError: a setting is invalid, or no address was set.
+            ProducerStartFailed: a setting is invalid, or no address was set.
         """
         if self._producer is None:
-            settings = shim.ProducerSettings.make(**self._values)
-            self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
+            with raised_as(ProducerStartFailed):
+                settings = shim.ProducerSettings.make(**self._values)
+                self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
 
     def shutdown(self) -> None:
         """Wait for the delivery reports of sent messages, then close the producer. It may be called twice."""
@@ -403,26 +208,29 @@ class Producer(_Settings):
         """Send a message and wait until it is stored.
 
         Raises:
-            As `rocketshim.Producer.send`.
+            ProducerSendSyncFailed: `rocketshim.Producer.send` raised; see its errors for whether the message is stored.
         """
-        return _result(self._running().send(msg.to_shim(), timeout_s=self._timeout_s))
+        with raised_as(ProducerSendSyncFailed):
+            return _result(self._running().send(msg.to_shim(), timeout_s=self._timeout_s))
 
     def send_oneway(self, msg: Message) -> None:
         """Send a message without waiting for its result.
 
         Raises:
-            As `rocketshim.Producer.send_oneway`.
+            ProducerSendOnewayFailed: `rocketshim.Producer.send_oneway` raised; nothing was sent.
         """
-        self._running().send_oneway(msg.to_shim())
+        with raised_as(ProducerSendOnewayFailed):
+            self._running().send_oneway(msg.to_shim())
 
     def send_orderly_with_sharding_key(self, msg: Message, sharding_key: str | bytes) -> SendResult:
         """Send to the queue that all messages with this sharding key share.
 
         Raises:
-            As `rocketshim.Producer.send`.
+            ProducerSendOrderlyFailed: as `ProducerSendSyncFailed` of `send_sync`.
         """
-        sent = self._running().send_orderly(msg.to_shim(), _text(sharding_key), timeout_s=self._timeout_s)
-        return _result(sent)
+        with raised_as(ProducerSendOrderlyFailed):
+            sent = self._running().send_orderly(msg.to_shim(), text_of(sharding_key), timeout_s=self._timeout_s)
+            return _result(sent)
 
     def _running(self) -> rocketshim.Producer:
         if self._producer is None:
@@ -440,16 +248,12 @@ class Producer(_Settings):
 
 
 class TransactionMQProducer(Producer):
-    """A class that always raises: half messages need support by the broker, and Kafka's broker has none.
-
-    Raises:
-        NotSupportedError: always.
-    """
+    """A class that always raises `NotSupportedError`: half messages need support by the broker."""
 
     def __init__(self, group_id: str | bytes, *args: Any, **kwargs: Any) -> None:
         del args, kwargs
         raise NotSupportedError(
-            f"TransactionMQProducer({_text(group_id)!r}): Kafka has no half messages with check-back. To store a "
+            f"TransactionMQProducer({text_of(group_id)!r}): Kafka has no half messages with check-back. To store a "
             "message if and only if a database transaction commits, write it to an outbox table in that transaction "
             "and send from there. To send either all or none of several messages, use the transactions of "
             "rocketshim.dropin.Producer"
@@ -498,7 +302,7 @@ class PushConsumer(_Settings):
         names.
         """
         super().set_instance_name(name)
-        self._instance = _text(name)
+        self._instance = text_of(name)
 
     def set_thread_count(self, thread_count: int) -> None:
         """Set the number of threads that run callbacks, 1 to 1,000. Default 20."""
@@ -508,10 +312,7 @@ class PushConsumer(_Settings):
         """Do nothing: a callback gets one message at a time, so a failure concerns only one message."""
 
     def set_consume_from_where(self, where: rocketshim.ConsumeFromWhere) -> None:
-        """Set where a group starts on a topic that it has never consumed. Only rocketshim has this method.
-
-        The default is the end of the topic, as in the other client.
-        """
+        """Set where a group starts on a topic that it has never consumed; only here. Default: `LAST_OFFSET`."""
         self._values["consume_from_where"] = where
 
     def subscribe(self, topic: str | bytes, callback: Callback, expression: str | bytes = "*") -> None:
@@ -526,17 +327,22 @@ class PushConsumer(_Settings):
             ConfigError: the consumer has started.
         """
         if self._consumer is not None:
-            raise ConfigError(f"cannot subscribe to {_text(topic)!r} after start(): subscribe before")
-        self._callbacks[_text(topic)] = (callback, _text(expression))
+            raise ConfigError(f"cannot subscribe to {text_of(topic)!r} after start(): subscribe before")
+        self._callbacks[text_of(topic)] = (callback, text_of(expression))
 
     def start(self) -> None:
         """Join the group and start to consume. It may be called twice.
 
         Raises:
-            As `rocketshim.PushConsumer.start`, and its `register_message_listener`.
+            PushConsumerStartFailed: there is no subscription or no address, or the cluster does not meet the
+                requirements of `rocketshim.PushConsumer.start`.
         """
         if self._consumer is not None:
             return
+        with raised_as(PushConsumerStartFailed):
+            self._consumer = self._start()
+
+    def _start(self) -> rocketshim.PushConsumer:
         values = dict(self._values)
         if self._instance is not None and values["message_model"] is ShimModel.BROADCASTING:
             values["client_id"] = f"{socket.gethostname()}@{self._instance}"
@@ -546,7 +352,7 @@ class PushConsumer(_Settings):
             listener = _orderly_listener(callback) if self._orderly else _listener(callback)
             consumer.register_message_listener(topic, listener, tags=expression, orderly=self._orderly)
         consumer.start()
-        self._consumer = consumer
+        return consumer
 
     def shutdown(self) -> None:
         """Finish the running callbacks, commit and leave the group. It may be called twice, and followed by `start`."""
@@ -589,11 +395,3 @@ def _orderly_listener(callback: Callback) -> Callable[[MessageView], ConsumeOrde
 
 def _result(sent: rocketshim.SendResult) -> SendResult:
     return SendResult(SendStatus.OK, sent.msg_id, sent.queue_offset)
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else value
