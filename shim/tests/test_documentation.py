@@ -133,7 +133,8 @@ def test_exceptions_that_are_final(place: Place) -> None:
 
     place.run(programs("docs/consumer.md")[1], consumer=consumer, charge=charge)
     consumer.run()
-    assert [record.value() for record in place.kafka.records("rmq.dlq.payments")] == BODIES
+    dead = [record.value() or b"" for record in place.kafka.records("rmq.dlq.payments")]
+    assert sorted(dead) == sorted(BODIES), "several threads handle them"
 
 
 def test_consuming_in_an_event_loop(place: Place) -> None:
