@@ -29,16 +29,16 @@ Not supported: nodes on other machines, changing the number of nodes of a folder
 import logging
 import signal
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self
 
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.home import ClusterHome
 from rocketshim_local.java import JavaRuntime, find_java
 from rocketshim_local.node import Node
+from rocketshim_local.partitions import await_in_sync, leader, touch_internal_topics
 from rocketshim_local.probe import accepts_connections, free_ports, is_free, known_brokers
 from rocketshim_local.server_properties import (
     ADMIN_USER,
@@ -48,9 +48,6 @@ from rocketshim_local.server_properties import (
     server_properties,
 )
 from rocketshim_local.startup_kit import StartupKit, startup_kit
-
-if TYPE_CHECKING:
-    from confluent_kafka.admin import AdminClient
 
 __all__ = ["LocalCluster"]
 
@@ -318,13 +315,10 @@ class LocalCluster:
         Raises:
             LocalBrokerError: the cluster is not running, or the partition does not exist or has no leader.
         """
-        described = self._admin().list_topics(topic, timeout=10.0).topics[topic].partitions.get(partition)
-        if described is None or described.leader < 1:
-            raise LocalBrokerError(f"partition {partition} of {topic!r} does not exist or has no leader")
-        return int(described.leader)
+        return leader(self.client_config(), topic, partition)
 
     def touch_internal_topics(self, timeout_s: float = 60.0) -> None:
-        """Create `__consumer_offsets` and `__transaction_state` now.
+        """Create `__consumer_offsets` and `__transaction_state` now, and wait until they are in sync.
 
         Kafka creates them at their first use. It cannot create them while too few brokers for their replicas are up, so
         call this before you inject a fault.
@@ -332,31 +326,7 @@ class LocalCluster:
         Raises:
             LocalBrokerError: the cluster is not running, or the topics were not ready within `timeout_s` seconds.
         """
-        import confluent_kafka as kafka  # noqa: PLC0415 `broker fetch` and `info` do not need it
-
-        deadline = time.monotonic() + timeout_s
-        quiet = self.client_config() | {"log_level": "0"}
-        consumer = kafka.Consumer(quiet | {"group.id": f"rocketshim-touch-{uuid.uuid4().hex[:8]}"})
-        producer = kafka.Producer(quiet | {"transactional.id": f"rocketshim-touch-{uuid.uuid4().hex[:8]}"})
-        pending: list[Callable[[], object]] = [
-            lambda: consumer.committed([kafka.TopicPartition("rocketshim-touch", 0)], timeout=timeout_s),
-            lambda: producer.init_transactions(timeout_s),
-        ]
-        try:
-            while pending:
-                try:
-                    pending[0]()
-                    pending.pop(0)
-                except kafka.KafkaException as error:
-                    # A topic that is just being made answers with NOT_COORDINATOR and its like.
-                    if time.monotonic() > deadline:
-                        raise LocalBrokerError(
-                            f"the internal topics were not ready within {timeout_s:.0f} s: {error}"
-                        ) from error
-                    time.sleep(_POLL_S)
-        finally:
-            consumer.close()
-        self.await_in_sync(timeout_s)
+        touch_internal_topics(self.client_config(), timeout_s)
 
     def await_in_sync(self, timeout_s: float = 60.0) -> None:
         """Wait until every partition of every topic has a leader and all its replicas are in sync.
@@ -364,22 +334,7 @@ class LocalCluster:
         Raises:
             LocalBrokerError: some partitions were not ready after `timeout_s` seconds; the message names up to ten.
         """
-        deadline = time.monotonic() + timeout_s
-        admin = self._admin()
-        while True:
-            lagging = [
-                f"{topic.topic}-{partition.id}"
-                for topic in admin.list_topics(timeout=10.0).topics.values()
-                for partition in topic.partitions.values()
-                if partition.leader < 1 or len(partition.isrs) < len(partition.replicas)
-            ]
-            if not lagging:
-                return
-            if time.monotonic() > deadline:
-                raise LocalBrokerError(
-                    f"partitions not in sync after {timeout_s:.0f} s: {', '.join(sorted(lagging)[:10])}"
-                )
-            time.sleep(_POLL_S)
+        await_in_sync(self.client_config(), timeout_s)
 
     # --- starting nodes ------------------------------------------------------------------------------------------
 
@@ -469,9 +424,3 @@ class LocalCluster:
         if self._home is None:
             raise LocalBrokerError("the cluster was never started: it has no folder")
         return self._home
-
-    def _admin(self) -> "AdminClient":
-        from confluent_kafka.admin import AdminClient  # noqa: PLC0415 `broker fetch` and `info` do not need it
-
-        settings: dict[str, Any] = self.client_config() | {"log_level": 0, "reconnect.backoff.max.ms": 250}
-        return AdminClient(settings, logger=logging.getLogger("rocketshim.local.client"))

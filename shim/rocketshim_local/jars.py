@@ -1,24 +1,17 @@
 """Download jars by Maven coordinates into rocketshim's own cache.
 
 The jars of a set of coordinates are in one folder `<cache>/jars/<artifact>-<version>-<hash of the coordinates>`, which
-is complete or absent (see `rocketshim_local.cache`). jgo resolves the coordinates in a child process. Its cache and its
-local repository are inside the folder that is being written. The user's Maven repository is neither read nor written,
-because a repository that contains a pom without its jar breaks other resolvers.
+is complete or absent (see `rocketshim_local.cache`). jgo resolves the coordinates; its local repository is inside the
+folder that is being written. The user's Maven repository is neither read nor written, because a repository that
+contains a pom without its jar breaks other resolvers.
 """
 
 import hashlib
 import importlib.util
-import json
 import logging
-import os
 import re
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, cast
 
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.cache import CACHE_VARIABLE, FileSet, cache_dir, exclusive, filling, read_file_set
@@ -92,49 +85,15 @@ def _folder(coordinates: Sequence[str]) -> Path:
 def _resolve(coordinates: Sequence[str], repository: str, partial: Path, report: Callable[[str], None]) -> None:
     if importlib.util.find_spec("jgo") is None:
         raise LocalBrokerError("cannot download jars without the package jgo: pip install 'rocketshim[local]'")
+    from rocketshim_local.resolve_jars import download  # noqa: PLC0415 - jgo and requests, for downloads only
+
     report(f"jars: resolving {', '.join(coordinates)} at {repository}")
-    started = time.monotonic()
-    # Otherwise jgo would read and write ~/.cache/jgo and ~/.m2.
-    environ = {**os.environ, "JGO_CACHE_DIR": str(partial / "jgo"), "M2_REPO": str(partial / "poms")}
-    request = {"coordinates": list(coordinates), "repository": repository, "into": str(partial)}
-    command = [sys.executable, "-m", "rocketshim_local.resolve_jars"]
-    total = received = received_bytes = 0
-    outcome: dict[str, object] = {}
-    with (
-        tempfile.TemporaryFile("w+") as complaints,  # a file: a full pipe would block the process
-        subprocess.Popen(  # noqa: S603 our own interpreter and module
-            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints, text=True
-        ) as process,
-    ):
-        try:
-            with cast("IO[str]", process.stdin) as requests:
-                requests.write(json.dumps(request))
-            for line in cast("IO[str]", process.stdout):
-                outcome = json.loads(line)
-                if "resolved" in outcome:
-                    total = int(str(outcome["resolved"]))
-                    report(f"jars: {total} to download ({time.monotonic() - started:.0f} s to resolve)")
-                elif "file" in outcome:
-                    received += 1
-                    received_bytes += int(str(outcome["bytes"]))
-                    if received == total or received % max(1, total // 5) == 0:
-                        report(f"jars: {received} of {total}, {received_bytes / 1e6:.1f} MB")
-            process.wait()
-        except BaseException:
-            process.kill()
-            raise
-        complaints.seek(0)
-        complaint = complaints.read().strip().splitlines()
-    if "done" in outcome:
-        pom_bytes = int(str(outcome["pom_bytes"]))
-        report(
-            f"jars: downloaded {(received_bytes + pom_bytes) / 1e6:.1f} MB (poms: {pom_bytes / 1e6:.1f} MB) "
-            f"in {time.monotonic() - started:.0f} s"
-        )
-        return
-    cause = str(outcome.get("error") or (complaint[-1] if complaint else f"exit code {process.returncode}"))
-    raise LocalBrokerError(
-        f"cannot download {', '.join(coordinates)} from {repository} ({cause}). If this machine cannot reach Maven "
-        f"Central: set a mirror in ~/.m2/settings.xml or in {REPOSITORY_VARIABLE}, or copy the cache folder of another "
-        f"machine and set {CACHE_VARIABLE} to it, or set ROCKETSHIM_BOOTSTRAP to the address of a running Kafka"
-    )
+    try:
+        download(coordinates, repository, partial, report)
+    except (OSError, RuntimeError, ValueError) as error:  # a RequestException is an OSError
+        raise LocalBrokerError(
+            f"cannot download {', '.join(coordinates)} from {repository} ({error}). If this machine cannot reach Maven "
+            f"Central: set a mirror in ~/.m2/settings.xml or in {REPOSITORY_VARIABLE}, or copy the cache folder of "
+            f"another machine and set {CACHE_VARIABLE} to it, or set ROCKETSHIM_BOOTSTRAP to the address of a running "
+            "Kafka"
+        ) from error

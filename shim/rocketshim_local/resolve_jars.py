@@ -1,11 +1,4 @@
-"""Resolve Maven coordinates with jgo and download their jars, in a separate process that reports on stdout.
-
-`rocketshim_local.jars` starts it as `python -m rocketshim_local.resolve_jars`. jgo reads its cache and its local
-repository from environment variables; in a separate process these never have to be set in the user's process.
-
-Input: one JSON object on stdin, `{"coordinates": [...], "repository": url, "into": folder}`. Output: one JSON object a
-line: `{"resolved": n}`, then `{"file": name, "bytes": n}` per jar, finally `{"done": true, "pom_bytes": n}` or
-`{"error": text}`. The exit code is 0 if and only if the last line is `done`.
+"""Resolve Maven coordinates with jgo, and download their jars. Imported only for a download: it needs jgo.
 
 jgo resolves by Maven's rules (nearest version, exclusions, scopes compile and runtime). Three things differ from jgo's
 `build()`:
@@ -14,28 +7,55 @@ jgo resolves by Maven's rules (nearest version, exclusions, scopes compile and r
   artifact: after one lost packet an incomplete set would look complete.
 * A jar that does not match the SHA-1 next to it in the repository is an error here. jgo logs a warning.
 * Jars are not sorted into module folders; for that, jgo would download a JDK.
-
-Four jars are downloaded at the same time. A download that fails because of the network is tried three times.
 """
 
 import hashlib
-import json
-import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import requests
 from jgo.maven import Artifact, MavenContext, PythonResolver
 from jgo.parse import Coordinate
 
+__all__ = ["download"]
+
 _CONCURRENT_DOWNLOADS = 4
 _TIMEOUT_S = 30
 _TRIES = 3
-_CHUNK_BYTES = 1 << 16
 _T = TypeVar("_T")
+
+
+def download(coordinates: Sequence[str], repository: str, into: Path, report: Callable[[str], None]) -> None:
+    """Download the jars of the coordinates and of all their run-time dependencies into a folder.
+
+    Args:
+        coordinates: resolved together, as in one Maven project.
+        repository: address of the Maven repository.
+        into: the folder; the poms go to `poms` in it.
+        report: is called with one line per step, from this thread.
+
+    Raises:
+        requests.RequestException, OSError, RuntimeError, ValueError: the repository cannot be reached, an artifact does
+            not exist, or a checksum differs.
+    """
+    started = time.monotonic()
+    artifacts = _resolve(coordinates, repository, into / "poms")
+    report(f"jars: {len(artifacts)} to download ({time.monotonic() - started:.0f} s to resolve)")
+    with requests.Session() as session, ThreadPoolExecutor(_CONCURRENT_DOWNLOADS) as pool:
+        jobs = [pool.submit(_download, session, url, into / name) for name, url in artifacts.items()]
+        size_bytes = 0
+        try:
+            for count, job in enumerate(as_completed(jobs), 1):
+                size_bytes += job.result()
+                if count == len(jobs) or count % max(1, len(jobs) // 5) == 0:
+                    report(f"jars: {count} of {len(jobs)}, {size_bytes / 1e6:.1f} MB")
+        finally:
+            pool.shutdown(cancel_futures=True)
+    report(f"jars: downloaded in {time.monotonic() - started:.0f} s")
 
 
 class _StrictResolver(PythonResolver):
@@ -59,28 +79,7 @@ class _StrictResolver(PythonResolver):
             raise
 
 
-def main() -> int:
-    """Process the request on stdin; return the exit code. See the module docstring for input and output."""
-    request = json.load(sys.stdin)
-    into, repository = Path(request["into"]), str(request["repository"])
-    try:
-        artifacts = _resolve(request["coordinates"], repository, into / "poms")
-        _tell(resolved=len(artifacts))
-        with requests.Session() as session, ThreadPoolExecutor(_CONCURRENT_DOWNLOADS) as pool:
-            jobs = [pool.submit(_download, session, url, into / name) for name, url in artifacts.items()]
-            try:
-                for job in as_completed(jobs):
-                    _tell(**job.result())
-            finally:
-                pool.shutdown(cancel_futures=True)
-    except (requests.RequestException, OSError, RuntimeError, ValueError) as error:
-        _tell(error=f"{type(error).__name__}: {error}")
-        return 1
-    _tell(done=True, pom_bytes=sum(file.stat().st_size for file in (into / "poms").rglob("*") if file.is_file()))
-    return 0
-
-
-def _resolve(coordinates: list[str], repository: str, poms: Path) -> dict[str, str]:
+def _resolve(coordinates: Sequence[str], repository: str, poms: Path) -> dict[str, str]:
     """Return file name to address of the jars of the coordinates and of all their run-time dependencies."""
     resolver = _StrictResolver()
     context = MavenContext(resolver=resolver, repo_cache=poms, remote_repos={"central": repository}, timeout=_TIMEOUT_S)
@@ -97,24 +96,18 @@ def _resolve(coordinates: list[str], repository: str, poms: Path) -> dict[str, s
     return {a.filename: f"{repository}/{a.component.path_prefix.as_posix()}/{a.filename}" for a in artifacts}
 
 
-def _download(session: requests.Session, url: str, target: Path) -> dict[str, object]:
-    sha1 = _persistently(lambda: _receive(session, url, target))
+def _download(session: requests.Session, url: str, target: Path) -> int:
+    """Download a jar and check it; return its size in bytes."""
+    jar = _persistently(lambda: session.get(url, timeout=_TIMEOUT_S))
+    jar.raise_for_status()
     published = _persistently(lambda: session.get(f"{url}.sha1", timeout=_TIMEOUT_S))
+    sha1 = hashlib.sha1(jar.content, usedforsecurity=False).hexdigest()
     words = published.text.split()
     # A repository manager may have no checksum files; the transport has checked the length in any case.
     if published.ok and words and words[0].lower() != sha1:
         raise ValueError(f"{url} has the SHA-1 {sha1}, but the repository publishes {words[0]}")
-    return {"file": target.name, "bytes": target.stat().st_size}
-
-
-def _receive(session: requests.Session, url: str, target: Path) -> str:
-    sha1 = hashlib.sha1(usedforsecurity=False)
-    with session.get(url, stream=True, timeout=_TIMEOUT_S) as response, target.open("wb") as file:
-        response.raise_for_status()
-        for chunk in response.iter_content(_CHUNK_BYTES):
-            file.write(chunk)
-            sha1.update(chunk)
-    return sha1.hexdigest()
+    target.write_bytes(jar.content)
+    return len(jar.content)
 
 
 def _persistently(attempt: Callable[[], _T]) -> _T:
@@ -125,12 +118,3 @@ def _persistently(attempt: Callable[[], _T]) -> _T:
         except (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError):
             continue
     return attempt()
-
-
-def _tell(**fields: Any) -> None:
-    sys.stdout.write(json.dumps(fields) + "\n")
-    sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main())
