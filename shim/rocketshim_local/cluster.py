@@ -2,12 +2,8 @@
 
 Theory of operation
 -------------------
-*Files.* `rocketshim_local.home` manages the folder of the cluster, `rocketshim_local.node` the files and the process of
-a node.
-
 *Formatting* runs in this process: it writes `meta.properties` and copies `bootstrap.checkpoint` from the start-up kit
-(`rocketshim_local.startup_kit`). That file has the feature levels of this Kafka version and nothing that depends on the
-cluster. This saves one JVM start per node.
+(`rocketshim_local.startup_kit`).
 
 *Ports* are chosen at random below the range that the kernel uses for outgoing connections, and checked. If another
 process takes one before the node listens, the node exits with "Address already in use". The whole start is then
@@ -16,9 +12,6 @@ repeated on other ports.
 *Ready* means that every node accepts connections and that the metadata of *this* cluster (the cluster id is compared)
 names all of them. The deadline is `start_timeout_s`. If a node exits earlier, the start fails immediately, with the
 last lines of the node's log.
-
-*Faults*: `kill` (SIGKILL), `pause` and `resume` (SIGSTOP, SIGCONT), `restart`. A node keeps its ports and data while
-the cluster runs, so that clients find it again.
 
 *Stop* sends SIGTERM to all nodes at the same time. Nodes have 20 s to stop, or 1 s if their data are deleted anyway.
 The last ones of several nodes cannot stop cleanly: they wait 5 s each for a quorum that no longer exists.
@@ -39,7 +32,7 @@ from rocketshim_local.home import ClusterHome
 from rocketshim_local.java import JavaRuntime, find_java
 from rocketshim_local.node import Node
 from rocketshim_local.partitions import await_in_sync, leader, touch_internal_topics
-from rocketshim_local.probe import accepts_connections, free_ports, is_free, known_brokers
+from rocketshim_local.probe import accepts_connections, choose_ports, known_brokers
 from rocketshim_local.server_properties import (
     ADMIN_USER,
     HOST,
@@ -190,9 +183,6 @@ class LocalCluster:
     def start(self) -> Self:
         """Start every node and wait until all are registered.
 
-        Returns:
-            the cluster itself.
-
         Raises:
             LocalBrokerError: the cluster is already running, there is no Java, the jars cannot be downloaded, the
                 folder is in use or belongs to a cluster with another number of nodes, a node exited, or the deadline
@@ -207,7 +197,7 @@ class LocalCluster:
         try:
             for attempt in range(_PORT_TRIES):
                 try:
-                    self._start_on(self._choose_ports(), home, kit, java)
+                    self._start_on(choose_ports(self._brokers, self._port), home, kit, java)
                 except _PortTakenError as error:
                     self._kill_all()
                     if self._port is not None or attempt + 1 == _PORT_TRIES:
@@ -357,24 +347,18 @@ class LocalCluster:
         self._await_registered(list(self._nodes.values()), time.monotonic() + self._start_timeout_s)
 
     def _await_registered(self, nodes: list[Node], deadline: float) -> None:
-        waiting = list(nodes)
-        while waiting:
-            self._fail_if_ended(nodes)
-            if time.monotonic() > deadline:
-                raise self._failure(waiting[0], f"does not listen after {self._start_timeout_s:.0f} s")
-            if accepts_connections(waiting[0].address.port):
-                waiting.pop(0)
-            else:
-                time.sleep(_POLL_S)
         settings, cluster_id = self.client_config(), self._taken_home().cluster_id
         while True:
             self._fail_if_ended(nodes)
-            known = known_brokers(self.bootstrap, settings=settings, cluster_id=cluster_id)
-            missing = [node for node in nodes if node.address.node_id not in known]
+            if silent := [node for node in nodes if not accepts_connections(node.address.port)]:
+                missing, what = silent, "does not listen"
+            else:
+                known = known_brokers(self.bootstrap, settings=settings, cluster_id=cluster_id)
+                missing, what = [node for node in nodes if node.address.node_id not in known], "is not registered"
             if not missing:
                 return
             if time.monotonic() > deadline:
-                raise self._failure(missing[0], f"is not registered after {self._start_timeout_s:.0f} s")
+                raise self._failure(missing[0], f"{what} after {self._start_timeout_s:.0f} s")
             time.sleep(_POLL_S)
 
     def _fail_if_ended(self, nodes: list[Node]) -> None:
@@ -391,16 +375,6 @@ class LocalCluster:
             f"node {node.address.node_id} of the local cluster {what}; its logs are in {node.logs}; the last lines:\n"
             f"{node.log_tail()}"
         )
-
-    def _choose_ports(self) -> tuple[NodeAddress, ...]:
-        fixed = [] if self._port is None else [self._port + i for i in range(self._brokers)]
-        free = free_ports(2 * self._brokers - len(fixed), besides=fixed)
-        if taken := [port for port in fixed if not is_free(port)]:
-            raise LocalBrokerError(
-                f"port {taken[0]} is in use: stop the process that listens there, or choose another port"
-            )
-        ports = [*fixed, *free]
-        return tuple(NodeAddress(i + 1, ports[i], ports[self._brokers + i]) for i in range(self._brokers))
 
     # --- helpers -------------------------------------------------------------------------------------------------
 

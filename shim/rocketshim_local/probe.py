@@ -6,9 +6,9 @@ import socket
 from collections.abc import Collection, Mapping
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.server_properties import HOST
+from rocketshim_local.server_properties import HOST, NodeAddress
 
-__all__ = ["accepts_connections", "free_ports", "is_free", "known_brokers"]
+__all__ = ["accepts_connections", "choose_ports", "free_ports", "is_free", "known_brokers"]
 
 _PORT_RANGE = range(20_000, 32_000)
 _client_log = logging.getLogger("rocketshim.local.client")
@@ -34,6 +34,21 @@ def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
             f"found only {len(free)} of {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}"
         )
     return free
+
+
+def choose_ports(brokers: int, first: int | None) -> tuple[NodeAddress, ...]:
+    """Return the addresses of a cluster's nodes: client ports from `first` on, all other ports free ones.
+
+    Raises:
+        LocalBrokerError: a port from `first` on is in use, or there are not enough free ports.
+    """
+    fixed = [] if first is None else [first + i for i in range(brokers)]
+    if taken := [port for port in fixed if not is_free(port)]:
+        raise LocalBrokerError(
+            f"port {taken[0]} is in use: stop the process that listens there, or choose another port"
+        )
+    ports = [*fixed, *free_ports(2 * brokers - len(fixed), besides=fixed)]
+    return tuple(NodeAddress(i + 1, ports[i], ports[brokers + i]) for i in range(brokers))
 
 
 def is_free(port: int) -> bool:
