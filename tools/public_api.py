@@ -26,6 +26,7 @@ MODULES = (
     "rocketshim.compat.rocketmq.client",
     "rocketshim.compat.rocketmq.consts",
     "rocketshim.compat.rocketmq.exceptions",
+    "rocketshim.contrib.asgi",
     "rocketshim.harness",
     "rocketshim.testing",
     "rocketshim.local",

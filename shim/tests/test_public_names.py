@@ -132,6 +132,7 @@ DOCUMENTED = {
     "rocketshim.compat.rocketmq",
     "rocketshim.compat.rocketmq.client",
     "rocketshim.compat.rocketmq.exceptions",
+    "rocketshim.contrib.asgi",
     "rocketshim.dropin",
     "rocketshim.errors",
     "rocketshim.filters",

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from fastapi.testclient import TestClient
 
 from rocketshim import Message, PushConsumer
 from rocketshim.harness import Harness
@@ -124,14 +125,9 @@ def test_fastapi(harness: Harness) -> None:
     scope = run(recipes()["FastAPI"])
     harness.topic("orders")
     harness.connect(scope["producer"])
-
-    async def request() -> dict[str, str]:
-        async with scope["lifespan"](None):
-            answer: dict[str, str] = await scope["place_order"](b"o-7")
-            return answer
-
-    assert asyncio.run(request())["id"]
-    assert len(harness.kafka.records("orders")) == 1
+    with TestClient(scope["app"]) as client:
+        assert client.post("/orders", content=b"o-7").json()["id"]
+    assert [record.value() for record in harness.kafka.records("orders")] == [b"o-7"]
 
 
 def test_django(harness: Harness) -> None:
