@@ -2,24 +2,24 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Generic, Protocol
+from typing import Final, Generic
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.consumer.feed import ListenerFeed
-from rocketshim.consumer.listener import Subscription
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import PartitionQueue, QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.reader.topic_watch import TopicSource, TopicWatch
+from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.consumer.requests import Subscribe, Unsubscribe
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
+from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Housekeeping", "SubscriptionSource", "Timer"]
+__all__ = ["Housekeeping", "Timer"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _SHOW_MS: Final = 1_000
@@ -46,22 +46,6 @@ class Timer:
         return True
 
 
-class SubscriptionSource(TopicSource, Protocol):
-    """The subscriptions of a push consumer (`Subscriptions`). The poll thread calls it."""
-
-    def digest(self) -> str:
-        """Return the digest by which members detect that they subscribe differently."""
-
-    def text(self) -> str:
-        """Return the subscriptions as text for a person."""
-
-    def put(self, subscription: Subscription) -> None:
-        """Add a subscription, or replace the one of the same topic. Raises ConfigError; then nothing changed."""
-
-    def remove(self, topic: str) -> bool:
-        """Remove a topic or pattern; return whether it was subscribed."""
-
-
 class Housekeeping(Generic[QueueT]):
     """The recurring work of one poll loop.
 
@@ -83,7 +67,7 @@ class Housekeeping(Generic[QueueT]):
         reader: PartitionReader,
         queues: AssignedQueues[QueueT],
         feed: ListenerFeed[QueueT],
-        source: SubscriptionSource,
+        source: Subscriptions,
         *,
         settings: LoopSettings,
         now_ms: Callable[[], int],

@@ -15,13 +15,11 @@ Rules of this module:
 * What can be looked up per chunk is not looked up per message: `_one_by_one` is the hot path.
 """
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from rocketshim.consumer.failure_rules import FailureRules
+from rocketshim.consumer.subscribing import WithoutContext
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import (
     ALL,
@@ -35,10 +33,11 @@ from rocketshim.core.consume_concurrently import (
     item_answers,
     succeeded_count,
 )
+from rocketshim.core.failure_rules import FailureRules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
+from rocketshim.core.subscriptions import HeaderFilter, Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
-from rocketshim.errors import ConfigError
 from rocketshim.failures import FailureMaker
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
@@ -47,71 +46,9 @@ from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["ChunkRunner", "Listener", "Subscription", "adapt", "matching"]
+__all__ = ["ChunkRunner", "matching"]
 
 _LOG = safe_logger("rocketshim.consumer")
-
-Listener = Callable[[Any, Any], Any]
-HeaderFilter = Callable[[Any], bool]
-Sieve = Callable[[Iterable[Any], Callable[[Any, Exception], None]], Iterator[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """One topic and its listener.
-
-    Attributes:
-        topic: logical topic, or a pattern that begins with `^`.
-        listener: called with a message (or a list of messages) and the context.
-        matches: filter, called with a record's headers; None: everything matches.
-        selects: filter, called with the message itself instead of `matches`. If it raises, the message has failed.
-        expression: the filter as text, for listings.
-        digest: digest of the filter; it detects members that subscribe differently.
-        matches_retry: filter, called with the headers of a retried message; None: retried messages are not filtered.
-        sieve: a faster form of `matches` for many records (`TagFilter.sieve`); None: there is none.
-        orderly: whether the listener gets a queue's messages one after the other.
-        awaits: whether the listener is an `async def` function.
-        rules: which of its exceptions are final; None: none is.
-    """
-
-    topic: str
-    listener: Listener
-    matches: HeaderFilter | None = None
-    selects: Callable[[MessageView], bool] | None = None
-    expression: str = "*"
-    digest: str = ""
-    matches_retry: HeaderFilter | None = None
-    sieve: Sieve | None = None
-    orderly: bool = False
-    awaits: bool = False
-    rules: FailureRules | None = None
-
-
-def adapt(function: Callable[..., Any]) -> Listener:
-    """Make a listener from a function of one argument (the message) or two (the message and the context).
-
-    Raises:
-        ConfigError: the function takes neither one nor two arguments.
-    """
-    if not callable(function):
-        raise ConfigError(f"{function!r} is not a listener: it must be callable with a message and a context")
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        return function
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        pass
-    else:
-        return function
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise ConfigError(
-            f"{function!r} is not a listener: it takes neither (message, context) nor (message)"
-        ) from error
-    return WithoutContext(function)
 
 
 def matching(
@@ -126,20 +63,6 @@ def matching(
         else:
             if wanted:
                 yield record
-
-
-class WithoutContext:
-    """A listener that takes the message alone; the hot path calls `function` itself."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def __call__(self, message: Any, context: ConsumeConcurrentlyContext) -> Any:
-        """Call the function with the message."""
-        del context
-        return self.function(message)
 
 
 def _failure_of(answer: object) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from rocketshim.consumer.listener import Subscription
+from rocketshim.core.subscriptions import Subscription
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Asked", "Request", "Resize", "Resume", "Seek", "SeekToTime", "Subscribe", "Suspend", "Unsubscribe"]

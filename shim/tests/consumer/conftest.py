@@ -8,18 +8,20 @@ from typing import Any
 import pytest
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
+from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.push.loops import LoopParts, concurrent_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 
@@ -87,34 +89,6 @@ class HandPool:
         return not self.tasks
 
 
-class FixedTopics:
-    """Topics by name that nobody changes."""
-
-    has_patterns = False
-
-    def __init__(self, topics: list[str], digest: str = "d") -> None:
-        self._topics = topics
-        self._digest = digest
-
-    def see(self, existing: Any) -> None:
-        """There are no patterns."""
-
-    def topics(self) -> list[str]:
-        return self._topics
-
-    def digest(self) -> str:
-        return self._digest
-
-    def text(self) -> str:
-        return f"orders={self._digest}"
-
-    def put(self, subscription: Subscription) -> None:
-        raise NotImplementedError
-
-    def remove(self, topic: str) -> bool:
-        raise NotImplementedError
-
-
 class Bench:
     """One member of group `g` on topic `orders`, turned by hand."""
 
@@ -140,7 +114,7 @@ class Bench:
         self.clock = clock
         self.names = TopicNames()
         self.levels = DelayLevels.parse("1s 2s 3s 4s 5s")
-        self.subscriptions = {topic: Subscription(topic, adapt(listener)) for topic in topics}
+        self.subscriptions = {topic: Subscription(topic, adapt(listener), expression=digest) for topic in topics}
         runner = ChunkRunner(GROUP, self.subscriptions.get, self.names.retry(GROUP), batch_count, clock)
         self.pool = HandPool(runner, clock)
         self.consumers: list[Any] = []
@@ -185,7 +159,9 @@ class Bench:
             limit=limit,
             back_off_ms=5_000,
         )
-        source = FixedTopics([*topics, self.names.retry(GROUP)], digest)
+        source = Subscriptions(self.names, self.names.retry(GROUP))
+        for subscription in self.subscriptions.values():
+            source.add(subscription)
         self.loop = concurrent_loop(
             LoopParts(
                 reader=PartitionReader(

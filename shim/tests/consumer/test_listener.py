@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
+from rocketshim.consumer.listener import ChunkRunner
+from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, class_name, safe_text
 from rocketshim.filters import TagFilter
 from rocketshim.testing import VirtualClock

@@ -19,14 +19,15 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.failure_rules import FailureRules
-from rocketshim.consumer.listener import Subscription, WithoutContext
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
 from rocketshim.consumer.orderly.partition import OrderlyTask
+from rocketshim.consumer.subscribing import WithoutContext
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+from rocketshim.core.failure_rules import FailureRules
 from rocketshim.core.lease import Lease
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.failures import FailureMaker
 from rocketshim.logs import safe_logger

@@ -20,7 +20,6 @@ from rocketshim.consumer.push.config import connection, consumer_config, loop_se
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, orderly_loop
-from rocketshim.consumer.push.subscriptions import Subscriptions
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
@@ -30,6 +29,7 @@ from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import FailedSink, SendBack
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER

@@ -20,7 +20,6 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from contextvars import copy_context
@@ -28,15 +27,16 @@ from queue import SimpleQueue
 from typing import Any, Final
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.failure_rules import FailureRules
-from rocketshim.consumer.listener import ChunkRunner, Subscription
+from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext, ConsumeStatus
+from rocketshim.core.failure_rules import FailureRules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger
 
-__all__ = ["AsyncPool", "AsyncRunner", "is_async"]
+__all__ = ["AsyncPool", "AsyncRunner"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _CANCEL_GRACE_S: Final = 1.0
@@ -322,8 +322,3 @@ def _log_uncaught(loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> Non
     """Log an uncaught exception as the loop does by default; ignore exceptions of the user's logging."""
     with suppress(Exception):
         loop.default_exception_handler(facts)
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Return whether a call of the function gives a coroutine."""
-    return asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -14,8 +14,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rocketshim.consumer.listener import Listener, Subscription
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
+from rocketshim.core.subscriptions import Listener, Subscription
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger
 from rocketshim_topics import MessageView

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Dispatch, Pool
 from rocketshim.consumer.feed import ListenerFeed
-from rocketshim.consumer.housekeeping import Housekeeping, SubscriptionSource
+from rocketshim.consumer.housekeeping import Housekeeping
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.orderly.mode import OrderlyMode
@@ -21,6 +21,7 @@ from rocketshim.consumer.reader.throttle import Throttle
 from rocketshim.consumer.send_back import FailedSink
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.membership import MemberCheck
 
@@ -46,7 +47,7 @@ class LoopParts:
     """
 
     reader: PartitionReader
-    source: SubscriptionSource
+    source: Subscriptions
     pool: Pool[Any, Any]
     sink: FailedSink
     settings: LoopSettings

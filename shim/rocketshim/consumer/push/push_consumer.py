@@ -15,18 +15,19 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.failure_rules import ExceptionTypes, failure_rules
 from rocketshim.consumer.orderly.queues import OrderlyCounts
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import PushAssembly, PushParts
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
-from rocketshim.consumer.push.subscriptions import Subscriptions, is_pattern
 from rocketshim.consumer.requests import Request, Resize, Resume, Seek, SeekToTime, Subscribe, Suspend, Unsubscribe
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerState
+from rocketshim.consumer.subscribing import subscription_of
 from rocketshim.core.clock import Clock
+from rocketshim.core.failure_rules import ExceptionTypes, failure_rules
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
+from rocketshim.core.subscriptions import Subscription, Subscriptions, is_pattern
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -93,11 +94,7 @@ class PushConsumer:
         self._clock: Clock = clock or SystemClock()
         is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS
-        self._subscriptions = Subscriptions(
-            self.names,
-            filter_retries=settings.filter_support_retry,
-            retry_topic=None if is_broadcast else self.names.retry(settings.group),
-        )
+        self._subscriptions = Subscriptions(self.names, None if is_broadcast else self.names.retry(settings.group))
         self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
@@ -192,15 +189,8 @@ class PushConsumer:
             raise ConfigError(
                 f"Cannot register a listener for {topic!r} after start(): register it before, or use subscribe()"
             )
-        made = self._subscriptions.make(
-            topic,
-            listener,
-            tags=tags,
-            sql=sql,
-            selector=selector,
-            orderly=orderly,
-            rules=failure_rules(dead_on, retry_on),
-        )
+        rules = failure_rules(dead_on, retry_on)
+        made = self._made(topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly, rules=rules)
         self._subscriptions.add(made)
 
     def subscribe(
@@ -236,7 +226,7 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#subscribe` of RocketMQ, which has one listener for all topics.
         """
-        made = self._subscriptions.make(topic, listener, tags=tags, sql=sql, selector=selector)
+        made = self._made(topic, listener, tags=tags, sql=sql, selector=selector)
         if self._loop is None:
             self._subscriptions.put(made)
             return
@@ -244,6 +234,10 @@ class PushConsumer:
         if parts is not None and parts.topics is not None and not is_pattern(topic):
             parts.topics.look_up([made.topic])
         self._ask(Subscribe(made))
+
+    def _made(self, topic: str, listener: Callable[..., Any] | None, **given: Any) -> Subscription:
+        retries = self.settings.filter_support_retry
+        return subscription_of(topic, listener, self._subscriptions, filter_retries=retries, **given)
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic or a pattern; possible before the start and while running. Safe to call twice.

@@ -5,35 +5,21 @@ broker's metadata may be outdated. So the consumer waits for half a minute, and 
 poll thread.
 """
 
-from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 from confluent_kafka import KafkaException
 
+from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.queue_lookup import no_such_topics
 from rocketshim.logs import safe_logger
 
-__all__ = ["TopicSource", "TopicWatch"]
+__all__ = ["TopicWatch"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 5.0
 _MISSING_GRACE_MS: Final = 30_000
-
-
-class TopicSource(Protocol):
-    """What a consumer subscribes to: topics by name, and patterns. The poll thread calls it."""
-
-    @property
-    def has_patterns(self) -> bool:
-        """Return whether the topics depend on those that exist."""
-
-    def see(self, existing: Iterable[str]) -> None:
-        """Resolve the patterns against the existing topics."""
-
-    def topics(self) -> list[str]:
-        """Return the physical names of the topics to read now."""
 
 
 class TopicWatch:
@@ -49,7 +35,7 @@ class TopicWatch:
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, source: TopicSource, interval_ms: int) -> None:
+    def __init__(self, source: Subscriptions, interval_ms: int) -> None:
         self.topics = source.topics()
         self._source = source
         self._interval_ms = interval_ms

@@ -9,7 +9,6 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.partition import OrderlyPartition
@@ -21,6 +20,7 @@ from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
@@ -29,6 +29,7 @@ from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
+from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.group.connect import connect_group_log
 from rocketshim.health import metrics_text
 from rocketshim.settings import ConnectionSettings
@@ -38,7 +39,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import ClaimRecord, ReleaseRecord, decode_group_record
 from rocketshim_topics.layout import Layout
 
-from ..conftest import FixedTopics, HandPool
+from ..conftest import HandPool
 
 GROUP = "g"
 NAMES = TopicNames()
@@ -129,6 +130,8 @@ class Member:
             limit=16,
             back_off_ms=5_000,
         )
+        source = Subscriptions(NAMES, NAMES.retry(GROUP))
+        source.add(Subscription("orders", adapt(print)))
         parts = LoopParts(
             reader=PartitionReader(
                 make_consumer=make_consumer,
@@ -137,7 +140,7 @@ class Member:
                 ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
                 now_ms=now_ms_of(clock),
             ),
-            source=FixedTopics(["orders", NAMES.retry(GROUP)]),
+            source=source,
             pool=self.pool,
             sink=send_back,
             settings=LoopSettings(

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from rocketshim.consumer.listener import Subscription, adapt
 from rocketshim.consumer.orderly.partition import OrderlyTask
 from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError

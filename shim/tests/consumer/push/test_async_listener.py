@@ -14,12 +14,13 @@ from confluent_kafka import Message
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.dispatch import ChunkDispatch
-from rocketshim.consumer.listener import Subscription, adapt
-from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner, is_async
+from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
 from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients

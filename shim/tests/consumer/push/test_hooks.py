@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.listener import ChunkRunner, Subscription, adapt
+from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, Hooks
+from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.testing import VirtualClock
 
 

@@ -1,7 +1,7 @@
 """Which topics are read: found by patterns at an interval, and missed only when they stay away."""
 
-from rocketshim.consumer.push.subscriptions import Subscriptions
 from rocketshim.consumer.reader.topic_watch import TopicWatch
+from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.errors import TopicMissingError
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import TopicNames
@@ -9,7 +9,7 @@ from rocketshim_topics import TopicNames
 
 def subscribed(topic: str) -> Subscriptions:
     made = Subscriptions(TopicNames())
-    made.add(made.make(topic, print))
+    made.add(Subscription(topic, print))
     return made
 
 
@@ -31,7 +31,7 @@ def test_without_patterns_nothing_is_looked_up_and_a_change_is_looked_up_immedia
     watch = TopicWatch(source, 1_000)
     assert not watch.look(consumer, 0)
     assert not watch.refresh()
-    source.put(source.make("^ord", print))
+    source.put(Subscription("^ord", print))
     source.remove("orders")
     assert watch.refresh()
     assert watch.topics == []

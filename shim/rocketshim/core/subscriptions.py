@@ -15,18 +15,50 @@ afterwards the poll thread.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from rocketshim.consumer.failure_rules import FailureRules
-from rocketshim.consumer.listener import Subscription, adapt
-from rocketshim.consumer.push.async_listener import is_async
+from rocketshim.core.failure_rules import FailureRules
 from rocketshim.errors import ConfigError
-from rocketshim.filters import CallableFilter, TagFilter, compile_filter
-from rocketshim_topics import TopicNames
+from rocketshim_topics import MessageView, TopicNames
 
-__all__ = ["Subscriptions", "is_pattern"]
+__all__ = ["Listener", "Subscription", "Subscriptions", "is_pattern"]
+
+Listener = Callable[[Any, Any], Any]
+HeaderFilter = Callable[[Any], bool]
+Sieve = Callable[[Iterable[Any], Callable[[Any, Exception], None]], Iterator[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One topic and its listener.
+
+    Attributes:
+        topic: logical topic, or a pattern that begins with `^`.
+        listener: called with a message (or a list of messages) and the context.
+        matches: filter, called with a record's headers; None: everything matches.
+        selects: filter, called with the message itself instead of `matches`. If it raises, the message has failed.
+        expression: the filter as text, for listings.
+        digest: digest of the filter; it detects members that subscribe differently.
+        matches_retry: filter, called with the headers of a retried message; None: retried messages are not filtered.
+        sieve: a faster form of `matches` for many records (`TagFilter.sieve`); None: there is none.
+        orderly: whether the listener gets a queue's messages one after the other.
+        awaits: whether the listener is an `async def` function.
+        rules: which of its exceptions are final; None: none is.
+    """
+
+    topic: str
+    listener: Listener
+    matches: HeaderFilter | None = None
+    selects: Callable[[MessageView], bool] | None = None
+    expression: str = "*"
+    digest: str = ""
+    matches_retry: HeaderFilter | None = None
+    sieve: Sieve | None = None
+    orderly: bool = False
+    awaits: bool = False
+    rules: FailureRules | None = None
 
 
 def is_pattern(topic: str) -> bool:
@@ -39,14 +71,12 @@ class Subscriptions:
 
     Args:
         names: distinguishes the topics of rocketshim from users' topics.
-        filter_retries: evaluate an SQL condition again when a message is delivered again.
         retry_topic: physical name of the group's retry topic, which is always read; None: the group has none.
     """
 
-    def __init__(self, names: TopicNames, *, filter_retries: bool = False, retry_topic: str | None = None) -> None:
+    def __init__(self, names: TopicNames, retry_topic: str | None = None) -> None:
         self._names = names
         self._retry_topic = retry_topic
-        self._filter_retries = filter_retries
         # by physical name or pattern, in order of registration; replaced as a whole, since `get` may be reading it
         self._active: dict[str, Subscription] = {}
         self._retired: dict[str, Subscription] = {}
@@ -79,64 +109,13 @@ class Subscriptions:
         """Return the physical name of a topic; return a pattern unchanged."""
         return topic if is_pattern(topic) else self._names.physical(topic)
 
-    def make(
-        self,
-        topic: str,
-        listener: Callable[..., Any] | None,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        selector: Any = None,
-        orderly: bool | None = None,
-        rules: FailureRules | None = None,
-    ) -> Subscription:
-        """Make a subscription that is compatible with the existing ones; do not add it.
-
-        Args:
-            topic: see `PushConsumer.listener`, also for the other arguments.
-            listener: the listener; None: the listener that the topic has or had.
-            tags: a tag expression, or None.
-            sql: an SQL92 condition, or None.
-            selector: a selector of the user, or None.
-            orderly: whether the listener is orderly; None: like the existing listeners.
-            rules: which exceptions of `listener` are final; None: none is.
+    def check(self, topic: str, *, orderly: bool, awaits: bool) -> None:
+        """Check that a listener of this kind may subscribe to this topic, beside those that are there.
 
         Raises:
-            ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
-                rocketshim, or two filters are given.
-            FilterSyntaxError: the expression does not compile.
+            ConfigError: it may not.
         """
-        physical = self.physical(topic)
-        known = self.own(physical)
-        if listener is not None:
-            function, awaits = adapt(listener), is_async(listener)
-        elif known is not None:
-            function, awaits, rules = known.listener, known.awaits, known.rules
-        else:
-            raise ConfigError(f"subscribe({topic!r}) needs a listener: the topic has no listener yet")
-        orderly = bool(self.orderly) if orderly is None else orderly
-        self._check(topic, physical, orderly=orderly, awaits=awaits)
-        chosen = compile_filter(tags, sql, selector)
-        made = Subscription(
-            physical,
-            function,
-            expression=str(chosen),
-            digest=chosen.digest(),
-            orderly=orderly,
-            awaits=awaits,
-            rules=rules,
-        )
-        match chosen:
-            case CallableFilter():
-                return replace(made, selects=chosen.matches)
-            case TagFilter():
-                return replace(made, matches=None if chosen.matches_all else chosen.matches_headers, sieve=chosen.sieve)
-            case _:
-                again = chosen.matches_headers if self._filter_retries else None
-                return replace(made, matches=chosen.matches_headers, matches_retry=again)
-
-    def _check(self, topic: str, physical: str, *, orderly: bool, awaits: bool) -> None:
-        if self._names.is_ours(physical):
+        if self._names.is_ours(self.physical(topic)):
             raise ConfigError(
                 f"Cannot subscribe to {topic!r}: it is an internal topic of rocketshim. Retried messages reach the "
                 "listener of their original topic"

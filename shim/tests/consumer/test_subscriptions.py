@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.listener import Subscription
-from rocketshim.consumer.push.subscriptions import Subscriptions
+from rocketshim.consumer.subscribing import subscription_of
+from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
 from rocketshim_topics import TopicNames
@@ -189,24 +189,24 @@ def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("asked", [{"sql": "a = 1"}, {"selector": MessageSelector.by_sql("a = 1")}], ids=str)
 def test_sql_is_evaluated_again_for_retried_messages(asked: dict[str, Any]) -> None:
-    again = Subscriptions(TopicNames(), filter_retries=True).make("orders", print, **asked)
-    assert again.matches_retry is not None
-    assert Subscriptions(TopicNames()).make("orders", print, **asked).matches_retry is None
-    assert Subscriptions(TopicNames(), filter_retries=True).make("orders", print, tags="a").matches_retry is None
+    none = Subscriptions(TopicNames())
+    assert subscription_of("orders", print, none, filter_retries=True, **asked).matches_retry is not None
+    assert subscription_of("orders", print, none, **asked).matches_retry is None
+    assert subscription_of("orders", print, none, filter_retries=True, tags="a").matches_retry is None
 
 
 def test_all_listeners_of_a_consumer_have_the_same_kind() -> None:
     async def await_it(_: Any) -> None: ...
 
-    subscriptions = Subscriptions(TopicNames())
-    assert subscriptions.orderly is subscriptions.awaits is None
-    subscriptions.add(subscriptions.make("orders", print, orderly=True))
-    subscriptions.remove("orders")
-    assert subscriptions.orderly, "what it was stays, since retries may be on their way"
+    there = Subscriptions(TopicNames())
+    assert there.orderly is there.awaits is None
+    there.add(subscription_of("orders", print, there, orderly=True))
+    there.remove("orders")
+    assert there.orderly, "what it was stays, since retries may be on their way"
     for listener, orderly, why in ((print, False, "all orderly or all concurrent"), (await_it, True, "plain function")):
         with pytest.raises(ConfigError, match=why):
-            subscriptions.make("other", listener, orderly=orderly)
-    assert subscriptions.make("other", print).orderly
-    assert subscriptions.make("orders", None).listener is subscriptions.make("orders", print).listener
+            subscription_of("other", listener, there, orderly=orderly)
+    assert subscription_of("other", print, there).orderly
+    assert subscription_of("orders", None, there).listener is subscription_of("orders", print, there).listener
     with pytest.raises(ConfigError, match="needs a listener"):
-        subscriptions.make("other", None)
+        subscription_of("other", None, there)

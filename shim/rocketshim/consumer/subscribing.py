@@ -1,0 +1,114 @@
+"""Make a subscription of what a program gives: a function that takes messages, and a filter."""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
+from rocketshim.core.failure_rules import FailureRules
+from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
+from rocketshim.errors import ConfigError
+from rocketshim.filters import CallableFilter, TagFilter, compile_filter
+
+__all__ = ["WithoutContext", "adapt", "is_async", "subscription_of"]
+
+
+def adapt(function: Callable[..., Any]) -> Listener:
+    """Make a listener from a function of one argument (the message) or two (the message and the context).
+
+    Raises:
+        ConfigError: the function takes neither one nor two arguments.
+    """
+    if not callable(function):
+        raise ConfigError(f"{function!r} is not a listener: it must be callable with a message and a context")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return function
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        pass
+    else:
+        return function
+    try:
+        signature.bind(None)
+    except TypeError as error:
+        raise ConfigError(
+            f"{function!r} is not a listener: it takes neither (message, context) nor (message)"
+        ) from error
+    return WithoutContext(function)
+
+
+def subscription_of(
+    topic: str,
+    listener: Callable[..., Any] | None,
+    among: Subscriptions,
+    *,
+    tags: str | None = None,
+    sql: str | None = None,
+    selector: Any = None,
+    orderly: bool | None = None,
+    rules: FailureRules | None = None,
+    filter_retries: bool = False,
+) -> Subscription:
+    """Make a subscription that is compatible with the existing ones; do not add it.
+
+    The arguments are those of `PushConsumer.listener`. Without a listener it gets the one that the topic has or had;
+    without `orderly` it is like the existing ones. With `filter_retries` an SQL condition is evaluated again when a
+    message is delivered again.
+
+    Raises:
+        ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
+            rocketshim, or two filters are given.
+        FilterSyntaxError: the expression does not compile.
+    """
+    physical = among.physical(topic)
+    known = among.own(physical)
+    if listener is not None:
+        function, awaits = adapt(listener), is_async(listener)
+    elif known is not None:
+        function, awaits, rules = known.listener, known.awaits, known.rules
+    else:
+        raise ConfigError(f"subscribe({topic!r}) needs a listener: the topic has no listener yet")
+    orderly = bool(among.orderly) if orderly is None else orderly
+    among.check(topic, orderly=orderly, awaits=awaits)
+    chosen = compile_filter(tags, sql, selector)
+    made = Subscription(
+        physical,
+        function,
+        expression=str(chosen),
+        digest=chosen.digest(),
+        orderly=orderly,
+        awaits=awaits,
+        rules=rules,
+    )
+    match chosen:
+        case CallableFilter():
+            return replace(made, selects=chosen.matches)
+        case TagFilter():
+            return replace(made, matches=None if chosen.matches_all else chosen.matches_headers, sieve=chosen.sieve)
+        case _:
+            again = chosen.matches_headers if filter_retries else None
+            return replace(made, matches=chosen.matches_headers, matches_retry=again)
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Return whether a call of the function gives a coroutine."""
+    return asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+class WithoutContext:
+    """A listener that takes the message alone; the hot path calls `function` itself."""
+
+    __slots__ = ("function",)
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def __call__(self, message: Any, context: ConsumeConcurrentlyContext) -> Any:
+        """Call the function with the message."""
+        del context
+        return self.function(message)
