@@ -237,10 +237,10 @@ def shim(
     if prefetched:  # the poll thread sleeps, librdkafka does not
         consumer.wait_assigned()
         fetch_later(loop.reader)
-    sent_back = loop.feed.sink
+    sent_back = loop.dispatch.send_back
 
     def done() -> int:
-        return loop.feed.dispatch.counts.succeeded + sent_back.counts.retried
+        return loop.dispatch.counts.succeeded + sent_back.counts.retried
 
     while not (before := done()):
         time.sleep(0.0005)
@@ -310,7 +310,7 @@ def stuck(bootstrap: str, topic: str, count: int) -> dict[str, float]:
     with consumer:
         loop = consumer._loop  # noqa: SLF001 - as above
         assert loop is not None
-        while loop.feed.dispatch.counts.succeeded < count * (PARTITIONS - 1) // PARTITIONS:
+        while loop.dispatch.counts.succeeded < count * (PARTITIONS - 1) // PARTITIONS:
             time.sleep(0.05)
             held = [queue for queue in loop.queues if queue.topic == topic and queue.partition == 0]
             most_held = max(most_held, *(queue.msg_count for queue in held), 0)

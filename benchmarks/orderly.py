@@ -92,7 +92,7 @@ def orderly(
     assert loop is not None
     begun.wait()
     waiting = count // KEYS + 1 if failing else 0  # the failing message's key; the others are what is timed
-    while loop.feed.dispatch.counts.succeeded < count - waiting:
+    while loop.dispatch.counts.succeeded < count - waiting:
         time.sleep(0.002)
     meter.seen = 1
     meter.add(count)

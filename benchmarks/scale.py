@@ -144,7 +144,7 @@ def held(consumers: list[Any], options: dict[str, Any]) -> int:
 def done(consumers: list[Any]) -> int:
     """How many messages listeners have finished."""
     loops = [getattr(consumer, "_loop", None) for consumer in consumers]
-    return sum(loop.feed.dispatch.counts.succeeded for loop in loops if loop is not None)
+    return sum(loop.dispatch.counts.succeeded for loop in loops if loop is not None)
 
 
 class Member:
@@ -487,10 +487,10 @@ def keys(bootstrap: str) -> None:
         table.say(f"{name}: committed by then", "0", str(committed(now)))
         consumer = consumer_of(now.group)
         loop: Any = consumer._loop  # noqa: SLF001 - counted outside the listener
-        now.wait(lambda: loop.feed.dispatch.counts.failed >= KEYS)
+        now.wait(lambda: loop.dispatch.counts.failed >= KEYS)
         fails, began = False, time.monotonic()
-        whole = now.wait(lambda: loop.feed.dispatch.counts.succeeded >= 2 * KEYS)
-        took = f"{time.monotonic() - began:.1f} s" if whole else f"{loop.feed.dispatch.counts.succeeded:,} in time"
+        whole = now.wait(lambda: loop.dispatch.counts.succeeded >= 2 * KEYS)
+        took = f"{time.monotonic() - began:.1f} s" if whole else f"{loop.dispatch.counts.succeeded:,} in time"
         table.say(f"{name}: none fails any more: until all {2 * KEYS:,} are done", "–", took)
         consumer.stop()
         table.say(f"{name}: committed at the end", f"{2 * KEYS:,}", str(committed(now)))

@@ -259,6 +259,13 @@ class FailureLog:
         if count:
             self.write(failure, Attempt(coordinates(message), _id_of(message), number, None, delay_ms), count)
 
+    def dropped(self, message: Any, failure: Failure, now_ms: int) -> None:
+        """Log that a message has failed where nothing is tried again."""
+        count = self.add(failure, now_ms, is_final=True)
+        if count:
+            record, end = coordinates(message), "it is dropped, as always in BROADCASTING"
+            self.write(failure, Attempt(record, record, 1, 1, None, event="dropped", end=end), count)
+
     def turn(self, now_ms: int) -> None:
         """Log how many failures of the minutes that have ended were not logged one by one."""
         with self._lock:

@@ -12,7 +12,7 @@ import typer
 
 from rocketshim.cli.options import LogFormatOption, LogLevelOption
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
-from rocketshim.consumer.push.client_ids import PROCESS_VARIABLE
+from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import StopSignals

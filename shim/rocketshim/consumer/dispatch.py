@@ -8,19 +8,22 @@
 * If a chunk is in the same call as 10 ms ago, its messages that have not begun are taken back, and its finished ones
   are processed. So one slow message does not delay its neighbours. For a chunk that several coroutines share, this
   happens when a call has timed out.
-* A failed message goes to `SendBack` as soon as its chunk is reported.
+* A failed message goes to `SendBack` as soon as its chunk is reported. While failed messages are on their way to their
+  next topic, no wait is longer than 5 ms, and none waits for listeners alone: the producer's reports arrive only
+  through its `poll`.
 """
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocketshim.consumer.reader.partition_queue import QueueT
-from rocketshim.consumer.send_back import FailedSink
+from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.state import return_type_of
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.next_hop import FailedMessage
@@ -38,6 +41,8 @@ _SHARED_CHUNK: Final = 16
 _GATHER_S: Final = 0.004
 _WINDOW: Final = 32
 _STUCK_MS: Final = 10
+_REPORTS_S: Final = 0.005
+_DRAIN_STEP_S: Final = 0.01
 
 
 TaskT = TypeVar("TaskT")
@@ -110,11 +115,17 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     Args:
         pool: runs chunks.
         batch_count: maximum number of messages of one listener call.
+        send_back: stores what has failed.
+        now_ms: returns monotonic time in ms.
 
     Thread-safety: none; the poll thread's.
     """
 
-    def __init__(self, pool: Pool[TaskT, AnswerT], batch_count: int) -> None:
+    def __init__(
+        self, pool: Pool[TaskT, AnswerT], batch_count: int, send_back: SendBack, now_ms: Callable[[], int]
+    ) -> None:
+        self.send_back = send_back
+        self._now_ms = now_ms
         self.counts = DispatchCounts()
         self.in_flight = 0  # messages handed out and not yet reported
         self.died: BaseException | None = None
@@ -139,23 +150,56 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         return self.pool.results.qsize() > 0
 
     def take_results(self, now_ms: int) -> None:
-        """Process every available result.
-
-        Args:
-            now_ms: monotonic time in ms.
-        """
+        """Process every available result."""
         del now_ms
         results = self.pool.results
         while results.qsize():
             self._take(results.get())
 
+    @property
+    def is_busy(self) -> bool:
+        """Return whether a listener has messages, or a failed message is not stored yet."""
+        return self.in_flight > 0 or self.send_back.outstanding > 0
+
+    @property
+    def is_saturated(self) -> bool:
+        """Return whether every listener thread has work, or hops are on their way: waiting longer pays."""
+        return self.send_back.outstanding > 0 or self.in_flight >= 2 * self.pool.size
+
+    def take(self, reports_s: float = 0.0) -> None:
+        """Process all results and delivery reports that have arrived; wait up to `reports_s` seconds for a report."""
+        now_ms = self._now_ms()
+        self.send_back.turn(now_ms)
+        self.take_results(now_ms)
+        if self.send_back.outstanding:
+            self.send_back.settle(now_ms, reports_s)
+
     def wait(self, timeout_s: float) -> None:
-        """Wait for one result, at most `timeout_s` seconds, and process it."""
-        try:
-            result = self.pool.wait(timeout_s, self.gather_s())
-        except Empty:
-            return
-        self._take(result)
+        """Wait for one result (for a delivery report, if no listener has work); process all that have arrived."""
+        if self.send_back.outstanding:
+            timeout_s = min(timeout_s, _REPORTS_S)
+            if not self.in_flight:
+                self.take(timeout_s)
+                return
+        with suppress(Empty):
+            self._take(self.pool.wait(timeout_s, self.gather_s()))
+        self.take()
+
+    def drain(self, queues: Collection[QueueT], others: Callable[[], Iterable[QueueT]], deadline_ms: int) -> None:
+        """Hand out nothing more of these queues, and wait until they have nothing in progress.
+
+        Args:
+            queues: the queues.
+            others: returns the queues whose messages are handed out meanwhile.
+            deadline_ms: end of the wait at the latest, monotonic ms.
+        """
+        self.withhold(queues)
+        while any(not queue.settled for queue in queues):
+            left_ms = deadline_ms - self._now_ms()
+            if left_ms <= 0:
+                return
+            self.wait(min(left_ms / 1_000, _DRAIN_STEP_S))
+            self.hand_out(others())
 
     def withhold(self, queues: Iterable[QueueT]) -> None:
         """Stop handing out messages of these queues."""
@@ -164,18 +208,16 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
 
 
 class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
-    """Hands out chunks to be consumed concurrently.
+    """Hands out chunks to be consumed concurrently; see `Dispatch`."""
 
-    Args:
-        pool, batch_count: see `Dispatch`.
-        sink: gets each failed message.
-
-    Thread-safety: none; the poll thread's.
-    """
-
-    def __init__(self, pool: Pool[Chunk[Any], FailedMessage], batch_count: int, sink: FailedSink) -> None:
-        super().__init__(pool, batch_count)
-        self._sink = sink
+    def __init__(
+        self,
+        pool: Pool[Chunk[Any], FailedMessage],
+        batch_count: int,
+        send_back: SendBack,
+        now_ms: Callable[[], int],
+    ) -> None:
+        super().__init__(pool, batch_count, send_back, now_ms)
         self._splittable: dict[Chunk[Any], Any] = {}  # chunks that can be split, and their call at the last check
         self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
         self._next_check_ms = 0
@@ -276,7 +318,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         for message in to_send:
             outcome = by_offset[message.offset()]
             self.counts.add_failed(return_type_of(outcome.failure.exception_class))
-            self._sink.send(chunk, outcome)
+            self.send_back.send(chunk, outcome)
         self.counts.failed += len(outcomes)
 
     def _split_stuck(self) -> None:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.consumer.feed import ListenerFeed
+from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import PartitionQueue, QueueT
@@ -50,7 +50,7 @@ class Housekeeping(Generic[QueueT]):
     """The recurring work of one poll loop.
 
     Args:
-        reader, queues, feed: the parts of the loop.
+        reader, queues, dispatch: the parts of the loop.
         source: what the consumer subscribes to.
         settings: group and intervals.
         now_ms: returns monotonic time in ms.
@@ -66,7 +66,7 @@ class Housekeeping(Generic[QueueT]):
         self,
         reader: PartitionReader,
         queues: AssignedQueues[QueueT],
-        feed: ListenerFeed[QueueT],
+        dispatch: Dispatch[QueueT, Any, Any],
         source: Subscriptions,
         *,
         settings: LoopSettings,
@@ -76,7 +76,7 @@ class Housekeeping(Generic[QueueT]):
         self.state: ConsumerState | None = None
         self._reader = reader
         self._queues = queues
-        self._feed = feed
+        self._dispatch = dispatch
         self._source = source
         self._watch = TopicWatch(source, settings.watch_interval_ms)
         self._group = settings.group
@@ -154,7 +154,7 @@ class Housekeeping(Generic[QueueT]):
             _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
 
     def _state(self, now_ms: int) -> ConsumerState:
-        dispatch, commits = self._feed.dispatch, self._queues.commits
+        dispatch, commits = self._dispatch, self._queues.commits
         counts, since_ms = dispatch.counts, commits.failing_since_ms
         return ConsumerState(
             at_ns=now_ms * 1_000_000,
@@ -167,7 +167,7 @@ class Housekeeping(Generic[QueueT]):
             in_flight=dispatch.in_flight,
             messages={"SUCCESS": counts.succeeded, **(counts.failed_by_type or {"FAILED": counts.failed})},
             listener_s=counts.listener_ns / 1e9,
-            send_back=replace(self._feed.sink.counts),
+            send_back=replace(dispatch.send_back.counts),
             subscription_conflicts=dict(self._reader.starts.conflicts),
             queues=tuple(self._queue_state(queue, now_ms) for queue in self._queues),
         )

@@ -1,7 +1,7 @@
 """The poll thread of a push consumer: it owns the Kafka consumer, the queues, the commits and the rebalance callbacks.
 
 One turn processes the results of the listener threads and the delivery reports, does what is due, hands out pending
-messages, and fetches. `PartitionReader` reads, `AssignedQueues` has what was read and commits it, `ListenerFeed` has
+messages, and fetches. `PartitionReader` reads, `AssignedQueues` has what was read and commits it, `Dispatch` has
 the listeners, and `Housekeeping` does the recurring work. Concurrent and orderly consumption are two `Mode`s. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
@@ -26,7 +26,7 @@ from typing import Any, Final, Generic, Protocol, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.feed import ListenerFeed
+from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.housekeeping import Housekeeping
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
@@ -93,7 +93,7 @@ class PollLoop(Generic[QueueT]):
     """The loop of one thread over one Kafka consumer. `push.loops` puts it together.
 
     Args:
-        reader, queues, feed, house: its parts.
+        reader, queues, dispatch, house: its parts.
         mode: concurrent or orderly consumption.
         settings: the settings of the loop.
         log: the group-log thread, not started; None: the group needs no locks.
@@ -111,7 +111,7 @@ class PollLoop(Generic[QueueT]):
         *,
         reader: PartitionReader,
         queues: AssignedQueues[QueueT],
-        feed: ListenerFeed[QueueT],
+        dispatch: Dispatch[QueueT, Any, Any],
         house: Housekeeping[QueueT],
         mode: Mode,
         settings: LoopSettings,
@@ -122,7 +122,7 @@ class PollLoop(Generic[QueueT]):
         self.is_open = False
         self.reader = reader
         self.queues = queues
-        self.feed = feed
+        self.dispatch = dispatch
         self.mode = mode
         self._house = house
         self._settings = settings
@@ -140,7 +140,7 @@ class PollLoop(Generic[QueueT]):
     @property
     def error(self) -> BaseException | None:
         """Return why the loop ends, or has ended; None: no error."""
-        known = (self._error, self.reader.error, self.feed.dispatch.died)
+        known = (self._error, self.reader.error, self.dispatch.died)
         return next((error for error in known if error is not None), None)
 
     def _fail(self, error: BaseException) -> None:
@@ -185,7 +185,7 @@ class PollLoop(Generic[QueueT]):
 
     def open(self) -> None:
         """Make the clients and subscribe, without network calls except the look-up of topics that match patterns."""
-        self.feed.sink.open()
+        self.dispatch.send_back.open()
         self.reader.open(self)
         self._house.open()
         if self._log is not None:
@@ -200,7 +200,7 @@ class PollLoop(Generic[QueueT]):
             ConsumerError: the loop cannot continue.
         """
         now_ms = self._now_ms()
-        self.feed.take()
+        self.dispatch.take()
         self.queues.resume_drained()
         try:
             self._house.do_due(now_ms)
@@ -209,7 +209,7 @@ class PollLoop(Generic[QueueT]):
             self._fail(error)
         while self._asked.qsize():
             self._perform(self._asked.get())
-        self.feed.dispatch.hand_out(self.queues.owned())
+        self.dispatch.hand_out(self.queues.owned())
         reason = self.error
         if reason is not None:
             raise ConsumerError(f"the consumer cannot go on: {safe_text(reason)}") from reason
@@ -228,9 +228,9 @@ class PollLoop(Generic[QueueT]):
             self.reader.forget_all()
             if self.reader.assigner is not None:
                 self.reader.assigner.close()
-            self.feed.dispatch.pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
+            self.dispatch.pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
             self._leave(deadline_ms)
-            self.feed.sink.close()
+            self.dispatch.send_back.close()
             self.mode.close()
             self._house.close()
             while self._asked.qsize():
@@ -242,16 +242,16 @@ class PollLoop(Generic[QueueT]):
         if self._settings.unsubscribes:  # with KIP-848 no member waits for one that leaves while it joins
             self._poll_while(lambda: self.reader.is_joining and self.error is None, deadline_ms)
         self.reader.suspend()
-        self.feed.dispatch.withhold(self.queues)
+        self.dispatch.withhold(self.queues)
         while self.error is None and any(not queue.settled for queue in self.queues):
             if self._now_ms() >= deadline_ms:
                 break
-            self.feed.wait(_BUSY_S)
+            self.dispatch.wait(_BUSY_S)
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         self.queues.commit()
         self._poll_while(lambda: self.queues.commits.outstanding > 0, max(deadline_ms, self._now_ms() + 1_000))
         while self.error is None and not self.mode.finish() and self._now_ms() < deadline_ms:
-            self.feed.wait(_BUSY_S)
+            self.dispatch.wait(_BUSY_S)
 
     def _poll_while(self, condition: Callable[[], bool], deadline_ms: int) -> None:
         """Poll the client while a condition holds, until the deadline; messages are dropped."""
@@ -298,7 +298,7 @@ class PollLoop(Generic[QueueT]):
                 case SeekToTime(topic, timestamp_ms):
                     self.queues.seek_to_time(topic, timestamp_ms)
                 case Resize(size):
-                    self.feed.dispatch.pool.resize(size)
+                    self.dispatch.pool.resize(size)
                 case Subscribe() | Unsubscribe() as change:
                     self._house.change_topics(change)
                 case _:
@@ -313,7 +313,7 @@ class PollLoop(Generic[QueueT]):
         if self.queues.is_too_full():
             self._catch_up()
             return
-        wait_s = _GATHER_S if self.feed.dispatch.has_results else (_BUSY_S if self.feed.is_busy else self._idle_s)
+        wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
         count = self._settings.fetch_count
         if self._settings.pull_interval_ms:
             count, wait_s = self._keep_interval(wait_s)
@@ -328,7 +328,7 @@ class PollLoop(Generic[QueueT]):
         """Return how many messages may be fetched now, and how long to wait for them; 0: none, and the wait is over."""
         left_ms = self._next_pull_ms - self._now_ms()
         if left_ms > 0:
-            self.feed.wait(min(left_ms / 1_000, wait_s))
+            self.dispatch.wait(min(left_ms / 1_000, wait_s))
             if self._now_ms() < self._next_poll_ms:
                 return 0, 0.0
         self._next_poll_ms = self._now_ms() + _SERVE_MS
@@ -346,15 +346,15 @@ class PollLoop(Generic[QueueT]):
         """
         began_ms = self._now_ms()
         while self.queues.is_too_full():
-            longest_ms = _SATURATED_MS if self.feed.is_saturated else _CATCH_UP_MS
+            longest_ms = _SATURATED_MS if self.dispatch.is_saturated else _CATCH_UP_MS
             left_ms = began_ms + longest_ms - self._now_ms()
             if left_ms <= 0 or self._stop_by_ms is not None:
                 self.queues.pause_full()
                 self._put_fetched(1, 0)  # it was fetched before the pause took effect
                 return
-            self.feed.wait(min(left_ms, _CATCH_UP_MS) / 1_000)
+            self.dispatch.wait(min(left_ms, _CATCH_UP_MS) / 1_000)
             self.queues.resume_drained()
-            self.feed.dispatch.hand_out(self.queues.owned())
+            self.dispatch.hand_out(self.queues.owned())
 
     # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
 

@@ -7,23 +7,24 @@ Owned by the poll thread.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Final, Generic
+from typing import Any, Final, Generic
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.feed import ListenerFeed
-from rocketshim.consumer.reader.commits import Committer
-from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.dispatch import Dispatch
+from rocketshim.consumer.loop_settings import LoopSettings
+from rocketshim.consumer.reader.commits import Committer, OffsetStore
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.consumer.reader.throttle import Throttle
+from rocketshim.core.flow_control import must_pause, per_queue_limits, should_resume
 from rocketshim.errors import ConsumerError
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["AssignedQueues", "MakeQueue"]
 
 _TIMEOUT_S: Final = 10.0
+_MAX_IN_FLIGHT: Final = 10_000
 
 MakeQueue = Callable[[TopicPartitionKey, int], QueueT]
 """Makes the queue of a partition in an epoch."""
@@ -35,8 +36,8 @@ class AssignedQueues(Generic[QueueT]):
     Args:
         make_queue: makes a queue.
         reader: reads the partitions.
-        feed: has the messages that are handed out.
-        throttle: limits what is buffered.
+        dispatch: has the messages that are handed out.
+        settings: limits of what is buffered.
         now_ms: returns monotonic time in ms.
         store: where offsets are stored; None: in Kafka.
 
@@ -51,8 +52,8 @@ class AssignedQueues(Generic[QueueT]):
         self,
         make_queue: MakeQueue[QueueT],
         reader: PartitionReader,
-        feed: ListenerFeed[QueueT],
-        throttle: Throttle,
+        dispatch: Dispatch[QueueT, Any, Any],
+        settings: LoopSettings,
         *,
         now_ms: Callable[[], int],
         store: OffsetStore | None = None,
@@ -61,8 +62,9 @@ class AssignedQueues(Generic[QueueT]):
         self.commits = Committer(reader.starts.metadata, reader.ownership, store)
         self._make_queue = make_queue
         self._reader = reader
-        self._feed = feed
-        self._throttle = throttle
+        self._dispatch = dispatch
+        self._settings = settings
+        self._limits = settings.limits
         self._now_ms = now_ms
         self._epoch = 0
 
@@ -85,12 +87,12 @@ class AssignedQueues(Generic[QueueT]):
         self._epoch += 1
         self.by_key[key] = self._make_queue(key, self._epoch)
         self.commits.adopt(key, offset)
-        self._throttle.share(len(self.by_key))
+        self._share_limits()
 
     def take_out(self, key: TopicPartitionKey) -> QueueT | None:
         """Remove a queue without dropping it: what it has in progress still counts. None: there is none."""
         queue = self.by_key.pop(key, None)
-        self._throttle.share(len(self.by_key))
+        self._share_limits()
         return queue
 
     def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
@@ -98,30 +100,51 @@ class AssignedQueues(Generic[QueueT]):
         for key in keys:
             self._drop(key)
             self.commits.forget(key)
-        self._throttle.share(len(self.by_key))
+        self._share_limits()
 
     def _drop(self, key: TopicPartitionKey) -> None:
         queue = self.by_key.pop(key, None)
         if queue is not None:
-            self._feed.dispatch.withhold([queue])
+            self._dispatch.withhold([queue])
             queue.drop()
 
     def is_too_full(self) -> bool:
         """Return whether more is buffered than may be, in a queue that is not paused or in all together."""
-        return self._throttle.is_reached(self.by_key.values())
+        return self._listeners_are_full or any(self._must_pause(queue) for queue in self.by_key.values())
 
     def pause_full(self) -> None:
-        """Pause the queues that have too much."""
-        self._throttle.pause(self._reader.client(), self)
+        """Pause the queues that have too much; pause all queues if listeners together have too many messages."""
+        is_full = self._listeners_are_full
+        full = [queue for queue in self if not queue.paused and (is_full or self._must_pause(queue))]
+        for queue in full:
+            queue.paused = True
+        self._reader.pauses.hold(self._reader.client(), map(TopicPartitionKey.of, full), PauseReason.FLOW)
 
     def resume_drained(self) -> None:
         """Resume the queues that were paused and have little again."""
-        self._throttle.go_on(self._reader.client(), self.by_key.values())
+        if self._dispatch.in_flight * 2 > _MAX_IN_FLIGHT:
+            return
+        ready = [queue for queue in self.by_key.values() if queue.paused and should_resume(queue, self._limits)]
+        for queue in ready:
+            queue.paused = False
+        self._reader.pauses.release(self._reader.client(), map(TopicPartitionKey.of, ready), PauseReason.FLOW)
+
+    @property
+    def _listeners_are_full(self) -> bool:
+        return self._dispatch.in_flight >= _MAX_IN_FLIGHT
+
+    def _must_pause(self, queue: QueueT) -> bool:
+        return not queue.paused and must_pause(queue, self._limits)
+
+    def _share_limits(self) -> None:
+        """Divide the thresholds of a topic among all assigned queues."""
+        given = self._settings
+        self._limits = per_queue_limits(given.limits, given.topic_count, given.topic_size_bytes, len(self.by_key))
 
     def finish(self, keys: Iterable[TopicPartitionKey], deadline_ms: int) -> None:
         """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
         queues = [self.by_key[key] for key in keys if key in self.by_key]
-        self._feed.drain(queues, self.owned, deadline_ms)
+        self._dispatch.drain(queues, self.owned, deadline_ms)
         self.commits.commit(self._reader.client(), queues, now_ms=self._now_ms(), asynchronous=False)
 
     def commit(self) -> None:

@@ -11,7 +11,7 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -29,7 +29,7 @@ from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["FailedSink", "SendBack", "SendBackCounts"]
+__all__ = ["SendBack", "SendBackCounts"]
 
 _LOG = safe_logger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
@@ -60,48 +60,6 @@ def _is_hop(answer: object) -> TypeGuard[NextHop]:
             return False
 
 
-class FailedSink(Protocol):
-    """Accepts failed messages: `SendBack` or `drop_failed.DropFailed`. Owned by the poll thread."""
-
-    counts: SendBackCounts
-
-    @property
-    def outstanding(self) -> int:
-        """Return the number of hops that are not stored yet."""
-
-    def open(self) -> None:
-        """Make the Kafka client, in the thread that owns it."""
-
-    def send(self, chunk: Work, outcome: FailedMessage) -> None:
-        """Accept a failed message."""
-
-    def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
-        """Accept a message whose listener call has taken too long."""
-
-    def turn(self, now_ms: int) -> None:
-        """Begin a turn of the loop: log how many failures had no line of their own in the minutes that have ended.
-
-        Args:
-            now_ms: monotonic time in ms.
-        """
-
-    def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int) -> None:
-        """Log a failed attempt of a message that stays in its orderly queue.
-
-        Args:
-            message: the Kafka record.
-            failure: why it failed.
-            number: which attempt failed; the first is 1.
-            delay_ms: when the next attempt begins, in ms.
-        """
-
-    def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
-        """Process delivery reports and send due hops again; wait up to `wait_s` seconds for the first report."""
-
-    def close(self) -> None:
-        """Abandon hops that are not stored, and close. A second call does nothing."""
-
-
 class _Sending:
     """One hop on its way."""
 
@@ -122,6 +80,7 @@ class SendBack:
 
     Args:
         make_producer: makes a producer with idempotence and `acks=all`; called by `open`, and after a fatal error.
+            None: nothing is retried (BROADCASTING), and a failed message is logged, counted and dropped.
         names, levels, group: names, delay levels and group of the consumer.
         lanes: returns the number of lanes of the schedule topic, 1 or more.
         policy: decides level and delay if the listener did not request one.
@@ -130,12 +89,13 @@ class SendBack:
 
     Thread-safety: none; the poll thread's.
 
-    Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
+    Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, and `#processConsumeResult`, case BROADCASTING;
+    `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """
 
     def __init__(
         self,
-        make_producer: Callable[[], ProducerClient],
+        make_producer: Callable[[], ProducerClient] | None,
         *,
         names: TopicNames,
         levels: DelayLevels,
@@ -169,10 +129,16 @@ class SendBack:
 
     def open(self) -> None:
         """Make the producer, in the thread that owns it."""
-        self._producer = self._make_producer()
+        if self._make_producer is not None:
+            self._producer = self._make_producer()
 
     def send(self, chunk: Work, outcome: FailedMessage) -> None:
         """Send a failed message to its next hop; once closed, do nothing, so that the message stays unfinished."""
+        if self._make_producer is None:
+            self.counts.dropped += 1
+            chunk.stored((outcome.message,))
+            self._failures.dropped(outcome.message, outcome.failure, self._now_ms)
+            return
         if self._producer is None:
             return
         key = outcome.message.key
@@ -228,7 +194,7 @@ class SendBack:
         """Replace the producer after a fatal error; its hops in flight are sent again."""
         _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
         close_producer(producer, _LAST_REPORTS_S)
-        self._producer = self._make_producer()
+        self.open()
         self._take_reports(now_ms)
         self._broken = None
 

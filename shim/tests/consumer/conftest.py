@@ -173,7 +173,7 @@ class Bench:
                 ),
                 source=source,
                 pool=self.pool,
-                sink=self.send_back,
+                send_back=self.send_back,
                 settings=LoopSettings(**settings),
                 clock=clock,
             )

@@ -40,6 +40,7 @@ class Desk:
             self.pool,  # type: ignore[arg-type]
             batch_count,
             self,  # type: ignore[arg-type]
+            lambda: 0,
         )
         self.queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
         self.queue.put([Record(offset) for offset in range(count)])

@@ -453,7 +453,7 @@ def test_one_stuck_message_stops_the_commit_and_at_most_the_span(kafka: InMemory
 def test_an_empty_queue_that_was_paused_because_of_others_is_resumed(
     kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketshim.consumer.reader.throttle._MAX_IN_FLIGHT", 40)
+    monkeypatch.setattr("rocketshim.consumer.queues._MAX_IN_FLIGHT", 40)
     kafka.create_topic("bills")
     fill(kafka, 100)
     b = bench(nothing, topics=("orders", "bills"))
@@ -473,7 +473,7 @@ def test_limits_of_the_topic_are_divided_among_the_assigned_queues(kafka: InMemo
     b = bench(nothing, topics=("orders", "bills"), loop_settings={"topic_count": 100})
     b.turn(5)
     assert len(b.loop.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
-    assert b.loop.queues._throttle._limits.count == 20
+    assert b.loop.queues._limits.count == 20
 
 
 def test_a_suspended_consumer_reads_nothing_and_commits_finished_messages(kafka: InMemoryKafka, bench: Make) -> None:

@@ -19,8 +19,8 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Timer
+from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlyQueues
 from rocketshim.consumer.queues import AssignedQueues
@@ -62,7 +62,7 @@ class OrderlyMode:
     """The `Mode` of consumption in order.
 
     Args:
-        reader, queues, feed: the parts of the loop.
+        reader, queues, dispatch: the parts of the loop.
         made: makes the queues.
         log: the thread of the group's log; None: no locks (broadcasting).
         now_ms: returns monotonic time in ms.
@@ -74,7 +74,7 @@ class OrderlyMode:
         self,
         reader: PartitionReader,
         queues: AssignedQueues[OrderlyPartition],
-        feed: ListenerFeed[OrderlyPartition],
+        dispatch: OrderlyDispatch,
         made: OrderlyQueues,
         *,
         log: GroupLogThread | None,
@@ -82,7 +82,7 @@ class OrderlyMode:
     ) -> None:
         self._reader = reader
         self._queues = queues
-        self._feed = feed
+        self._dispatch = dispatch
         self._made = made
         self._log = log
         self._now_ms = now_ms
@@ -127,7 +127,7 @@ class OrderlyMode:
     def _wind_up(self, log: GroupLogThread) -> None:
         """Release locks after the loop has closed: those acquired late, and those whose listeners have now returned."""
         self._take_events(log)
-        self._feed.dispatch.take_results(self._now_ms())
+        self._dispatch.take_results(self._now_ms())
         self._end_drained()
 
     def _report_progress(self, log: GroupLogThread) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
 from rocketshim.consumer.reader.ownership import Ownership
-from rocketshim.consumer.send_back import FailedSink
+from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL
 from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
@@ -87,7 +87,7 @@ class OrderlyQueues:
         self,
         settings: OrderlySettings,
         ownership: Ownership,
-        sink: FailedSink,
+        sink: SendBack,
         clock: Clock,
         now_ms: Callable[[], int],
     ) -> None:

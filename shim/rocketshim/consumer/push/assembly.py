@@ -8,25 +8,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rocketshim.consumer.drop_failed import DropFailed
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
-from rocketshim.consumer.push.client_ids import stable_client_id
 from rocketshim.consumer.push.config import connection, consumer_config, loop_settings, producer_config
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, orderly_loop
-from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
+from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
 from rocketshim.consumer.reader.start_offsets import StartRules
-from rocketshim.consumer.send_back import FailedSink, SendBack
+from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.subscriptions import Subscriptions
@@ -190,7 +188,7 @@ class PushAssembly:
             reader=reader,
             source=self._subscriptions,
             pool=pool,
-            sink=self._make_sink(lanes),
+            send_back=self._make_send_back(lanes),
             settings=loop_settings(settings, orderly=self._orderly),
             clock=clock,
             store=store,
@@ -251,12 +249,10 @@ class PushAssembly:
         )
         return assigner if self._orderly else LeasedAssigner(assigner, log, ownership)  # orderly queues lease later
 
-    def _make_sink(self, lanes: int) -> FailedSink:
+    def _make_send_back(self, lanes: int) -> SendBack:
         settings = self._settings
-        if self._broadcasts:
-            return DropFailed(settings.group, self._names, settings.delay_levels)
         return SendBack(
-            lambda: self._clients.producer(producer_config(settings)),
+            None if self._broadcasts else lambda: self._clients.producer(producer_config(settings)),
             names=self._names,
             levels=settings.delay_levels,
             group=settings.group,

@@ -10,7 +10,6 @@ from rocketshim.consumer.housekeeping import Timer
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.send_back import FailedSink
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
@@ -32,7 +31,7 @@ class ConcurrentMode:
     """The `Mode` of concurrent consumption.
 
     Args:
-        reader, queues, dispatch, sink: the parts of the loop.
+        reader, queues, dispatch: the parts of the loop.
         settings: its settings.
         clock: the time of a time-out.
 
@@ -44,7 +43,6 @@ class ConcurrentMode:
         reader: PartitionReader,
         queues: AssignedQueues[ProcessQueue[Any]],
         dispatch: ChunkDispatch,
-        sink: FailedSink,
         *,
         settings: LoopSettings,
         clock: Clock,
@@ -52,7 +50,7 @@ class ConcurrentMode:
         self._reader = reader
         self._queues = queues
         self._dispatch = dispatch
-        self._sink = sink
+
         self._timeout_ms = settings.consume_timeout_ms
         self._sweep = Timer(settings.sweep_interval_ms)
         self._clock = clock
@@ -89,7 +87,7 @@ class ConcurrentMode:
             record = f"{queue.topic}/{queue.partition}/{message.offset()}"
             _LOG.warning("consumer.timed-out", extra={"record": record})
             self._dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
-            self._sink.send_timed_out(chunk, message, self._clock.wall_ms())
+            self._dispatch.send_back.send_timed_out(chunk, message, self._clock.wall_ms())
         self._dispatch.ask_for_part(queue)
 
     def finish(self) -> bool:

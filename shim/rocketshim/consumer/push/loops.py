@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rocketshim.consumer.dispatch import ChunkDispatch, Dispatch, Pool
-from rocketshim.consumer.feed import ListenerFeed
 from rocketshim.consumer.housekeeping import Housekeeping
 from rocketshim.consumer.loop_settings import LoopSettings
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
@@ -14,11 +13,10 @@ from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyQueues, Ord
 from rocketshim.consumer.poll_loop import Mode, PollLoop
 from rocketshim.consumer.push.concurrent import ConcurrentMode, make_process_queue
 from rocketshim.consumer.queues import AssignedQueues, MakeQueue
-from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.commits import OffsetStore
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.reader.throttle import Throttle
-from rocketshim.consumer.send_back import FailedSink
+from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.subscriptions import Subscriptions
@@ -38,7 +36,7 @@ class LoopParts:
         reader: reads the partitions; not opened.
         source: what the consumer subscribes to.
         pool: runs the listeners.
-        sink: gets failed messages.
+        send_back: stores what has failed.
         settings: the settings of the loop.
         clock: tells the time.
         store: where offsets are stored; None: in Kafka.
@@ -49,7 +47,7 @@ class LoopParts:
     reader: PartitionReader
     source: Subscriptions
     pool: Pool[Any, Any]
-    sink: FailedSink
+    send_back: SendBack
     settings: LoopSettings
     clock: Clock
     store: OffsetStore | None = None
@@ -59,10 +57,11 @@ class LoopParts:
 
 def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
     """Make the loop of a concurrent consumer."""
-    dispatch = ChunkDispatch(parts.pool, parts.settings.batch_count, parts.sink)
-    feed, queues = _consume(parts, dispatch, make_process_queue)
-    mode = ConcurrentMode(parts.reader, queues, dispatch, parts.sink, settings=parts.settings, clock=parts.clock)
-    return _loop(parts, feed, queues, mode)
+    now_ms = now_ms_of(parts.clock)
+    dispatch = ChunkDispatch(parts.pool, parts.settings.batch_count, parts.send_back, now_ms)
+    queues = _queues(parts, dispatch, make_process_queue)
+    mode = ConcurrentMode(parts.reader, queues, dispatch, settings=parts.settings, clock=parts.clock)
+    return _loop(parts, dispatch, queues, mode)
 
 
 def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
@@ -71,30 +70,28 @@ def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[
         often_ms = min(parts.settings.commit_interval_ms, _ORDERLY_COMMIT_MS)
         parts = replace(parts, settings=replace(parts.settings, commit_interval_ms=often_ms))
     now_ms, reader = now_ms_of(parts.clock), parts.reader
-    dispatch = OrderlyDispatch(parts.pool, parts.settings.batch_count)
-    made = OrderlyQueues(settings, reader.ownership, parts.sink, parts.clock, now_ms)
-    feed, queues = _consume(parts, dispatch, made.make)
-    mode = OrderlyMode(reader, queues, feed, made, log=parts.log, now_ms=now_ms)
-    return _loop(parts, feed, queues, mode), made.counts
+    dispatch = OrderlyDispatch(parts.pool, parts.settings.batch_count, parts.send_back, now_ms)
+    made = OrderlyQueues(settings, reader.ownership, parts.send_back, parts.clock, now_ms)
+    queues = _queues(parts, dispatch, made.make)
+    mode = OrderlyMode(reader, queues, dispatch, made, log=parts.log, now_ms=now_ms)
+    return _loop(parts, dispatch, queues, mode), made.counts
 
 
-def _consume(
+def _queues(
     parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any], make_queue: MakeQueue[QueueT]
-) -> tuple[ListenerFeed[QueueT], AssignedQueues[QueueT]]:
+) -> AssignedQueues[QueueT]:
     now_ms, settings, reader = now_ms_of(parts.clock), parts.settings, parts.reader
-    feed = ListenerFeed(dispatch, parts.sink, now_ms)
-    throttle = Throttle(
-        settings.limits, settings.topic_count, settings.topic_size_bytes, listeners=dispatch, pauses=reader.pauses
-    )
-    return feed, AssignedQueues(make_queue, reader, feed, throttle, now_ms=now_ms, store=parts.store)
+    return AssignedQueues(make_queue, reader, dispatch, settings, now_ms=now_ms, store=parts.store)
 
 
-def _loop(parts: LoopParts, feed: ListenerFeed[QueueT], queues: AssignedQueues[QueueT], mode: Mode) -> PollLoop[QueueT]:
+def _loop(
+    parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any], queues: AssignedQueues[QueueT], mode: Mode
+) -> PollLoop[QueueT]:
     now_ms, settings, reader = now_ms_of(parts.clock), parts.settings, parts.reader
     house = Housekeeping(
         reader,
         queues,
-        feed,
+        dispatch,
         parts.source,
         settings=settings,
         now_ms=now_ms,
@@ -103,7 +100,7 @@ def _loop(parts: LoopParts, feed: ListenerFeed[QueueT], queues: AssignedQueues[Q
     return PollLoop(
         reader=reader,
         queues=queues,
-        feed=feed,
+        dispatch=dispatch,
         house=house,
         mode=mode,
         settings=settings,

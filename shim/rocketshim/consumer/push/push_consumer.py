@@ -525,7 +525,7 @@ class PushConsumer:
     @property
     def send_back_counts(self) -> SendBackCounts:
         """Counts of the messages that were sent back so far."""
-        return SendBackCounts() if self._loop is None else self._loop.feed.sink.counts
+        return SendBackCounts() if self._loop is None else self._loop.dispatch.send_back.counts
 
     @property
     def orderly_counts(self) -> OrderlyCounts:

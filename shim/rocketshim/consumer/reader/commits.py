@@ -7,19 +7,29 @@ failing is recorded for monitoring.
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Literal, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.offset_store import OffsetStore
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Committer"]
+__all__ = ["Committer", "OffsetStore"]
 
 _LOG = safe_logger("rocketshim.consumer")
+
+
+class OffsetStore(Protocol):
+    """Reads and writes offsets: the Kafka consumer, or `local_offsets.LocalOffsetStore`."""
+
+    def committed(self, partitions: list[TopicPartition], timeout: float = ...) -> list[TopicPartition]:
+        """Return the stored offsets; a negative offset means that none is stored."""
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: Literal[False]) -> list[TopicPartition]:
+        """Store offsets; return when they are stored."""
 
 
 class Committer:

@@ -16,6 +16,7 @@ Source: `LocalFileOffsetStore` of RocketMQ.
 import fcntl
 import os
 import re
+import socket
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import sha256
@@ -30,11 +31,20 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["LocalOffsetStore", "offset_folder"]
+__all__ = ["PROCESS_VARIABLE", "LocalOffsetStore", "offset_folder", "stable_client_id"]
+
+PROCESS_VARIABLE: Final = "ROCKETSHIM_PROCESS"
+"""Environment variable in which `rocketshim run --processes` gives each process its number: `0`, `1` …"""
 
 _LOG = safe_logger("rocketshim.consumer")
 _FILE: Final = "offsets.json"
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9@_-]")
+
+
+def stable_client_id() -> str:
+    """Return `host@DEFAULT`, as in RocketMQ's broadcasting; `host@DEFAULT-1` … in other processes of a run."""
+    number = os.environ.get(PROCESS_VARIABLE, "0")
+    return f"{socket.gethostname()}@DEFAULT{'' if number == '0' else f'-{number}'}"
 
 
 def offset_folder(base: str | None, client_id: str, names: TopicNames, group: str) -> Path:

@@ -18,16 +18,15 @@ from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.commits import OffsetStore
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
-from rocketshim.consumer.reader.runs import runs_of
 from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets, StartRules, paused_assignment
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups
-from rocketshim.kafka.partitions import partition_names
+from rocketshim.kafka.partitions import partition_names, runs_of
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 

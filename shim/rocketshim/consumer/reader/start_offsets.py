@@ -20,7 +20,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.offset_store import OffsetStore
+from rocketshim.consumer.reader.commits import OffsetStore
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.core.retry_rotation import RetryRotation

@@ -142,7 +142,7 @@ class Member:
             ),
             source=source,
             pool=self.pool,
-            sink=send_back,
+            send_back=send_back,
             settings=LoopSettings(
                 batch_count=batch_count,
                 commit_interval_ms=5_000,
@@ -946,7 +946,7 @@ def test_a_queue_whose_log_was_cut_and_that_cannot_be_sought_is_tried_again(stag
     seek, a.consumers[0].seek = a.consumers[0].seek, refuse
     a.pool.tasks.append(task)
     a.pool.work_all()
-    a.loop.feed.dispatch.take_results(0)
+    a.loop.dispatch.take_results(0)
     a.loop.reader._on_lost(a.consumers[0], [TopicPartition(NAMES.retry(GROUP), 0)])  # a callback never raises
     stage.wait(500)
     a.consumers[0].seek = seek
@@ -1069,7 +1069,7 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     a = stage.join("a")
     stage.turn(10, work=False)
     assert len(a.loop.queues) > count
-    assert a.loop.feed.dispatch.in_flight == count
+    assert a.loop.dispatch.in_flight == count
     for place in a.loop.queues:
         place.__class__ = Looked
     Looked.times = 0

@@ -212,8 +212,10 @@ def test_finished_messages_of_a_shared_chunk_are_reported_when_one_call_times_ou
 
     pool, queue = pools(handle), queue_of(6)
     sent_back: list[int] = []
-    sink: Any = SimpleNamespace(send=lambda _, outcome: sent_back.append(outcome.message.offset()))
-    dispatch = ChunkDispatch(pool, 1, sink)
+    sink: Any = SimpleNamespace(
+        send=lambda _, outcome: sent_back.append(outcome.message.offset()), outstanding=0, turn=lambda _: None
+    )
+    dispatch = ChunkDispatch(pool, 1, sink, lambda: 0)
     (chunk,) = submit(pool, queue)
     dispatch.in_flight = len(chunk.messages)
     assert held.wait(GUARD_S)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.push.client_ids import PROCESS_VARIABLE, stable_client_id
 from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE, stable_client_id
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import OffsetStoreError
