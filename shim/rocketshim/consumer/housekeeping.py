@@ -1,21 +1,17 @@
 """What the poll thread does from time to time: commit, look up topics and subscriptions, show the consumer's state."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch
-from rocketshim.consumer.loop_settings import LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import PartitionQueue, QueueT
-from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.consumer.requests import Subscribe, Unsubscribe
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
-from rocketshim.core.subscriptions import Subscriptions
-from rocketshim.kafka.membership import MemberCheck
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -50,11 +46,7 @@ class Housekeeping(Generic[QueueT]):
     """The recurring work of one poll loop.
 
     Args:
-        reader, queues, dispatch: the parts of the loop.
-        source: what the consumer subscribes to.
-        settings: group and intervals.
-        now_ms: returns monotonic time in ms.
-        membership: detects that the group has assigned no partitions; None: Kafka's client tells.
+        parts, queues, dispatch: the parts of the loop.
 
     Attributes:
         state: the state of the consumer; replaced each second, any thread may read it.
@@ -64,31 +56,26 @@ class Housekeeping(Generic[QueueT]):
 
     def __init__(
         self,
-        reader: PartitionReader,
+        parts: LoopParts,
         queues: AssignedQueues[QueueT],
         dispatch: Dispatch[QueueT, Any, Any],
-        source: Subscriptions,
-        *,
-        settings: LoopSettings,
-        now_ms: Callable[[], int],
-        membership: MemberCheck | None = None,
     ) -> None:
+        settings = parts.settings
         self.state: ConsumerState | None = None
-        self._reader = reader
+        self._reader = parts.reader
         self._queues = queues
         self._dispatch = dispatch
-        self._source = source
-        self._watch = TopicWatch(source, settings.watch_interval_ms)
+        self._source = parts.source
+        self._watch = TopicWatch(parts.source, settings.watch_interval_ms)
         self._group = settings.group
         self._commit = Timer(settings.commit_interval_ms)
         self._compare = Timer(settings.watch_interval_ms)
         self._show = Timer(_SHOW_MS)
-        self._now_ms = now_ms
-        self._membership = membership
+        self._membership = parts.membership
 
     def open(self) -> None:
         """Subscribe, after a look-up of topics that match patterns."""
-        self._watch.look(self._reader.lookups, self._now_ms())
+        self._watch.look(self._reader.lookups, self._reader.now_ms())
         self._reader.subscribe(self._watch.topics)
 
     def do_due(self, now_ms: int) -> None:
@@ -144,7 +131,7 @@ class Housekeeping(Generic[QueueT]):
 
     def doubt(self, topic: str) -> None:
         """Note that the cluster reports a topic as unknown."""
-        self._watch.doubt(topic, self._now_ms())
+        self._watch.doubt(topic, self._reader.now_ms())
 
     def _compare_subscriptions(self) -> None:
         """Check whether a member of the group subscribes differently: two subscriptions of one group lose messages."""

@@ -28,10 +28,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.housekeeping import Housekeeping
-from rocketshim.consumer.loop_settings import LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_queue import QueueT
-from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.requests import (
     Asked,
     Request,
@@ -46,7 +45,6 @@ from rocketshim.consumer.requests import (
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
-from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import Parting
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -93,11 +91,8 @@ class PollLoop(Generic[QueueT]):
     """The loop of one thread over one Kafka consumer. `push.loops` puts it together.
 
     Args:
-        reader, queues, dispatch, house: its parts.
+        parts, dispatch, queues: its parts.
         mode: concurrent or orderly consumption.
-        settings: the settings of the loop.
-        log: the group-log thread, not started; None: the group needs no locks.
-        now_ms: returns monotonic time in ms.
 
     Attributes:
         opened: set when `open` has succeeded or failed.
@@ -108,26 +103,21 @@ class PollLoop(Generic[QueueT]):
 
     def __init__(
         self,
-        *,
-        reader: PartitionReader,
-        queues: AssignedQueues[QueueT],
+        parts: LoopParts,
         dispatch: Dispatch[QueueT, Any, Any],
-        house: Housekeeping[QueueT],
+        queues: AssignedQueues[QueueT],
         mode: Mode,
-        settings: LoopSettings,
-        now_ms: Callable[[], int],
-        log: GroupLogThread | None = None,
     ) -> None:
         self.opened = threading.Event()
         self.is_open = False
-        self.reader = reader
+        self.reader = parts.reader
         self.queues = queues
         self.dispatch = dispatch
         self.mode = mode
-        self._house = house
-        self._settings = settings
-        self._now_ms = now_ms
-        self._log = log
+        self._house = Housekeeping(parts, queues, dispatch)
+        self._settings = parts.settings
+        self._now_ms = parts.reader.now_ms
+        self._log = parts.log
         self._error: BaseException | None = None
         self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
         self._asked: SimpleQueue[Asked] = SimpleQueue()

@@ -12,8 +12,8 @@ from typing import Any, Final, Generic
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch
-from rocketshim.consumer.loop_settings import LoopSettings
-from rocketshim.consumer.reader.commits import Committer, OffsetStore
+from rocketshim.consumer.loop_parts import LoopSettings
+from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.pauses import PauseReason
@@ -38,8 +38,6 @@ class AssignedQueues(Generic[QueueT]):
         reader: reads the partitions.
         dispatch: has the messages that are handed out.
         settings: limits of what is buffered.
-        now_ms: returns monotonic time in ms.
-        store: where offsets are stored; None: in Kafka.
 
     Attributes:
         by_key: the queues that are read now.
@@ -54,18 +52,14 @@ class AssignedQueues(Generic[QueueT]):
         reader: PartitionReader,
         dispatch: Dispatch[QueueT, Any, Any],
         settings: LoopSettings,
-        *,
-        now_ms: Callable[[], int],
-        store: OffsetStore | None = None,
     ) -> None:
         self.by_key: dict[TopicPartitionKey, QueueT] = {}
-        self.commits = Committer(reader.starts.metadata, reader.ownership, store)
+        self.commits = Committer(reader.starts.metadata, reader.ownership, reader.store)
         self._make_queue = make_queue
         self._reader = reader
         self._dispatch = dispatch
         self._settings = settings
         self._limits = settings.limits
-        self._now_ms = now_ms
         self._epoch = 0
 
     def __iter__(self) -> Iterator[QueueT]:
@@ -145,16 +139,20 @@ class AssignedQueues(Generic[QueueT]):
         """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
         queues = [self.by_key[key] for key in keys if key in self.by_key]
         self._dispatch.drain(queues, self.owned, deadline_ms)
-        self.commits.commit(self._reader.client(), queues, now_ms=self._now_ms(), asynchronous=False)
+        self._commit(queues, asynchronous=False)
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""
-        self.commits.commit(self._reader.client(), self.by_key.values(), now_ms=self._now_ms(), asynchronous=True)
+        self._commit(self.by_key.values(), asynchronous=True)
+
+    def _commit(self, queues: Iterable[QueueT], *, asynchronous: bool) -> None:
+        reader = self._reader
+        self.commits.commit(reader.client(), queues, now_ms=reader.now_ms(), asynchronous=asynchronous)
 
     def commit_again(self) -> None:
         """Commit every queue again, so that its commit carries a new subscription even if no message arrives."""
         known = [key for key in self.by_key if not self._reader.is_waiting(key)]
-        self.commits.commit_again(self._reader.client(), known, now_ms=self._now_ms())
+        self.commits.commit_again(self._reader.client(), known, now_ms=self._reader.now_ms())
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return the offset that was last sent, or the start; None: the partition is not read now."""
@@ -162,7 +160,7 @@ class AssignedQueues(Generic[QueueT]):
 
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit."""
-        self.commits.answered(error, partitions, self._now_ms())
+        self.commits.answered(error, partitions, self._reader.now_ms())
 
     def seek(self, targets: Mapping[TopicPartitionKey, int]) -> None:
         """Continue at other offsets, in a new epoch: buffered messages are discarded, running calls no longer count.

@@ -9,8 +9,8 @@ import pytest
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.consumer.loop_settings import LoopSettings
-from rocketshim.consumer.push.loops import LoopParts, concurrent_loop
+from rocketshim.consumer.loop_parts import LoopParts, LoopSettings
+from rocketshim.consumer.push.loops import concurrent_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketshim.consumer.listener import ChunkRunner
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
@@ -17,7 +18,7 @@ from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
 from rocketshim.consumer.push.config import connection, consumer_config, loop_settings, producer_config
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
-from rocketshim.consumer.push.loops import LoopParts, concurrent_loop, orderly_loop
+from rocketshim.consumer.push.loops import concurrent_loop, orderly_loop
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
@@ -191,7 +192,6 @@ class PushAssembly:
             send_back=self._make_send_back(lanes),
             settings=loop_settings(settings, orderly=self._orderly),
             clock=clock,
-            store=store,
             log=log,
             membership=self._make_membership(admin),
         )

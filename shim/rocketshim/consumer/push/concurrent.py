@@ -7,7 +7,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.housekeeping import Timer
-from rocketshim.consumer.loop_settings import LoopSettings
+from rocketshim.consumer.loop_parts import LoopSettings
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
@@ -43,7 +43,6 @@ class ConcurrentMode:
         reader: PartitionReader,
         queues: AssignedQueues[ProcessQueue[Any]],
         dispatch: ChunkDispatch,
-        *,
         settings: LoopSettings,
         clock: Clock,
     ) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from rocketshim.consumer.loop_settings import LoopSettings
+from rocketshim.consumer.loop_parts import LoopSettings
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.kafka.client_config import (
     CONSUMER_DEFAULTS,

@@ -89,7 +89,7 @@ class PartitionReader:
         has_assignment: set when partitions were assigned for the first time (perhaps none).
         is_closing: partitions that are still assigned are not read any more.
         is_suspended: nothing is read until `resume`.
-        pauses, starts, lookups, ownership, assigner: its parts.
+        pauses, starts, lookups, ownership, assigner, store, now_ms: its parts.
 
     Thread-safety: one thread owns it; any thread may wait for `has_assignment`.
     """
@@ -116,7 +116,8 @@ class PartitionReader:
         self.starts = StartOffsets(rules, lookups=self.lookups, ownership=ownership, store=store)
         self._starter = PartitionStarter(self.starts, self.pauses, self._begin, now_ms)
         self._make_consumer = make_consumer
-        self._now_ms = now_ms
+        self.now_ms = now_ms
+        self.store = store
         self._assigned: set[TopicPartitionKey] = set()
         self._begun: set[TopicPartitionKey] = set()
         self._fresh: set[TopicPartitionKey] = set()  # assigned or sought since the last poll
@@ -293,7 +294,7 @@ class PartitionReader:
         """
         if self.assigner is None:
             return
-        wanted = self.assigner.wanted(self.lookups, self._chosen, self._now_ms())
+        wanted = self.assigner.wanted(self.lookups, self._chosen, self.now_ms())
         if wanted is None:
             return
         gone = sorted(self._chosen - wanted)

@@ -9,12 +9,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.loop_settings import LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts, LoopSettings
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.push.loops import LoopParts, orderly_loop
+from rocketshim.consumer.push.loops import orderly_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
