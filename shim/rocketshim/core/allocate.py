@@ -20,11 +20,13 @@ does not check this. The group log carries `name`, so that a mix can be detected
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import md5
 from typing import Protocol, runtime_checkable
 
 from rocketshim.errors import ConfigError
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
@@ -35,6 +37,7 @@ __all__ = [
     "AllocateMessageQueueByMachineRoom",
     "AllocateMessageQueueConsistentHash",
     "AllocateMessageQueueStrategy",
+    "Allocation",
     "MachineRoomResolver",
     "share_of",
 ]
@@ -106,6 +109,34 @@ def share_of(
     Source: `RebalanceImpl#rebalanceByTopic`.
     """
     return strategy.allocate(group, client_id, sorted(set(queues)), sorted(client_ids, key=_java_order))
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What one member of a group needs to compute its share.
+
+    Attributes:
+        strategy: the allocation strategy; the same in the whole group.
+        group: logical name of the group.
+        client_id: id of this member.
+        logical: physical to logical name of topics where they differ (the group's retry topic).
+    """
+
+    strategy: AllocateMessageQueueStrategy
+    group: str
+    client_id: str
+    logical: Mapping[str, str]
+
+    def share(
+        self, topic: str, partitions: Iterable[TopicPartitionKey], members: Collection[str]
+    ) -> set[TopicPartitionKey]:
+        """Return those of a topic's partitions that this member reads. Raises what the strategy raises."""
+        name = self.logical.get(topic, topic)
+        keys = {MessageQueue(name, queue_id=key.partition): key for key in partitions if key.topic == topic}
+        if not keys or self.client_id not in members:
+            return set()
+        share = share_of(self.strategy, self.group, self.client_id, keys, members)
+        return {keys[queue] for queue in share if queue in keys}
 
 
 class AllocateMessageQueueAveragely:

@@ -21,11 +21,11 @@ from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.push.loops import concurrent_loop, orderly_loop
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
 from rocketshim.consumer.reader.ownership import Ownership
-from rocketshim.consumer.reader.partition_assigner import BroadcastAssigner, PartitionAssigner
+from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, PartitionAssigner, TopicAssigner
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.reader.self_allocation import LeasedAssigner, StrategyAssigner
 from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.allocate import Allocation
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.subscriptions import Subscriptions
@@ -232,21 +232,15 @@ class PushAssembly:
         )
 
     def _make_assigner(self, log: GroupLogThread | None, ownership: Ownership) -> PartitionAssigner | None:
-        settings = self._settings
+        settings, topics = self._settings, self._subscriptions.topics
         if self._broadcasts:
-            return BroadcastAssigner(self._subscriptions.topics, settings.rebalance_interval_ms)
+            return TopicAssigner(topics, settings.rebalance_interval_ms)
         strategy = settings.allocate_message_queue_strategy
         if strategy is None or log is None:
             return None
-        assigner = StrategyAssigner(
-            strategy=strategy,
-            group=settings.group,
-            client_id=log.owner.client_id,
-            topics=self._subscriptions.topics,
-            logical={self._retry_topic: retry_topic(settings.group)},
-            members=lambda: log.members,
-            interval_ms=settings.rebalance_interval_ms,
-        )
+        logical = {self._retry_topic: retry_topic(settings.group)}
+        allocation = Allocation(strategy, settings.group, log.owner.client_id, logical)
+        assigner = TopicAssigner(topics, settings.rebalance_interval_ms, allocation, lambda: log.members)
         return assigner if self._orderly else LeasedAssigner(assigner, log, ownership)  # orderly queues lease later
 
     def _make_send_back(self, lanes: int) -> SendBack:

@@ -2,21 +2,51 @@
 
 Such a consumer is not a member of a Kafka group: it assigns itself the partitions that a `PartitionAssigner` wants. The
 poll loop asks the assigner in each iteration, and treats changes like assignments and revocations of a group.
+
+`TopicAssigner` looks up the partitions of the topics, at every change and at an interval. In BROADCASTING the consumer
+reads all of them. In RocketMQ's own allocation a strategy chooses the share of this member among the members in the
+group log. Members that see different lists for a moment compute shares that overlap, so a share is only a wish.
+`LeasedAssigner` claims leases for the share in the group log, and lets the poll loop read the leased queues (in orderly
+mode `OrderlyMode` does that itself). Rules of leases in concurrent consumption:
+
+* Without the queue's lease nothing is read, passed to listeners or committed: Kafka does not fence the commits of a
+  consumer that assigns itself.
+* A queue that is given up is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer
+  continues, and the next owner delivers its messages again. Concurrent consumption promises only at-least-once.
+* A lost lease ends the queue immediately: nothing more of it is handed out or committed. If the lease comes back, the
+  queue starts again from the committed offset.
+* A new owner starts at the committed offset. Commits carry no token, and releases carry no offset. A commit covers only
+  a finished prefix. So nothing is lost between two commits, whichever comes last, and an operator's reset stays.
+
+Owned by the poll thread.
+
+Source: `RebalanceImpl#rebalanceByTopic`. The leases are an addition: RocketMQ's concurrent consumers have none, and two
+of them may consume one queue for a while.
 """
 
 from collections.abc import Callable, Collection
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 from confluent_kafka import KafkaException
 
+from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.core.allocate import Allocation
+from rocketshim.core.lease import Lease
+from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
+from rocketshim.core.user_values import safe_text
+from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["BroadcastAssigner", "PartitionAssigner", "partitions_of"]
+__all__ = ["LeasedAssigner", "PartitionAssigner", "TopicAssigner"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 1.0
+_AGAIN_MS: Final = 1_000
+_STOP_S: Final = 2.0
 
 
 class PartitionAssigner(Protocol):
@@ -49,7 +79,7 @@ class PartitionAssigner(Protocol):
         """Clean up; the loop has ended and has given up every partition."""
 
 
-def partitions_of(
+def _partitions_of(
     lookups: LookupClient, topics: Collection[str], held: Collection[TopicPartitionKey]
 ) -> set[TopicPartitionKey]:
     """Return every partition of these topics; if a topic cannot be looked up now, return its partitions in `held`.
@@ -68,40 +98,165 @@ def partitions_of(
     return found
 
 
-class BroadcastAssigner:
-    """BROADCASTING: every queue of every topic, looked up at an interval.
+class TopicAssigner:
+    """Reads the partitions of topics: all of them, or the share of this member.
 
     Args:
         topics: returns the physical topics.
-        interval_ms: time between two look-ups, in ms.
-
-    Source: `RebalanceImpl#rebalanceByTopic`, case BROADCASTING.
+        interval_ms: time between two look-ups, in ms, if nothing changes.
+        allocation: chooses this member's share; None: every partition (BROADCASTING).
+        members: returns the client ids of the live members. Nothing is wanted until this member is one of them.
     """
 
-    def __init__(self, topics: Callable[[], Collection[str]], interval_ms: int) -> None:
+    def __init__(
+        self,
+        topics: Callable[[], Collection[str]],
+        interval_ms: int,
+        allocation: Allocation | None = None,
+        members: Callable[[], Collection[str]] = tuple,
+    ) -> None:
         self._topics = topics
         self._interval_ms = interval_ms
-        self._next_look_ms: int | None = None
-        self._looked_for: frozenset[str] = frozenset()
-
-    def gave_up(self, key: TopicPartitionKey) -> None:
-        """See `PartitionAssigner`."""
-
-    def close(self) -> None:
-        """See `PartitionAssigner`."""
+        self._allocation = allocation
+        self._members = members
+        self._seen: tuple[frozenset[str], tuple[str, ...]] | None = None
+        self._next_ms = 0
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
         """See `PartitionAssigner`."""
-        topics = frozenset(self._topics())
-        if topics == self._looked_for and self._next_look_ms is not None and now_ms < self._next_look_ms:
+        topics, members = seen = frozenset(self._topics()), tuple(self._members())
+        allocation = self._allocation
+        if seen == self._seen and now_ms < self._next_ms:
             return None
-        self._next_look_ms = now_ms + self._interval_ms
-        self._looked_for = topics
+        if self._seen is None and allocation is not None and allocation.client_id not in members:
+            return None
+        self._seen = seen
+        self._next_ms = now_ms + self._interval_ms
         try:
-            return partitions_of(lookups, topics, held)
+            there = _partitions_of(lookups, topics, held)
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
-            self._next_look_ms = now_ms + min(self._interval_ms, 1_000)
+            self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
             return None
+        if allocation is None:
+            return there
+        share: set[TopicPartitionKey] = set()
+        for topic in topics:
+            try:
+                share |= allocation.share(topic, there, members)
+            except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ the assigned queues are kept
+                strategy = safe_text(allocation.strategy, repr)
+                _LOG.exception("consumer.strategy-failed", extra={"topic": topic, "strategy": strategy})
+                share |= {key for key in held if key.topic == topic}
+        return share
+
+    def gave_up(self, key: TopicPartitionKey) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class LeasedAssigner:
+    """An assigner that reads only those queues of a share whose lease this process has.
+
+    Args:
+        share: chooses the queues that this member should have.
+        log: the group-log thread.
+        ownership: has the leases.
+    """
+
+    def __init__(self, share: TopicAssigner, log: GroupLogThread, ownership: Ownership) -> None:
+        self._share = share
+        self._log = log
+        self._wanted: set[TopicPartitionKey] | None = None
+        self._leases = ownership.leases
+        self._lost: dict[TopicPartitionKey, Lease] = {}
+        self._given: set[TopicPartitionKey] | None = None
+
+    def wanted(
+        self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
+    ) -> set[TopicPartitionKey] | None:
+        """See `PartitionAssigner`.
+
+        Raises:
+            RocketshimError: the group log can no longer be read, or the group allocates its queues in another way.
+        """
+        if self._log.error is not None:
+            raise self._log.error
+        self._take_events(held)
+        share = self._share.wanted(lookups, self._wanted or (), now_ms)
+        if share is not None and share != self._wanted:
+            self._want(share)
+            _LOG.info("consumer.share", extra={"queues": partition_names(sorted(share))})
+        if self._wanted is None:
+            return None
+        given = {key for key in self._leases if key in self._wanted}
+        if given == self._given:
+            return None
+        self._given = given
+        return given
+
+    def gave_up(self, key: TopicPartitionKey) -> None:
+        """Release the lease: nothing more of the queue is handed out, and what could be committed is committed."""
+        lost = self._lost.pop(key, None)
+        if lost is not None:
+            self._release(lost)
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            if self._wanted and key in self._wanted:  # the log releases only queues that are not wanted
+                self._want(self._wanted - {key})
+            self._release(lease)
+
+    def close(self) -> None:
+        """Release everything and leave the group; this takes a few seconds at most."""
+        self._want(set())
+        for key in [*self._lost, *self._leases]:
+            self.gave_up(key)
+        self._log.stop(_STOP_S, self._release_new_leases)
+
+    def _release_new_leases(self) -> None:
+        """Release the leases that arrive while the log stops."""
+        while self._log.events.qsize():
+            self._release(self._log.events.get().lease)
+
+    def _want(self, share: set[TopicPartitionKey]) -> None:
+        self._wanted = share
+        self._log.want([MessageQueue(topic, queue_id=number) for topic, number in share])
+
+    def _take_events(self, held: Collection[TopicPartitionKey]) -> None:
+        """Process events, up to the loss of an assigned queue: the loop must end that queue before anything else."""
+        while self._log.events.qsize():
+            event = self._log.events.get()
+            match event:
+                case QueueStarted(lease):
+                    self._leases[_key_of(lease)] = lease  # if it is no longer wanted, its QueueStopped follows
+                case QueueStopped(lease, reason):
+                    if self._stopped(lease, reason, held):
+                        return
+                case _:
+                    assert_never(event)
+
+    def _stopped(self, lease: Lease, reason: StopReason, held: Collection[TopicPartitionKey]) -> bool:
+        key = _key_of(lease)
+        if self._leases.get(key) is not lease:
+            self._release(lease)  # it was given up before
+            return False
+        if key not in held:
+            del self._leases[key]
+            self._release(lease)
+            return False
+        if reason is StopReason.UNWANTED:
+            return False  # the loop gives it up, and then calls `gave_up`
+        del self._leases[key]
+        self._lost[key] = lease
+        return True
+
+    def _release(self, lease: Lease) -> None:
+        self._log.release(lease, None, ())
+
+
+def _key_of(lease: Lease) -> TopicPartitionKey:
+    return TopicPartitionKey(lease.queue.topic, lease.queue.queue_id)

@@ -11,13 +11,14 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.consumer.reader.self_allocation import StrategyAssigner
+from rocketshim.consumer.reader.partition_assigner import TopicAssigner
 from rocketshim.consumer.reader.start_offsets import StartOffsets, StartRules
 from rocketshim.core.allocate import (
     AllocateMessageQueueAveragely,
     AllocateMessageQueueAveragelyByCircle,
     AllocateMessageQueueByConfig,
     AllocateMessageQueueConsistentHash,
+    Allocation,
 )
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere
@@ -51,11 +52,9 @@ STRATEGIES = [
 # --- the share alone -------------------------------------------------------------------------------------------------
 
 
-def share_of_one(strategy: Any, client_id: str, members: Callable[[], list[str]], **values: Any) -> StrategyAssigner:
-    options: dict[str, Any] = {"topics": lambda: ["orders", RETRY], "interval_ms": 20_000, **values}
-    return StrategyAssigner(
-        strategy=strategy, group="g", client_id=client_id, logical={RETRY: "%RETRY%g"}, members=members, **options
-    )
+def share_of_one(strategy: Any, client_id: str, members: Callable[[], list[str]]) -> TopicAssigner:
+    allocation = Allocation(strategy, "g", client_id, {RETRY: "%RETRY%g"})
+    return TopicAssigner(lambda: ["orders", RETRY], 20_000, allocation, members)
 
 
 @pytest.fixture
