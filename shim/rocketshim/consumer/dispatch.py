@@ -110,16 +110,7 @@ class DispatchCounts:
 
 
 class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
-    """The poll thread's side of the listener threads.
-
-    Args:
-        pool: runs chunks.
-        batch_count: maximum number of messages of one listener call.
-        send_back: stores what has failed.
-        now_ms: returns monotonic time in ms.
-
-    Thread-safety: none; the poll thread's.
-    """
+    """The poll thread's side of the listener threads; a listener call gets at most `batch_count` messages."""
 
     def __init__(
         self, pool: Pool[TaskT, AnswerT], batch_count: int, send_back: SendBack, now_ms: Callable[[], int]

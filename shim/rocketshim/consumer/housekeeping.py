@@ -24,12 +24,7 @@ _COMPARE_TIMEOUT_S: Final = 0.5
 
 @dataclass(slots=True)
 class Timer:
-    """Something that is due at an interval, for the first time immediately.
-
-    Attributes:
-        interval_ms: time between two times, in ms.
-        next_ms: when it is due again, monotonic ms.
-    """
+    """Something that is due at an interval, for the first time immediately."""
 
     interval_ms: int
     next_ms: int = 0
@@ -43,16 +38,7 @@ class Timer:
 
 
 class Housekeeping(Generic[QueueT]):
-    """The recurring work of one poll loop.
-
-    Args:
-        parts, queues, dispatch: the parts of the loop.
-
-    Attributes:
-        state: the state of the consumer; replaced each second, any thread may read it.
-
-    Thread-safety: none; the poll thread's, except for `state`.
-    """
+    """The recurring work of one poll loop. `state` is replaced each second; any thread may read it."""
 
     def __init__(
         self,

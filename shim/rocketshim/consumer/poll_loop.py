@@ -90,10 +90,6 @@ class Mode(Protocol):
 class PollLoop(Generic[QueueT]):
     """The loop of one thread over one Kafka consumer. `push.loops` puts it together.
 
-    Args:
-        parts, dispatch, queues: its parts.
-        mode: concurrent or orderly consumption.
-
     Attributes:
         opened: set when `open` has succeeded or failed.
         is_open: whether it has succeeded.

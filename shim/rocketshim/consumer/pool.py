@@ -19,12 +19,7 @@ _LOG = safe_logger("rocketshim.consumer")
 
 
 class ListenerPool(Generic[TaskT, AnswerT]):
-    """A number of threads that run chunks.
-
-    Args:
-        run: runs one chunk; see `ChunkRunner.run`.
-        size: number of threads, 1 or more.
-        name: prefix of the threads' names.
+    """The `Pool` of plain functions: a number of threads that run chunks.
 
     Thread-safety: only one owner thread calls `submit`, `resize`, `stop` and `wait`; any thread calls `is_own_thread`.
     """
@@ -42,18 +37,14 @@ class ListenerPool(Generic[TaskT, AnswerT]):
         self.resize(size)
 
     def submit(self, chunk: TaskT) -> None:
-        """Hand a chunk to the first free thread."""
+        """See `Pool`: hand a chunk to the first free thread."""
         self._tasks.put(chunk)
 
     def report_part(self, chunk: TaskT) -> None:
         """Do nothing: one thread has the chunk, and a chunk with a long call was already split."""
 
     def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
-        """Return the next result; raise `queue.Empty` if none came in time.
-
-        Once one result is available, wait up to `gather_s` for more, so that the owner does not wake for each of them
-        (20 threads that sleep 1 ms make 20,000 results a second).
-        """
+        """See `Pool`. The owner does not wake for each result: 20 threads that sleep 1 ms make 20,000 a second."""
         result = self.results.get(timeout=timeout_s)
         if gather_s > 0:
             time.sleep(min(gather_s, timeout_s))

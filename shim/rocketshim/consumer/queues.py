@@ -31,20 +31,7 @@ MakeQueue = Callable[[TopicPartitionKey, int], QueueT]
 
 
 class AssignedQueues(Generic[QueueT]):
-    """The queues of one push consumer.
-
-    Args:
-        make_queue: makes a queue.
-        reader: reads the partitions.
-        dispatch: has the messages that are handed out.
-        settings: limits of what is buffered.
-
-    Attributes:
-        by_key: the queues that are read now.
-        commits: the commits of these queues.
-
-    Thread-safety: none; the poll thread's. Any thread may iterate.
-    """
+    """The queues that are read now, by partition (`by_key`), and their commits. Any thread may iterate."""
 
     def __init__(
         self,

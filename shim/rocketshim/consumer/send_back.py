@@ -81,13 +81,9 @@ class SendBack:
     Args:
         make_producer: makes a producer with idempotence and `acks=all`; called by `open`, and after a fatal error.
             None: nothing is retried (BROADCASTING), and a failed message is logged, counted and dropped.
-        names, levels, group: names, delay levels and group of the consumer.
-        lanes: returns the number of lanes of the schedule topic, 1 or more.
         policy: decides level and delay if the listener did not request one.
         limit: `max_reconsume_times` of the group.
         back_off_ms: pause before a hop that was not stored is sent again, in ms.
-
-    Thread-safety: none; the poll thread's.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, and `#processConsumeResult`, case BROADCASTING;
     `AbstractSendMessageProcessor#consumerSendMsgBack`.

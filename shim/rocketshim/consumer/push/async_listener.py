@@ -96,14 +96,10 @@ _Call = tuple[_Work, int, list[Any], ConsumeConcurrentlyContext]
 
 
 class AsyncPool:
-    """Runs chunks through coroutines.
+    """The `Pool` of coroutines: at most `size` calls at the same time.
 
-    Args:
-        runner: calls the listeners.
-        size: maximum number of concurrent calls, 1 or more.
-        name: name of the thread.
-        lists: whether a listener gets lists.
-        loop: an event loop of another thread, to use instead of a new one; the pool does not stop it.
+    With `lists` a listener gets lists. With `loop`, the event loop of another thread, the pool makes none, and does not
+    stop that one.
 
     Thread-safety: one owner thread calls `submit`, `resize`, `stop` and `wait`; any thread may call `is_own_thread`.
     """

@@ -1,4 +1,7 @@
-"""Concurrent consumption: a partition starts when it is assigned; what takes a listener too long is sent back."""
+"""Concurrent consumption: a partition starts when it is assigned; what takes a listener too long is sent back.
+
+Owned by the poll thread.
+"""
 
 from collections.abc import Collection
 from typing import Any, Final
@@ -28,15 +31,7 @@ def make_process_queue(key: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
 
 
 class ConcurrentMode:
-    """The `Mode` of concurrent consumption.
-
-    Args:
-        reader, queues, dispatch: the parts of the loop.
-        settings: its settings.
-        clock: the time of a time-out.
-
-    Thread-safety: none; the poll thread's.
-    """
+    """The `Mode` of concurrent consumption."""
 
     def __init__(
         self,

@@ -33,15 +33,7 @@ class OffsetStore(Protocol):
 
 
 class Committer:
-    """Commits of one consumer.
-
-    Args:
-        metadata: returns the text that a commit of a partition carries.
-        ownership: which partitions may be committed at this instant.
-        store: where offsets are stored; None: in Kafka. Commits to any other store are synchronous.
-
-    Thread-safety: none; the poll thread's.
-    """
+    """Commits of one consumer, to Kafka, or synchronously to a `store`. `metadata` returns what a commit carries."""
 
     def __init__(
         self,

@@ -22,15 +22,7 @@ __all__ = ["Ownership"]
 class Ownership:
     """Which partitions of one consumer may be handed out and committed.
 
-    Args:
-        now_ms: returns monotonic time in ms.
-        needs_lease: whether a partition is owned only under a lease.
-        is_fenced: whether commits carry the token of the lease.
-
-    Attributes:
-        leases: the leases that this process has.
-
-    Thread-safety: none; the poll thread's.
+    With `needs_lease` a partition is owned only under one of the `leases`; with `is_fenced` commits carry its token.
     """
 
     def __init__(self, now_ms: Callable[[], int], *, needs_lease: bool = False, is_fenced: bool = False) -> None:

@@ -36,10 +36,7 @@ _NONE: Final = PauseReason(0)
 
 
 class Pauses:
-    """The pauses of one Kafka consumer.
-
-    Thread-safety: none; the poll thread's.
-    """
+    """The pauses of one Kafka consumer."""
 
     def __init__(self) -> None:
         self._reasons: dict[TopicPartitionKey, PauseReason] = {}

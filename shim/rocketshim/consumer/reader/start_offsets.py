@@ -78,19 +78,11 @@ class StartRules:
 class StartOffsets:
     """Start offsets of one consumer.
 
-    Args:
-        rules: where partitions start.
-        lookups: client for look-ups of topics and offsets.
-        ownership: which partitions may be committed, and under which token.
-        store: where offsets are stored; None: in Kafka.
-
     Attributes:
         conflicts: topic to the subscription, as text, of a member that committed there and subscribes differently. Two
             subscriptions in one group lose messages: each member skips what the other wants.
         found_tokens: fencing token in the commit of a partition when it was last resolved; None: the commit carries
             none. A partition without an entry had no commit.
-
-    Thread-safety: none; the poll thread's.
 
     Source: `RebalancePushImpl#computePullFromWhereWithException` of RocketMQ.
     """
@@ -139,13 +131,8 @@ class StartOffsets:
     ) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Return the same partitions with their start offsets, and those of them that have no commit yet.
 
-        Args:
-            consumer: the Kafka consumer.
-            partitions: the partitions; their offsets are ignored.
-            timeout_s: timeout of each request, in seconds.
-
         Raises:
-            KafkaException: the cluster did not answer.
+            KafkaException: the cluster did not answer; each request has `timeout_s` seconds.
         """
         by_topic: dict[str, list[int]] = defaultdict(list)
         for item in partitions:
@@ -269,14 +256,8 @@ def paused_assignment(partitions: Iterable[TopicPartition]) -> list[TopicPartiti
 class PartitionStarter:
     """Assigns partitions to one consumer: each at its start offset, or paused until that is known.
 
-    Args:
-        starts: finds start offsets.
-        pauses: pauses of the consumer.
-        begin: called with each partition and its start offset once it is assigned. For a paused partition it is called
-            with `UNKNOWN_START`, and again when the start is known.
-        now_ms: returns monotonic time in ms.
-
-    Thread-safety: none; the poll thread's.
+    `begin` is called with each partition and its start offset once it is assigned. For a paused partition it is called
+    with `UNKNOWN_START`, and again when the start is known.
     """
 
     def __init__(
@@ -298,12 +279,7 @@ class PartitionStarter:
         return key in self._waiting
 
     def take_up(self, consumer: ConsumerClient, partitions: list[TopicPartition], *, look: bool = True) -> None:
-        """Assign the partitions that this consumer was given; for `on_assign`.
-
-        Args:
-            consumer: the Kafka consumer.
-            partitions: the partitions; their offsets are ignored.
-            look: False: their starts are not looked up (the consumer is closing).
+        """Assign the partitions that this consumer was given; with `look` False their starts stay unknown.
 
         Raises:
             KafkaException, RuntimeError: the partitions could not be assigned.

@@ -23,17 +23,7 @@ _MISSING_GRACE_MS: Final = 30_000
 
 
 class TopicWatch:
-    """The topics of one consumer.
-
-    Args:
-        source: what the consumer subscribes to.
-        interval_ms: time between two look-ups, in ms.
-
-    Attributes:
-        topics: physical names of the topics to read now.
-
-    Thread-safety: none; the poll thread's.
-    """
+    """The topics of one consumer; `topics` has the physical names of those to read now."""
 
     def __init__(self, source: Subscriptions, interval_ms: int) -> None:
         self.topics = source.topics()
