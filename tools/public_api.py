@@ -27,6 +27,7 @@ MODULES = (
     "rocketshim.compat.rocketmq.consts",
     "rocketshim.compat.rocketmq.exceptions",
     "rocketshim.contrib.asgi",
+    "rocketshim.contrib.django",
     "rocketshim.harness",
     "rocketshim.testing",
     "rocketshim.local",

@@ -133,6 +133,7 @@ DOCUMENTED = {
     "rocketshim.compat.rocketmq.client",
     "rocketshim.compat.rocketmq.exceptions",
     "rocketshim.contrib.asgi",
+    "rocketshim.contrib.django",
     "rocketshim.dropin",
     "rocketshim.errors",
     "rocketshim.filters",

@@ -130,13 +130,12 @@ def test_fastapi(harness: Harness) -> None:
     assert [record.value() for record in harness.kafka.records("orders")] == [b"o-7"]
 
 
-def test_django(harness: Harness) -> None:
-    closed: list[int] = []
-    scope = run(recipes()["Django"], close_old_connections=lambda: closed.append(1))
-    scope["consumer"].listener("orders")(lambda _: None)
-    harness.run(scope["consumer"])
-    harness.send(Message("orders", b"x"))
-    assert closed == [1, 1]
+def test_the_functions_of_the_django_recipe_are_those_of_the_example() -> None:
+    section = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## Django\n")[2]
+    programs = re.findall(r"```python\n(.*?)```", section.partition("\n## ")[0], flags=re.DOTALL)
+    for program, module in zip(programs, ("listeners", "views"), strict=True):
+        source = ROOT / "examples" / "django_shop" / "orders" / f"{module}.py"
+        assert program in source.read_text(encoding="utf-8")
 
 
 def test_error_reports(harness: Harness) -> None:

@@ -1,0 +1,1 @@
+"""The application: orders, the view that places them, and the listener that charges them."""
