@@ -52,10 +52,10 @@ class Housekeeping(Generic[QueueT]):
         self._queues = queues
         self._dispatch = dispatch
         self._source = parts.source
-        self._watch = TopicWatch(parts.source, settings.watch_interval_ms)
+        self._watch = TopicWatch(parts.source, settings.rebalance_interval_ms)
         self._group = settings.group
-        self._commit = Timer(settings.commit_interval_ms)
-        self._compare = Timer(settings.watch_interval_ms)
+        self._commit = Timer(settings.persist_consumer_offset_interval_ms)
+        self._compare = Timer(settings.rebalance_interval_ms)
         self._show = Timer(_SHOW_MS)
         self._membership = parts.membership
 

@@ -45,7 +45,7 @@ from rocketshim.consumer.requests import (
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
-from rocketshim.kafka.clients import Parting
+from rocketshim.kafka.clients import Parting, unsubscribes
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
@@ -112,6 +112,7 @@ class PollLoop(Generic[QueueT]):
         self.mode = mode
         self._house = Housekeeping(parts, queues, dispatch)
         self._settings = parts.settings
+        self._unsubscribes = unsubscribes(parts.settings.client)
         self._now_ms = parts.reader.now_ms
         self._log = parts.log
         self._error: BaseException | None = None
@@ -225,7 +226,7 @@ class PollLoop(Generic[QueueT]):
     def _finish_up(self, deadline_ms: int) -> None:
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
         consumer = self.reader.client()
-        if self._settings.unsubscribes:  # with KIP-848 no member waits for one that leaves while it joins
+        if self._unsubscribes:  # with KIP-848 no member waits for one that leaves while it joins
             self._poll_while(lambda: self.reader.is_joining and self.error is None, deadline_ms)
         self.reader.suspend()
         self.dispatch.withhold(self.queues)
@@ -252,7 +253,7 @@ class PollLoop(Generic[QueueT]):
         unanswered = self.queues.commits.outstanding
         timeout_s = max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000)
         try:
-            parting = self.reader.leave(timeout_s, unsubscribe=self._settings.unsubscribes)
+            parting = self.reader.leave(timeout_s, unsubscribe=self._unsubscribes)
         except (KafkaException, RuntimeError) as error:
             self._fail(error)
             return
@@ -300,7 +301,7 @@ class PollLoop(Generic[QueueT]):
             self._catch_up()
             return
         wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
-        count = self._settings.fetch_count
+        count = self._settings.pull_batch_size
         if self._settings.pull_interval_ms:
             count, wait_s = self._keep_interval(wait_s)
         if count:
@@ -321,7 +322,7 @@ class PollLoop(Generic[QueueT]):
         if left_ms > 0:  # only because the consumer must poll to stay in the group
             return 1, 0.0
         self._next_pull_ms = self._now_ms() + self._settings.pull_interval_ms
-        return self._settings.fetch_count, wait_s
+        return self._settings.pull_batch_size, wait_s
 
     def _catch_up(self) -> None:
         """Give the listeners time to catch up; then pause the queues that are still too full, and keep polling.

@@ -12,10 +12,9 @@ from typing import Any, Final, Generic
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch
-from rocketshim.consumer.loop_parts import LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_queue import QueueT
-from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.flow_control import must_pause, per_queue_limits, should_resume
 from rocketshim.errors import ConsumerError
@@ -36,17 +35,17 @@ class AssignedQueues(Generic[QueueT]):
     def __init__(
         self,
         make_queue: MakeQueue[QueueT],
-        reader: PartitionReader,
         dispatch: Dispatch[QueueT, Any, Any],
-        settings: LoopSettings,
+        parts: LoopParts,
     ) -> None:
+        reader = parts.reader
         self.by_key: dict[TopicPartitionKey, QueueT] = {}
         self.commits = Committer(reader.starts.metadata, reader.ownership, reader.store)
         self._make_queue = make_queue
         self._reader = reader
         self._dispatch = dispatch
-        self._settings = settings
-        self._limits = settings.limits
+        self._parts = parts
+        self._limits = parts.limits
         self._epoch = 0
 
     def __iter__(self) -> Iterator[QueueT]:
@@ -119,8 +118,9 @@ class AssignedQueues(Generic[QueueT]):
 
     def _share_limits(self) -> None:
         """Divide the thresholds of a topic among all assigned queues."""
-        given = self._settings
-        self._limits = per_queue_limits(given.limits, given.topic_count, given.topic_size_bytes, len(self.by_key))
+        settings = self._parts.settings
+        count, size_bytes = settings.pull_threshold_for_topic, settings.pull_threshold_size_for_topic_bytes
+        self._limits = per_queue_limits(self._parts.limits, count, size_bytes, len(self.by_key))
 
     def finish(self, keys: Iterable[TopicPartitionKey], deadline_ms: int) -> None:
         """Wait for the listeners of these partitions, then commit: they are about to be revoked."""

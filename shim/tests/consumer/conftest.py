@@ -9,7 +9,7 @@ import pytest
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.consumer.loop_parts import LoopParts, LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.push.loops import concurrent_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -22,6 +22,7 @@ from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.subscriptions import Subscription, Subscriptions
+from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 
@@ -105,7 +106,7 @@ class Bench:
         timestamp_ms: int = 0,
         digest: str = "d",
         policy: Any = None,
-        loop_settings: dict[str, Any] | None = None,
+        settings: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
     ) -> None:
         clock = kafka.clock
@@ -119,14 +120,9 @@ class Bench:
         self.pool = HandPool(runner, clock)
         self.consumers: list[Any] = []
         self.producers: list[Any] = []
-        settings = {
-            "batch_count": batch_count,
-            "commit_interval_ms": 5_000,
-            "consume_timeout_ms": 900_000,
-            "sweep_interval_ms": 1_000,
-            "revoke_drain_ms": 3_000,
-            "limits": limits or FlowLimits(),
-            **(loop_settings or {}),
+        values = {
+            "consume_message_batch_max_size": batch_count,
+            **(settings or {}),
         }
 
         def make_consumer(on_commit: Any) -> Any:
@@ -174,7 +170,8 @@ class Bench:
                 source=source,
                 pool=self.pool,
                 send_back=self.send_back,
-                settings=LoopSettings(**settings),
+                settings=PushConsumerSettings.make(bootstrap="memory:1", group=GROUP, **values),
+                limits=limits or FlowLimits(),
                 clock=clock,
             )
         )

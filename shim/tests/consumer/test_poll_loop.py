@@ -384,7 +384,7 @@ def test_a_producer_that_dies_between_two_calls_is_replaced_too(kafka: InMemoryK
 
 def test_a_message_of_a_too_long_call_is_sent_back_once_at_level_3(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
-    b = bench(nothing, loop_settings={"consume_timeout_ms": 10_000})
+    b = bench(nothing, settings={"consume_timeout_ms": 10_000})
     b.turn(3)
     stuck = b.pool.tasks.popleft()
     stuck.in_work = (next(stuck.todo),)
@@ -470,7 +470,7 @@ def test_an_empty_queue_that_was_paused_because_of_others_is_resumed(
 
 def test_limits_of_the_topic_are_divided_among_the_assigned_queues(kafka: InMemoryKafka, bench: Make) -> None:
     kafka.create_topic("bills", 3)
-    b = bench(nothing, topics=("orders", "bills"), loop_settings={"topic_count": 100})
+    b = bench(nothing, topics=("orders", "bills"), settings={"pull_threshold_for_topic": 100})
     b.turn(5)
     assert len(b.loop.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
     assert b.loop.queues._limits.count == 20

@@ -91,7 +91,7 @@ def test_with_a_pull_interval_one_fetch_comes_each_interval(kafka: InMemoryKafka
     times: list[int] = []
     b = bench(
         lambda message: times.append((kafka.clock.monotonic_ns() - began) // 1_000_000),  # noqa: ARG005
-        loop_settings={"fetch_count": 10, "pull_interval_ms": 400},
+        settings={"pull_batch_size": 10, "pull_interval_ms": 400},
     )
     for _ in range(4_000):
         b.run(1)

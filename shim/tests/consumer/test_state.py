@@ -53,7 +53,7 @@ def test_messages_are_counted_by_result(kafka: InMemoryKafka, bench: Make) -> No
 
 def test_a_long_call_is_visible_and_logged_when_it_is_too_long(kafka: InMemoryKafka, bench: Make) -> None:
     kafka.append("orders", b"12345")
-    b = bench(mixed, loop_settings={"consume_timeout_ms": 10_000})
+    b = bench(mixed, settings={"consume_timeout_ms": 10_000})
     b.turn(3)
     stuck = b.pool.tasks.popleft()
     stuck.in_work = next(stuck.todo)
@@ -76,7 +76,7 @@ def test_a_differing_subscription_is_reported_until_the_commits_agree(kafka: InM
     b = bench(mixed)
     state = shown(b)
     assert state.subscription_conflicts == {"orders": "orders=other"}
-    assert 'rocketshim_consumer_subscription_conflicts{group="",topic="orders"} 1' in metrics_text(state.metrics())
+    assert 'rocketshim_consumer_subscription_conflicts{group="g",topic="orders"} 1' in metrics_text(state.metrics())
     kafka.append("orders", b"")
     b.run()
     b.commit_now()
@@ -124,7 +124,7 @@ def test_the_state_is_json_and_the_metrics_are_prometheus(kafka: InMemoryKafka, 
     assert json.loads(server._answer("/state")[2])["ready"] is True
     families = {family.name: family for family in text_string_to_metric_families(metrics_text(state.metrics()))}
     (failed,) = [s for s in families["rocketshim_consumer_messages"].samples if s.labels["result"] == "EXCEPTION"]
-    assert (failed.value, failed.labels["group"]) == (1, "")
+    assert (failed.value, failed.labels["group"]) == (1, "g")
     assert families["rocketshim_consumer_lag_messages"].samples
 
     class Consumer:

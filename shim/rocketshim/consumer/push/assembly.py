@@ -15,7 +15,7 @@ from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
-from rocketshim.consumer.push.config import connection, consumer_config, loop_settings, producer_config
+from rocketshim.consumer.push.config import connection, consumer_config, flow_limits, producer_config
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.push.loops import concurrent_loop, orderly_loop
@@ -71,48 +71,40 @@ class PushParts:
             self.topics.close()
 
 
+@dataclass(frozen=True, slots=True)
 class PushAssembly:
     """Builds the parts of one push consumer.
 
-    Args:
-        settings: the settings of the consumer.
-        names: the topic names of its namespace.
-        subscriptions: its listeners.
-        hooks: called around its listeners and filters.
-        clients: makes Kafka clients.
-        clock: tells the time.
-        timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
-        event_loop: the event loop for `async def` listeners; None: a new one.
-
-    Thread-safety: one thread.
+    `timestamp_ms` (epoch ms) is for `ConsumeFromWhere.TIMESTAMP`. Without an `event_loop`, `async def` listeners get a
+    new one.
     """
 
-    def __init__(
-        self,
-        settings: PushConsumerSettings,
-        *,
-        names: TopicNames,
-        subscriptions: Subscriptions,
-        hooks: Hooks,
-        clients: Clients,
-        clock: Clock,
-        timestamp_ms: int,
-        event_loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        self._settings = settings
-        self._names = names
-        self._subscriptions = subscriptions
-        self._hooks = hooks
-        self._clients = clients
-        self._clock = clock
-        self._timestamp_ms = timestamp_ms
-        self._event_loop = event_loop
-        self._retry_topic = names.retry(settings.group)
-        self._orderly = bool(subscriptions.orderly)
-        self._broadcasts = settings.message_model is MessageModel.BROADCASTING
-        # a broadcast consumer reads every queue, so it needs no locks
-        needs_log = self._orderly or settings.allocate_message_queue_strategy is not None
-        self._needs_log = needs_log and not self._broadcasts
+    settings: PushConsumerSettings
+    names: TopicNames
+    subscriptions: Subscriptions
+    hooks: Hooks
+    clients: Clients
+    clock: Clock
+    timestamp_ms: int
+    event_loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def _retry_topic(self) -> str:
+        return self.names.retry(self.settings.group)
+
+    @property
+    def _orderly(self) -> bool:
+        return bool(self.subscriptions.orderly)
+
+    @property
+    def _broadcasts(self) -> bool:
+        return self.settings.message_model is MessageModel.BROADCASTING
+
+    @property
+    def _needs_log(self) -> bool:
+        """Return whether queues have locks or leases; a broadcast consumer reads every queue, so it needs none."""
+        allocates = self.settings.allocate_message_queue_strategy is not None
+        return (self._orderly or allocates) and not self._broadcasts
 
     def build(self) -> PushParts:
         """Check and create the group's topics, and make the parts.
@@ -132,12 +124,12 @@ class PushAssembly:
 
     def _prepare(self) -> tuple[Any, GroupTopics | None, int]:
         """Create and check the topics that the consumer needs; return admin client, topics and the number of lanes."""
-        if self._clients.admin is None:
+        if self.clients.admin is None:
             return None, None, 1
-        settings, named = self._settings, self._subscriptions.named()
+        settings, named = self.settings, self.subscriptions.named()
         last_error = LastClientError()
-        admin = self._clients.admin(connection(settings, defaults=last_error.settings))
-        topics = GroupTopics(admin, self._names, settings.group, create=settings.create_topics)
+        admin = self.clients.admin(connection(settings, defaults=last_error.settings))
+        topics = GroupTopics(admin, self.names, settings.group, create=settings.create_topics)
         with explained(last_error, admin):
             if self._broadcasts:
                 topics.look_up(named)
@@ -147,7 +139,7 @@ class PushAssembly:
 
     def _open_store(self, admin: Any) -> LocalOffsetStore:
         """Open the local offset file; first ask the cluster for its id."""
-        settings = self._settings
+        settings = self.settings
         probe = self._make_lookup_client()
         try:
             with cluster_errors(f"the topics of group {settings.group!r} could not be looked up"):
@@ -159,25 +151,25 @@ class PushAssembly:
             return "" if admin is None else TopicId(admin, topic).now() or ""
 
         client_id = settings.client_id or stable_client_id()
-        folder = offset_folder(settings.offset_store_dir, client_id, self._names, settings.group)
+        folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
 
     def _make(self, admin: Any, topics: GroupTopics | None, lanes: int, store: LocalOffsetStore | None) -> PushParts:
-        settings, clock = self._settings, self._clock
+        settings, clock = self.settings, self.clock
         ownership = Ownership(now_ms_of(clock), needs_lease=self._needs_log, is_fenced=self._orderly)
         log = self._connect_log(admin) if self._needs_log else None
         pool = self._make_pool()
         reader = PartitionReader(
-            make_consumer=lambda on_commit: self._clients.consumer(
+            make_consumer=lambda on_commit: self.clients.consumer(
                 consumer_config(settings, orderly=self._orderly, on_commit=on_commit)
             ),
             make_lookup_client=self._make_lookup_client,
             rules=StartRules(
                 self._retry_topic,
                 settings.consume_from_where,
-                self._timestamp_ms,
-                self._subscriptions.digest(),
-                self._subscriptions.text(),
+                self.timestamp_ms,
+                self.subscriptions.digest(),
+                self.subscriptions.text(),
                 young_max=0 if self._broadcasts else settings.young_queue_max_messages,
             ),
             ownership=ownership,
@@ -187,10 +179,11 @@ class PushAssembly:
         )
         parts = LoopParts(
             reader=reader,
-            source=self._subscriptions,
+            source=self.subscriptions,
             pool=pool,
             send_back=self._make_send_back(lanes),
-            settings=loop_settings(settings, orderly=self._orderly),
+            settings=settings,
+            limits=flow_limits(settings, orderly=self._orderly),
             clock=clock,
             log=log,
             membership=self._make_membership(admin),
@@ -208,31 +201,31 @@ class PushAssembly:
 
     def _make_membership(self, admin: Any) -> MemberCheck | None:
         """Return what detects an empty assignment in KIP-848, where Kafka's client calls no callback for it."""
-        is_new_protocol = str(self._settings.client.get("group.protocol", "classic")).lower() == "consumer"
-        return MemberCheck(admin, self._settings.group) if is_new_protocol and admin is not None else None
+        is_new_protocol = str(self.settings.client.get("group.protocol", "classic")).lower() == "consumer"
+        return MemberCheck(admin, self.settings.group) if is_new_protocol and admin is not None else None
 
     def _make_lookup_client(self) -> ConsumerClient:
         """Make a client that joins no group and fetches nothing."""
-        settings = self._settings
-        return self._clients.consumer(connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
+        settings = self.settings
+        return self.clients.consumer(connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
 
     def _connect_log(self, admin: Any) -> GroupLogThread:
-        settings = self._settings
+        settings = self.settings
         strategy = settings.allocate_message_queue_strategy
         return connect_group_log(
             settings,
             settings.group,
             client_id=settings.client_id or new_client_id(),
             lock_settings=settings.lock_settings,
-            topics=self._subscriptions.topics,
-            clients=self._clients,
-            clock=self._clock,
+            topics=self.subscriptions.topics,
+            clients=self.clients,
+            clock=self.clock,
             admin=admin,
             strategy=None if strategy is None else strategy.name,
         )
 
     def _make_assigner(self, log: GroupLogThread | None, ownership: Ownership) -> PartitionAssigner | None:
-        settings, topics = self._settings, self._subscriptions.topics
+        settings, topics = self.settings, self.subscriptions.topics
         if self._broadcasts:
             return TopicAssigner(topics, settings.rebalance_interval_ms)
         strategy = settings.allocate_message_queue_strategy
@@ -244,10 +237,10 @@ class PushAssembly:
         return assigner if self._orderly else LeasedAssigner(assigner, log, ownership)  # orderly queues lease later
 
     def _make_send_back(self, lanes: int) -> SendBack:
-        settings = self._settings
+        settings = self.settings
         return SendBack(
-            None if self._broadcasts else lambda: self._clients.producer(producer_config(settings)),
-            names=self._names,
+            None if self._broadcasts else lambda: self.clients.producer(producer_config(settings)),
+            names=self.names,
             levels=settings.delay_levels,
             group=settings.group,
             lanes=lambda: lanes,
@@ -257,25 +250,25 @@ class PushAssembly:
         )
 
     def _make_pool(self) -> ListenerPool[Any, Any] | AsyncPool:
-        settings, name = self._settings, f"rocketshim-listener-{self._settings.group}"
-        if not self._subscriptions.awaits:
+        settings, name = self.settings, f"rocketshim-listener-{self.settings.group}"
+        if not self.subscriptions.awaits:
             return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
         batch_count = settings.consume_message_batch_max_size
-        find = self._hooks.wrap(self._subscriptions.get, awaits=True)
-        runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self._clock)
+        find = self.hooks.wrap(self.subscriptions.get, awaits=True)
+        runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self.clock)
         lists = batch_count > 1
-        return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self._event_loop)
+        return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self.event_loop)
 
     def _make_runner(self) -> Callable[[Any], Any]:
-        settings, find = self._settings, self._hooks.wrap(self._subscriptions.get, awaits=False)
+        settings, find = self.settings, self.hooks.wrap(self.subscriptions.get, awaits=False)
         batch_count = settings.consume_message_batch_max_size
         if not self._orderly:
-            return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self._clock).run
+            return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self.clock).run
         return OrderlyRunner(
             settings.group,
             find,
             self._retry_topic,
             batch_count=batch_count,
-            clock=self._clock,
+            clock=self.clock,
             levels=settings.delay_levels,
         ).run

@@ -10,10 +10,8 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.housekeeping import Timer
-from rocketshim.consumer.loop_parts import LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.queues import AssignedQueues
-from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.logs import safe_logger
@@ -23,6 +21,7 @@ __all__ = ["ConcurrentMode", "make_process_queue"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _IDLE_S: Final = 0.1
+_SWEEPS: Final = 10  # sweeps per consume timeout
 
 
 def make_process_queue(key: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
@@ -35,19 +34,17 @@ class ConcurrentMode:
 
     def __init__(
         self,
-        reader: PartitionReader,
+        parts: LoopParts,
         queues: AssignedQueues[ProcessQueue[Any]],
         dispatch: ChunkDispatch,
-        settings: LoopSettings,
-        clock: Clock,
     ) -> None:
-        self._reader = reader
+        self._reader = parts.reader
         self._queues = queues
         self._dispatch = dispatch
 
-        self._timeout_ms = settings.consume_timeout_ms
-        self._sweep = Timer(settings.sweep_interval_ms)
-        self._clock = clock
+        self._timeout_ms = parts.settings.consume_timeout_ms
+        self._sweep = Timer(max(10, min(1_000, self._timeout_ms // _SWEEPS)))
+        self._clock = parts.clock
 
     def take_up(self, partitions: list[TopicPartition]) -> None:
         """See `Mode`."""

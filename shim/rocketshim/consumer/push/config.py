@@ -1,9 +1,8 @@
-"""Translates the settings of a push consumer into the settings of its Kafka clients and of its poll loop."""
+"""Translates the settings of a push consumer into those of its Kafka clients and its flow control."""
 
 from collections.abc import Callable
 from typing import Any, Final
 
-from rocketshim.consumer.loop_parts import LoopSettings
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.kafka.client_config import (
     CONSUMER_DEFAULTS,
@@ -12,12 +11,10 @@ from rocketshim.kafka.client_config import (
     PROTECTED_PRODUCER,
     merge,
 )
-from rocketshim.kafka.clients import unsubscribes
 from rocketshim.settings import PushConsumerSettings
 
-__all__ = ["connection", "consumer_config", "loop_settings", "producer_config"]
+__all__ = ["connection", "consumer_config", "flow_limits", "producer_config"]
 
-_SWEEPS: Final = 10  # sweeps per consume timeout
 _SESSION_MS: Final = 45_000  # Kafka's default
 _SESSION_MIN_MS: Final = 6_000  # the broker's default minimum
 _HEARTBEAT_MS: Final = 500  # members learn of a departure by heartbeat: a clean stop hands over within 1 s
@@ -59,28 +56,14 @@ def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
     return connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
 
 
-def loop_settings(settings: PushConsumerSettings, *, orderly: bool) -> LoopSettings:
-    """Return the settings of the poll loop."""
+def flow_limits(settings: PushConsumerSettings, *, orderly: bool) -> FlowLimits:
+    """Return when a queue has so much that it is paused."""
     span: int | None = settings.consume_concurrently_max_span
     if orderly:
         span = settings.order_by_key_max_span if settings.order == "key" else None
-    return LoopSettings(
-        batch_count=settings.consume_message_batch_max_size,
-        commit_interval_ms=settings.persist_consumer_offset_interval_ms,
-        consume_timeout_ms=settings.consume_timeout_ms,
-        watch_interval_ms=settings.rebalance_interval_ms,
-        sweep_interval_ms=max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)),
-        revoke_drain_ms=settings.revoke_drain_ms,
-        fetch_count=settings.pull_batch_size,
-        pull_interval_ms=settings.pull_interval_ms,
-        group=settings.group,
-        unsubscribes=unsubscribes(settings.client),
-        topic_count=settings.pull_threshold_for_topic,
-        topic_size_bytes=settings.pull_threshold_size_for_topic_bytes,
-        limits=FlowLimits(
-            settings.pull_threshold_for_queue,
-            settings.pull_threshold_size_for_queue_bytes,
-            span,
-            resume_span=span if orderly else None,
-        ),
+    return FlowLimits(
+        settings.pull_threshold_for_queue,
+        settings.pull_threshold_size_for_queue_bytes,
+        span,
+        resume_span=span if orderly else None,
     )

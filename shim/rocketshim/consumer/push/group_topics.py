@@ -16,15 +16,10 @@ _LOG = safe_logger("rocketshim.consumer")
 
 
 class GroupTopics:
-    """Checks that the topics of a group exist, and creates the group's own topics.
+    """Checks that the topics of a group exist. Thread-safe.
 
-    Args:
-        admin: a `confluent_kafka.admin.AdminClient`.
-        names: the topic names of the namespace.
-        group: the consumer group.
-        create: create missing topics: those of the group always, consumed ones where the cluster creates topics on use.
-
-    Thread-safety: thread-safe.
+    With `create` it creates missing topics: those of the group always, consumed ones where the cluster creates topics
+    on use.
     """
 
     def __init__(self, admin: Any, names: TopicNames, group: str, *, create: bool) -> None:
@@ -38,12 +33,7 @@ class GroupTopics:
         self._admin = None
 
     def ensure(self, levels: DelayLevels, *, with_log: bool) -> None:
-        """Create or check the group's own topics; it raises the errors of `provision.ensure_topics`.
-
-        Args:
-            levels: the table of delay levels.
-            with_log: the group has locks, and so needs a group log.
-        """
+        """Create or check the group's own topics, and `with_log` its log. Raises as `provision.ensure_topics`."""
         specs = Layout(self._names, levels).for_group(self._group, with_log=with_log)
         provision.ensure_topics(self._admin, specs, create=self._create)
 

@@ -21,20 +21,21 @@ _ORDERLY_COMMIT_MS: Final = 500
 
 def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
     """Make the loop of a concurrent consumer."""
-    reader, settings = parts.reader, parts.settings
-    dispatch = ChunkDispatch(parts.pool, settings.batch_count, parts.send_back, reader.now_ms)
-    queues = AssignedQueues(make_process_queue, reader, dispatch, settings)
-    return PollLoop(parts, dispatch, queues, ConcurrentMode(reader, queues, dispatch, settings, parts.clock))
+    batch_count = parts.settings.consume_message_batch_max_size
+    dispatch = ChunkDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms)
+    queues = AssignedQueues(make_process_queue, dispatch, parts)
+    return PollLoop(parts, dispatch, queues, ConcurrentMode(parts, queues, dispatch))
 
 
 def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
     """Make the loop of an orderly consumer, and its counts. It commits often, since a crash repeats what it did not."""
     if parts.log is not None:
-        often_ms = min(parts.settings.commit_interval_ms, _ORDERLY_COMMIT_MS)
-        parts = replace(parts, settings=replace(parts.settings, commit_interval_ms=often_ms))
+        often_ms = min(parts.settings.persist_consumer_offset_interval_ms, _ORDERLY_COMMIT_MS)
+        often = parts.settings.model_copy(update={"persist_consumer_offset_interval_ms": often_ms})
+        parts = replace(parts, settings=often)
     reader, now_ms = parts.reader, parts.reader.now_ms
-    dispatch = OrderlyDispatch(parts.pool, parts.settings.batch_count, parts.send_back, now_ms)
+    dispatch = OrderlyDispatch(parts.pool, parts.settings.consume_message_batch_max_size, parts.send_back, now_ms)
     made = OrderlyQueues(settings, reader.ownership, parts.send_back, parts.clock, now_ms)
-    queues = AssignedQueues(made.make, reader, dispatch, parts.settings)
+    queues = AssignedQueues(made.make, dispatch, parts)
     mode = OrderlyMode(reader, queues, dispatch, made, log=parts.log, now_ms=now_ms)
     return PollLoop(parts, dispatch, queues, mode), made.counts

@@ -321,13 +321,13 @@ class PushConsumer:
             raise ConfigError("nothing to consume: register a listener before start()")
         parts = PushAssembly(
             self.settings,
-            names=self.names,
-            subscriptions=self._subscriptions,
-            hooks=self._hooks,
-            clients=self._clients or confluent_clients(),
-            clock=self._clock,
-            timestamp_ms=self._timestamp_ms,
-            event_loop=self._event_loop,
+            self.names,
+            self._subscriptions,
+            self._hooks,
+            self._clients or confluent_clients(),
+            self._clock,
+            self._timestamp_ms,
+            self._event_loop,
         ).build()
         name = f"rocketshim-poll-{self.settings.group}"
         thread = threading.Thread(target=self._run_loop, args=(parts,), name=name, daemon=True)

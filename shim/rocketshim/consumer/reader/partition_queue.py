@@ -11,20 +11,11 @@ __all__ = ["PartitionQueue", "QueueT", "Work"]
 class PartitionQueue(FlowCounts, Protocol):
     """An assigned queue: a `ProcessQueue` or an `OrderlyPartition`."""
 
+    topic: str
+    partition: int
+    epoch: int
     paused: bool
-    """Whether `flow_control` has paused it."""
-
-    @property
-    def topic(self) -> str:
-        """Return the physical topic."""
-
-    @property
-    def partition(self) -> int:
-        """Return the partition number."""
-
-    @property
-    def epoch(self) -> int:
-        """Return the number of the assignment."""
+    """Whether it has so much that it is paused."""
 
     @property
     def dropped(self) -> bool:

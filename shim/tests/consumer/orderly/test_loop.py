@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.loop_parts import LoopParts, LoopSettings
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
@@ -32,7 +32,7 @@ from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.group.connect import connect_group_log
 from rocketshim.health import metrics_text
-from rocketshim.settings import ConnectionSettings
+from rocketshim.settings import ConnectionSettings, PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -143,15 +143,13 @@ class Member:
             source=source,
             pool=self.pool,
             send_back=send_back,
-            settings=LoopSettings(
-                batch_count=batch_count,
-                commit_interval_ms=5_000,
-                consume_timeout_ms=900_000,
-                sweep_interval_ms=1_000,
-                revoke_drain_ms=3_000,
-                limits=FlowLimits(span=span, resume_span=span),
-                fetch_count=fetch_count,
+            settings=PushConsumerSettings.make(
+                bootstrap="memory:1",
+                group=GROUP,
+                consume_message_batch_max_size=batch_count,
+                pull_batch_size=fetch_count,
             ),
+            limits=FlowLimits(span=span, resume_span=span),
             clock=clock,
             log=self.log,
         )
@@ -543,7 +541,7 @@ def test_what_holds_up_a_queue_is_a_metric_while_it_does(stage: Stage) -> None:
     assert failing.reconsume_times in {2, 3}
     assert 2_000 <= failing.failing_ms <= 3_000
     assert (calm.reconsume_times, calm.failing_ms) == (0, 0)
-    metric = 'rocketshim_consumer_failing_reconsume_times{group="",topic="orders",queue_id="0"}'
+    metric = 'rocketshim_consumer_failing_reconsume_times{group="g",topic="orders",queue_id="0"}'
     assert f"{metric} {failing.reconsume_times}" in metrics_text(member.loop.state.metrics())
     stage.answer = lambda _: None
     stage.wait(3_000)
