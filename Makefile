@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
-.PHONY: help demo test test-unit test-integration test-long chaos check docs package public-api format bench lock broker-jars spark-jars dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,8 +91,11 @@ lock: $(VENV)/.run ## resolve the development versions again
 	@$(PIP) install uv
 	@$(BIN)/uv pip compile pyproject.toml --extra local --group build --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -o locks/run.lock
-	@$(BIN)/uv pip compile pyproject.toml --extra local --extra metrics --group dev --universal --python-version 3.11 \
+	@$(BIN)/uv pip compile pyproject.toml --extra local --extra metrics --extra console --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -c locks/run.lock -o locks/dev.lock
+
+vendor: $(VENV)/.dev ## fetch the browser's files of the console again from npm, as their lock file says
+	@$(BIN)/python tools/vendor.py
 
 dev: $(VENV)/.dev ## the development environment, without running anything
 	@$(BIN)/pre-commit install >/dev/null 2>&1 || true

@@ -51,6 +51,8 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.hop-not-stored": "A retry or dead letter was not stored and is sent again; it blocks the commit.",
     "consumer.producer-renewed": "The producer of retries failed and was replaced by a new one.",
     "consumer.dropped": "A message failed in a consumer without retries; it is not delivered again.",
+    "console.page-failed": "A page of the console could not be made because of a bug.",
+    "console.run-failed": "Applying a redrive plan in the console ended because of a bug; what was sent is marked.",
     "dropin.failures-not-logged": "How many send-backs of one cause had no line of their own in a minute.",
     "dropin.listener-failed": "A message was sent back, and comes back.",
     "dropin.message-dead": "A message was sent back and is a dead letter now.",

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rocketshim.admin.record_view import RecordView
-from rocketshim_topics import Origin
+from rocketshim_topics import Envelope, Origin, TopicNames
+from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
-__all__ = ["Missing", "TraceStep", "life"]
+__all__ = ["Missing", "TraceStep", "life", "missing_text", "step_text"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,3 +100,40 @@ def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
     except ValueError:
         return False
     return origin.offset < low_offset(origin.topic, origin.partition)
+
+
+def step_text(hop: TraceStep, names: TopicNames) -> str:
+    """Return what a record in the history of a message means, for a person."""
+    envelope = hop.entry.envelope
+    cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
+    name = hop.entry.topic
+    if hop.due_ms is not None:
+        wait = f"waits {hop.due_ms - hop.entry.stored_ms} ms for {envelope.real_topic}"
+        return f"failed ({cause}), {wait}" if cause else wait
+    if name == names.parked:
+        return f"parked: {envelope.park_reason}"
+    if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):
+        return f"dead: {cause}"
+    plan = _redriven_by(envelope)
+    if plan is not None:
+        return f"sent again by plan {plan}"
+    return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
+
+
+def _redriven_by(envelope: Envelope) -> str | None:
+    """Return the id of the plan that redrove a record; None if it is not a redrive.
+
+    On a source topic the header counts as a user header.
+    """
+    carried = dict(envelope.user).get(USER_PREFIX + REPLAY_ID) or b""
+    replay_id = envelope.replay_id or carried.decode("utf-8", "replace")
+    return replay_id.partition(".")[0] if replay_id and not envelope.reconsume_times else None
+
+
+def missing_text(hop: Missing) -> str:
+    """Return why a record is missing, for a person."""
+    why = "retention has deleted it" if hop.expired else "it was not found"
+    if hop.attempts is None:
+        return why
+    first, last = hop.attempts
+    return f"{why}; no record is left of {f'attempt {first}' if first == last else f'attempts {first} to {last}'}"

@@ -53,6 +53,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List consumer groups; show a group's lag, subscriptions and locks; move its positions.",
     ),
     "topic": ("rocketshim.cli.topic", "Look into a topic, without consuming it."),
+    "console": ("rocketshim.console.command", "Look at dead letters and messages in a browser, and send them again."),
     "acls": ("rocketshim.cli.acls", "Print the minimum ACLs of each role as kafka-acls commands."),
     "broker": (
         "rocketshim_local.cli.broker",
@@ -64,7 +65,17 @@ COMMANDS: dict[str, tuple[str, str]] = {
 PANELS: dict[str, tuple[str, ...]] = {
     "Set up and check": ("init", "doctor", "acls"),
     "Send and run": ("send", "run", "worker"),
-    "Find out what happened, and send again": ("dlq", "retry", "delayed", "parked", "trace", "topic", "group", "spark"),
+    "Find out what happened, and send again": (
+        "dlq",
+        "retry",
+        "delayed",
+        "parked",
+        "trace",
+        "topic",
+        "group",
+        "console",
+        "spark",
+    ),
     "Try on this machine": ("demo", "broker", "dev"),
 }
 """Headline in `rocketshim --help` to the commands below it. Others stand under `Commands`."""

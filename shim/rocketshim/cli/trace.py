@@ -9,13 +9,12 @@ from rich.text import Text
 
 from rocketshim.admin.message_search import history, message_id, records_of
 from rocketshim.admin.record_view import time_text
-from rocketshim.admin.trace import Missing, TraceStep
+from rocketshim.admin.trace import Missing, TraceStep, missing_text, step_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.cli.records import console, counting, echo_safe
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import DelayLevels, Envelope, TopicNames
-from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
+from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
 
@@ -61,49 +60,16 @@ def trace(
         _show(wanted, hops, names)
 
 
-def _what(hop: TraceStep, names: TopicNames) -> str:
-    envelope = hop.entry.envelope
-    cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
-    name = hop.entry.topic
-    if hop.due_ms is not None:
-        wait = f"waits {hop.due_ms - hop.entry.stored_ms} ms for {envelope.real_topic}"
-        return f"failed ({cause}), {wait}" if cause else wait
-    if name == names.parked:
-        return f"parked: {envelope.park_reason}"
-    if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):
-        return f"dead: {cause}"
-    plan = _redriven_by(envelope)
-    if plan is not None:
-        return f"sent again by plan {plan}"
-    return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
-
-
-def _redriven_by(envelope: Envelope) -> str | None:
-    """Return the id of the plan that redrove a record; None if it is not a redrive.
-
-    On a source topic the header counts as a user header.
-    """
-    carried = dict(envelope.user).get(USER_PREFIX + REPLAY_ID) or b""
-    replay_id = envelope.replay_id or carried.decode("utf-8", "replace")
-    return replay_id.partition(".")[0] if replay_id and not envelope.reconsume_times else None
-
-
 def _show(wanted: str, hops: list[TraceStep | Missing], names: TopicNames) -> None:
     table = Table(title=wanted, title_justify="left", box=None, pad_edge=False)
     for column in ("stored (UTC)", "topic/partition/offset", "failures", "what"):
         table.add_column(column, overflow="fold")
     for hop in hops:
         if isinstance(hop, Missing):
-            why = "retention has deleted it" if hop.expired else "it was not found"
-            if hop.attempts is not None:
-                first, last = hop.attempts
-                why += (
-                    f"; no record is left of {f'attempt {first}' if first == last else f'attempts {first} to {last}'}"
-                )
-            table.add_row("?", hop.at, "", Text.assemble(("missing", "bold"), f": {why}"))
+            table.add_row("?", hop.at, "", Text.assemble(("missing", "bold"), f": {missing_text(hop)}"))
         else:
             count = str(hop.entry.envelope.reconsume_times or 0)
-            table.add_row(time_text(hop.entry.stored_ms), hop.entry.at, count, _what(hop, names))
+            table.add_row(time_text(hop.entry.stored_ms), hop.entry.at, count, step_text(hop, names))
     console().print(table)
 
 

@@ -1,0 +1,139 @@
+"""The biography of a message as a picture: where each circle and label stands. Pure; the template draws it.
+
+The records stand in the order in which they were stored, one column each, whatever time lies between: a wait of two
+hours takes as much space as one of a second, and is written into the gap. Each lane is a kind of topic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rocketshim.admin.trace import Missing, TraceStep, missing_text, step_text
+from rocketshim_topics import Origin, TopicNames
+
+__all__ = ["Biography", "Kind", "Lane", "Step", "biography", "duration_text"]
+
+Kind = Literal["made", "waits", "failed", "dead", "missing"]
+_MARKS: Final[dict[Kind, str]] = {"made": "✓", "waits": "…", "failed": "✗", "dead": "✗", "missing": "?"}
+_LANES: Final = ("source", "schedule", "retry", "dead", "parked")
+_LEFT, _COLUMN, _TOP, _ROW = 90, 84, 34, 44
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A kind of topic: its name and its height in the picture."""
+
+    name: str
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A record of the message, or one that is missing.
+
+    Attributes:
+        number: from 1, as in the list below the picture.
+        x, y: the centre of its circle.
+        lane: the kind of its topic.
+        kind: what happened.
+        mark: a sign for it, so that the colour alone need not tell.
+        at: its coordinates.
+        link: topic, partition and offset; None: the record is missing.
+        stored_ms: when it was stored; None: missing.
+        failures: failed attempts before it; None: missing.
+        text: what it means.
+        wait: the time between the previous record and this one; `""`: not known, or less than a second.
+    """
+
+    number: int
+    x: int
+    y: int
+    lane: str
+    kind: Kind
+    mark: str
+    at: str
+    link: tuple[str, int, int] | None
+    stored_ms: int | None
+    failures: int | None
+    text: str
+    wait: str
+
+
+@dataclass(frozen=True, slots=True)
+class Biography:
+    """The picture.
+
+    Attributes:
+        lanes: the lanes that are used, from the top.
+        steps: the records, in order.
+        width, height: its size.
+    """
+
+    lanes: list[Lane]
+    steps: list[Step]
+    width: int
+    height: int
+
+
+def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biography:
+    """Lay out the history of a message.
+
+    Args:
+        hops: what `rocketshim.admin.trace.life` returns.
+        names: topic and group names of the namespace.
+    """
+    used = [_lane(_topic(hop), names) for hop in hops]
+    lanes = [Lane(name, _TOP + _ROW * row) for row, name in enumerate(name for name in _LANES if name in used)]
+    heights = {lane.name: lane.y for lane in lanes}
+    steps: list[Step] = []
+    last_ms: int | None = None
+    for number, (hop, lane) in enumerate(zip(hops, used, strict=True), start=1):
+        x, y = _LEFT + _COLUMN * (number - 1), heights[lane]
+        if isinstance(hop, Missing):
+            text = f"missing: {missing_text(hop)}"
+            steps.append(Step(number, x, y, lane, "missing", "?", hop.at, None, None, None, text, ""))
+            continue
+        entry, kind = hop.entry, _kind(hop, lane)
+        wait = "" if last_ms is None else duration_text(entry.stored_ms - last_ms)
+        last_ms = entry.stored_ms
+        at = (entry.topic, entry.partition, entry.offset)
+        text, failures = step_text(hop, names), entry.envelope.reconsume_times or 0
+        steps.append(Step(number, x, y, lane, kind, _MARKS[kind], entry.at, at, entry.stored_ms, failures, text, wait))
+    return Biography(lanes, steps, _LEFT + _COLUMN * len(steps), _TOP + _ROW * len(lanes))
+
+
+def duration_text(duration_ms: int) -> str:
+    """Return a duration for a person: `30 s`, `1 h 30 min`; `""` for less than a second."""
+    seconds = duration_ms // 1_000
+    parts = []
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
+        if seconds >= length:
+            parts.append(f"{seconds // length} {unit}")
+            seconds %= length
+    return " ".join(parts[:2])
+
+
+def _topic(hop: TraceStep | Missing) -> str:
+    if isinstance(hop, TraceStep):
+        return hop.entry.topic
+    try:
+        return Origin.parse(hop.at).topic
+    except ValueError:
+        return ""
+
+
+def _lane(topic: str, names: TopicNames) -> str:
+    if topic in {names.schedule, names.parked}:
+        return "schedule" if topic == names.schedule else "parked"
+    for lane, physical in (("retry", names.retry("g")), ("dead", names.dead_letter("g"))):
+        if topic.startswith(physical.removesuffix("g")):
+            return lane
+    return "source"
+
+
+def _kind(hop: TraceStep, lane: str) -> Kind:
+    if lane in {"dead", "parked"}:
+        return "dead"
+    if hop.due_ms is not None:
+        return "failed" if hop.entry.envelope.fail_class else "waits"
+    return "made"

@@ -1,0 +1,179 @@
+"""`rocketshim console`: look at the cluster, and send dead letters again, in a browser."""
+
+import os
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, client_settings
+from rocketshim.console.people import Token, user_line
+from rocketshim.console.settings import ConsoleSettings
+from rocketshim.errors import ConfigError
+from rocketshim_topics import DelayLevels
+
+app = typer.Typer()
+
+_SECURITY = "Security"
+
+
+@app.command(epilog="Example: rocketshim console --bootstrap localhost:9092 --operate")
+def console(
+    *,
+    bootstrap: Bootstrap = "",
+    client: Client = None,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    listen: Annotated[
+        str, typer.Option(metavar="[HOST:]PORT", help="Address to listen on; without HOST, this machine only.")
+    ] = "8085",
+    operate: Annotated[
+        bool, typer.Option("--operate", help="Allow operators to send dead letters again. Without it, nothing writes.")
+    ] = False,
+    auth: Annotated[
+        str,
+        typer.Option(
+            metavar="token|@FILE|proxy",
+            help="Who may log in: the token printed at start, the users of a file, or those that a proxy names.",
+            rich_help_panel=_SECURITY,
+        ),
+    ] = "token",
+    auth_proxy_header: Annotated[
+        str, typer.Option(help="Header in which the proxy names the user.", rich_help_panel=_SECURITY)
+    ] = "X-Forwarded-User",
+    auth_proxy_groups_header: Annotated[
+        str | None, typer.Option(help="Header in which the proxy names the user's groups.", rich_help_panel=_SECURITY)
+    ] = None,
+    trusted_proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CIDR", help="Addresses that the proxy connects from; repeatable.", rich_help_panel=_SECURITY
+        ),
+    ] = None,
+    operators: Annotated[
+        str | None,
+        typer.Option(metavar="GROUP", help="The proxy's group of those who may write.", rich_help_panel=_SECURITY),
+    ] = None,
+    public_url: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="The console's URL in browsers, behind a proxy.", rich_help_panel=_SECURITY),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Certificate (PEM).", rich_help_panel=_SECURITY)
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Its key (PEM).", rich_help_panel=_SECURITY)
+    ] = None,
+    hide: Annotated[
+        str, typer.Option(metavar="bodies,headers", help="What no page shows.", rich_help_panel=_SECURITY)
+    ] = "",
+    no_export: Annotated[
+        bool, typer.Option("--no-export", help="Do not allow downloading bodies.", rich_help_panel=_SECURITY)
+    ] = False,
+    read_limit_mb: Annotated[int, typer.Option(min=1, help="How much one page may read, in MiB.")] = 32,
+    state_dir: Annotated[
+        Path | None, typer.Option(file_okay=False, help="Folder of the plans. Default: in the user's state folder.")
+    ] = None,
+    new_user: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME:viewer|operator",
+            help="Ask for a password, print this user's line for --auth @FILE, and end.",
+            rich_help_panel=_SECURITY,
+        ),
+    ] = None,
+) -> None:
+    r"""Show dead letters, plans and messages in a browser; read-only without --operate.
+
+    Needs: pip install 'rocketshim\[console]'. Stop it with Ctrl-C; what it applies can be continued later.
+    """
+    if new_user is not None:
+        name, _, role = new_user.partition(":")
+        password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)
+        typer.echo(user_line(name, role, password))
+        return
+    if not bootstrap:
+        raise typer.BadParameter("Missing option '--bootstrap' / '-b'.")
+    host, port = _address(listen)
+    settings = ConsoleSettings.make(
+        bootstrap=bootstrap,
+        namespace=namespace,
+        client=client_settings(client),
+        levels=DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
+        host=host,
+        port=port,
+        operate=operate,
+        auth=auth,
+        proxy_header=auth_proxy_header,
+        proxy_groups_header=auth_proxy_groups_header,
+        trusted_proxies=tuple(trusted_proxy or ()),
+        operators=operators,
+        public_url=public_url,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        hide=frozenset(word.strip() for word in hide.split(",") if word.strip()),
+        allow_export=not no_export,
+        read_limit_bytes=read_limit_mb << 20,
+        state_dir=state_dir or _state_dir(),
+    )
+    _serve(settings)
+
+
+def _address(listen: str) -> tuple[str, int]:
+    host, colon, port = listen.rpartition(":")
+    if not port.isdecimal() or len(port) > 5:
+        raise ConfigError(f"--listen {listen!r}: write PORT or HOST:PORT")
+    return (host.strip("[]") if colon else "127.0.0.1"), int(port)
+
+
+def _state_dir() -> Path:
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "rocketshim" / "plans"
+
+
+def _serve(settings: ConsoleSettings) -> None:
+    try:
+        import uvicorn  # noqa: PLC0415 - an extra, and not needed for --new-user
+
+        from rocketshim.console.server_app import make_app  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the console needs the package {error.name}: pip install 'rocketshim[console]'") from error
+    token = Token()
+    app = make_app(settings, token=token)
+    tls: dict[str, Any] = {}
+    if settings.tls_cert is not None:
+        tls = {"ssl_certfile": settings.tls_cert, "ssl_keyfile": settings.tls_key}
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,  # it would write the token of the first request
+        proxy_headers=False,  # the guard must see the real address of a proxy
+        server_header=False,
+        timeout_graceful_shutdown=5,
+        limit_concurrency=200,
+        h11_max_incomplete_event_size=32_768,
+        **tls,
+    )
+    for line in _welcome(settings, token):
+        typer.echo(line, err=True)
+    uvicorn.Server(config).run()
+
+
+def _welcome(settings: ConsoleSettings, token: Token) -> list[str]:
+    scheme: Literal["https", "http"] = "https" if settings.tls_cert is not None else "http"
+    host = f"[{settings.host}]" if _is_v6(settings.host) else settings.host
+    url = (settings.public_url or f"{scheme}://{host}:{settings.port}").rstrip("/")
+    mode = "operators may change things" if settings.operate else "read-only"
+    if settings.auth == "token":
+        return [f"console ({mode}): {url}/login?token={token.token}", "Open this address once; then the cookie counts."]
+    return [f"console ({mode}): {url}/"]
+
+
+def _is_v6(host: str) -> bool:
+    try:
+        return ip_address(host).version == 6
+    except ValueError:
+        return False

@@ -1,0 +1,107 @@
+"""What every page needs: the settings, readers of the cluster, plans, runs and the templates."""
+
+import shlex
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from rocketshim.console.links import link
+from rocketshim.console.people import Person
+from rocketshim.console.plan_files import PlanFiles
+from rocketshim.console.rendering import Templates
+from rocketshim.console.runs import Runs
+from rocketshim.console.settings import ConsoleSettings
+from rocketshim.kafka.bounded_reading import ReadLimits
+from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import TopicNames
+
+__all__ = ["Console"]
+
+_PAGE_S: Final = 5.0
+
+
+@dataclass
+class Console:
+    """One console.
+
+    Attributes:
+        settings: its settings.
+        clients: creates Kafka clients; None: confluent_kafka.
+        now_ms: the time, epoch ms.
+    """
+
+    settings: ConsoleSettings
+    clients: Clients | None = None
+    now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+
+    @classmethod
+    def of(cls, request: Request) -> "Console":
+        """Return the console that a request is for."""
+        console = request.app.state.console
+        if not isinstance(console, cls):
+            raise TypeError("the application has no console")
+        return console
+
+    @cached_property
+    def names(self) -> TopicNames:
+        """Topic and group names of the namespace."""
+        return TopicNames(self.settings.namespace)
+
+    @cached_property
+    def plans(self) -> PlanFiles:
+        """The stored plans."""
+        return PlanFiles(self.settings.state_dir)
+
+    @cached_property
+    def runs(self) -> Runs:
+        """The plans that are being applied."""
+        return Runs(self.settings.bootstrap, client=self.settings.client, clients=self.clients)
+
+    @cached_property
+    def templates(self) -> Templates:
+        """The templates."""
+        return Templates(self.settings.base_path, self.now_ms)
+
+    def reader(self) -> TopicReader:
+        """Return a new reader, which the caller closes."""
+        return TopicReader(self.settings.bootstrap, client=self.settings.client, clients=self.clients)
+
+    def limits(self, results: int | None = None) -> ReadLimits:
+        """Return how much one page may read."""
+        return ReadLimits(results=results, size_bytes=self.settings.read_limit_bytes, time_s=_PAGE_S)
+
+    def command(self, words: str, *arguments: str, **options: str | None) -> str:
+        """Return the command line that shows or does the same as a page.
+
+        Args:
+            words: the command.
+            arguments: its arguments.
+            options: its options; those that are None or empty are left out.
+        """
+        given = {"bootstrap": self.settings.bootstrap, "namespace": self.settings.namespace, **options}
+        pairs = [word for name, value in given.items() if value for word in (f"--{name.replace('_', '-')}", value)]
+        return f"rocketshim {words} {shlex.join([*arguments, *pairs])}"
+
+    def page(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
+        """Return a page.
+
+        Args:
+            request: whose page it is.
+            template: name of its template.
+            status: HTTP status.
+            values: what the template shows.
+        """
+        person = getattr(request.state, "person", None)
+        may_write = self.settings.operate and isinstance(person, Person) and person.role == "operator"
+        shown = {"person": person, "may_write": may_write, "settings": self.settings, "path": request.url.path}
+        return HTMLResponse(self.templates.render(template, {**shown, **values}), status)
+
+    def url(self, *parts: object, **query: object) -> str:
+        """Return the URL of a page of this console."""
+        return self.settings.base_path + link(*parts, **query)

@@ -1,0 +1,143 @@
+"""Dead letters: the topics that have them, their causes, and lists of them."""
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.record_filter import RecordFilter
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import read_log
+from rocketshim.admin.statistics import CauseCount, by_cause
+from rocketshim.console.context import Console
+from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.selection import Selection, sql_text
+from rocketshim_topics.redrive_log import RedriveLog
+
+__all__ = ["causes", "letters", "topics"]
+
+_NEWEST: Final = 20_000
+_ON_A_PAGE: Final = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A cause, and the condition that selects its dead letters.
+
+    Attributes:
+        count: what was counted.
+        where: the condition; None: no condition can select them, because they have no cause.
+    """
+
+    count: CauseCount
+    where: str | None
+
+
+def topics(request: Request) -> Response:
+    """List the topics of dead letters; with `?topic=` go to that topic, for example another project's."""
+    console = Console.of(request)
+    wanted = request.query_params.get("topic")
+    if wanted:
+        return RedirectResponse(console.url("dead", wanted), 303)
+    with console.reader() as reader:
+        known = reader.topics()
+        prefix = console.names.dead_letter("g").removesuffix("g")
+        found = []
+        for name in sorted(each for each in known if each.startswith(prefix)):
+            bounds = [reader.bounds(name, partition) for partition in range(known[name])]
+            found.append((name, name.removeprefix(prefix), sum(high - low for low, high in bounds)))
+    return console.page(request, "dead_topics.html", topics=found)
+
+
+def causes(request: Request) -> Response:
+    """Count the newest dead letters of a topic by cause."""
+    console, topic = Console.of(request), request.path_params["topic"]
+    selection, everything = _selection(request, console)
+    found, read = _read(console, topic, selection, everything=everything, results=_NEWEST)
+    counted = [Cause(each, _where(each, selection.where)) for each in by_cause(found)]
+    return console.page(
+        request,
+        "causes.html",
+        topic=topic,
+        selection=selection,
+        everything=everything,
+        causes=counted,
+        total=len(found),
+        read=read,
+        newest=_NEWEST,
+        command=console.command("dlq stats", topic=topic, **selection.query),
+    )
+
+
+def letters(request: Request) -> Response:
+    """List dead letters, newest first."""
+    console, topic = Console.of(request), request.path_params["topic"]
+    selection, everything = _selection(request, console)
+    cursor = request.query_params.get("from")
+    found, read = _read(console, topic, selection, everything=everything, results=_ON_A_PAGE, cursor=cursor)
+    return console.page(
+        request,
+        "letters.html",
+        topic=topic,
+        selection=selection,
+        everything=everything,
+        letters=found,
+        read=read,
+        command=console.command("dlq ls", topic=topic, **selection.query),
+    )
+
+
+def _selection(request: Request, console: Console) -> tuple[Selection, bool]:
+    return Selection.of(request.query_params, console.settings), bool(request.query_params.get("all"))
+
+
+def _read(
+    console: Console,
+    topic: str,
+    selection: Selection,
+    *,
+    everything: bool,
+    results: int,
+    cursor: str | None = None,
+) -> tuple[list[RecordView], ReadRecords]:
+    """Return the newest selected dead letters of a topic, and how the reading ended."""
+    choice = selection.record_filter(everything=everything)
+    with ExitStack() as stack:
+        reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
+        log = read_log(reader, console.names.redrive_log)
+        decoder = Decoder(console.names, topic, fetch=sources.fetch)
+        view = _viewing(decoder, log)
+        read = read_newest(
+            console,
+            reader,
+            [topic],
+            lambda message: _is_wanted(view(message), choice),
+            results=results,
+            since_ms=choice.since_ms,
+            cursor=cursor,
+        )
+        return [view(message) for message in read.records], read
+
+
+def _viewing(decoder: Decoder, log: RedriveLog) -> Callable[[Any], RecordView]:
+    return lambda message: RecordView.opened(decoder.open(message), log=log)
+
+
+def _is_wanted(entry: RecordView, choice: RecordFilter) -> bool:
+    return choice.wants(entry) and (choice.everything or entry.plan is None)
+
+
+def _where(cause: CauseCount, selected: str | None) -> str | None:
+    """Return the condition that selects a cause: its class, and the beginning of its text."""
+    if cause.cause == "unknown" or cause.cause.startswith("malformed ("):
+        return None
+    parts = [f"FAIL_CLASS = {sql_text(cause.cause)}"]
+    beginning = cause.text.partition("#")[0].strip()
+    if len(beginning) >= 3 and re.fullmatch(r"[^\x00-\x1f\x7f]+", beginning):
+        parts.append(f"FAIL_TEXT STARTSWITH {sql_text(beginning)}")
+    return " AND ".join([*([f"({selected})"] if selected else []), *parts])

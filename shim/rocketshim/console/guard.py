@@ -1,0 +1,142 @@
+"""Every request passes here first: the host's name, the login, the origin of a write; and every answer's headers.
+
+The order matters. A wrong host name ends the request before anything else (DNS rebinding). A write must come from a
+page of our own (CSRF): the browser says so in `Sec-Fetch-Site`; a browser without it sends `Origin`. A request with
+neither is refused. Then the login: without one, only the login page and the static files are there.
+
+A path below the public URL's own path works with and without that prefix, whether the proxy removes it or not.
+"""
+
+from http import HTTPStatus
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from rocketshim.console.people import Person, ProxyUsers, Sessions
+from rocketshim.console.settings import ConsoleSettings
+
+__all__ = ["CONTENT_SECURITY_POLICY", "Guard", "cookie_name"]
+
+CONTENT_SECURITY_POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+_HEADERS: Final = {
+    "content-security-policy": CONTENT_SECURITY_POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
+_MOST_BODY_BYTES: Final = 65_536
+
+
+class Guard:
+    """ASGI middleware around the whole application. It puts the `Person` into the request's state.
+
+    Args:
+        app: the application.
+        settings: hosts, origin and paths.
+        users: sessions of those who log in here, or the users of a proxy.
+    """
+
+    def __init__(self, app: ASGIApp, *, settings: ConsoleSettings, users: Sessions | ProxyUsers) -> None:
+        self._app = app
+        self._settings = settings
+        self._users = users
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request in, or answer it."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # we have no web sockets
+            return
+        scope = self._without_base_path(scope)
+        answer = self._refusal(scope)
+        if answer is not None:
+            await answer(scope, receive, _with_headers(send))
+        else:
+            await self._app(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        request = Request(scope)
+        if not self._has_known_host(request):
+            return _text(HTTPStatus.MISDIRECTED_REQUEST, "This console is not known under this name: use --public-url.")
+        is_write = scope["method"] not in _SAFE_METHODS
+        if is_write and not self._is_from_our_page(request.headers, request):
+            return _text(HTTPStatus.FORBIDDEN, "Refused: the request does not come from a page of this console.")
+        if is_write and not _has_short_body(request.headers):
+            return _text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Refused: the form is too large.")
+        person = self._person(request)
+        scope.setdefault("state", {})["person"] = person
+        if person is None and not scope["path"].startswith(("/login", "/static/")):
+            if isinstance(self._users, ProxyUsers):
+                return _text(HTTPStatus.FORBIDDEN, "Refused: use the console through its proxy, and log in there.")
+            if is_write or request.headers.get("hx-request"):
+                return _text(HTTPStatus.UNAUTHORIZED, "Your session has ended: load the page again and log in.")
+            return RedirectResponse(f"{self._settings.base_path}/login", HTTPStatus.SEE_OTHER)
+        return None
+
+    def _person(self, request: Request) -> Person | None:
+        if isinstance(self._users, ProxyUsers):
+            address = request.client.host if request.client else None
+            return self._users.person(address, request.headers)
+        return self._users.person(request.cookies.get(cookie_name(self._settings), ""))
+
+    def _has_known_host(self, request: Request) -> bool:
+        hosts = request.headers.getlist("host")
+        return len(hosts) == 1 and _host_name(hosts[0]) in self._settings.hosts
+
+    def _is_from_our_page(self, headers: Headers, request: Request) -> bool:
+        site = headers.get("sec-fetch-site")
+        if site is not None:
+            return site == "same-origin"
+        own = self._settings.origin or f"{request.url.scheme}://{headers.get('host', '')}".lower()
+        return headers.get("origin", "").lower() == own
+
+    def _without_base_path(self, scope: Scope) -> Scope:
+        base = self._settings.base_path
+        if base and (scope["path"] == base or scope["path"].startswith(f"{base}/")):
+            return {**scope, "path": scope["path"].removeprefix(base) or "/"}
+        return dict(scope)
+
+
+def cookie_name(settings: ConsoleSettings) -> str:
+    """Return the name of the session's cookie; with the port, because cookies do not tell ports apart."""
+    return f"rocketshim_{settings.port}"
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers[name] = value
+            headers.setdefault("cache-control", "no-store")
+        await send(message)
+
+    return sending
+
+
+def _has_short_body(headers: Headers) -> bool:
+    """Return whether a body is small enough; one whose length is not given is not."""
+    length = headers.get("content-length", "" if "transfer-encoding" in headers else "0")
+    return length.isdecimal() and len(length) < 9 and int(length) <= _MOST_BODY_BYTES
+
+
+def _host_name(host: str) -> str:
+    """Return the name or address of a `Host` header without its port, in lower case."""
+    host = host.lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0] if host.count(":") == 1 else host
+
+
+def _text(status: HTTPStatus, text: str) -> Response:
+    return PlainTextResponse(text + "\n", status)

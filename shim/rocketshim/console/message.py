@@ -1,0 +1,160 @@
+"""One record in full, and the biography of its message."""
+
+import codecs
+from contextlib import suppress
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.message_search import history, own_topics, topics_named
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import read_log
+from rocketshim.console.biography import biography
+from rocketshim.console.context import Console
+from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.errors import TopicMissingError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import Origin
+
+__all__ = ["body", "by_id", "show"]
+
+_SHOWN_BYTES = 65_536
+_MOST_HOPS = 100
+_MOST_RECORDS = 500
+_DAY_MS = 86_400_000
+
+
+def show(request: Request) -> Response:
+    """Show a record and the biography of its message."""
+    console = Console.of(request)
+    entry = _entry(console, request)
+    with console.reader() as reader:
+        found = _backwards(reader, console, entry)
+        since_ms = None if request.query_params.get("everything") else min(each.stored_ms for each in found)
+        found, read = _search(console, reader, entry.id, found, since_ms=since_ms)
+        steps = history(reader, console.names, console.settings.levels, found)
+    value = entry.value or b""
+    text = _text(value[:_SHOWN_BYTES])
+    return console.page(
+        request,
+        "message.html",
+        entry=entry,
+        body=value[:_SHOWN_BYTES].hex(" ") if text is None else text,
+        is_text=text is not None,
+        is_cut=len(value) > _SHOWN_BYTES,
+        biography=biography(steps, console.names),
+        read=read,
+        everything=since_ms is None,
+        command=console.command("trace", entry.at),
+    )
+
+
+def by_id(request: Request) -> Response:
+    """Find a message by its id, in the records of the last day; with `everything`, in all."""
+    console = Console.of(request)
+    wanted = request.query_params.get("id", "").strip()
+    with suppress(ValueError):
+        at = Origin.parse(wanted)
+        with console.reader() as reader:
+            if _fetch(reader, at.topic, at.partition, at.offset) is not None:
+                return RedirectResponse(console.url("message", at.topic, at.partition, at.offset), 303)
+    everything = bool(request.query_params.get("everything"))
+    found: list[RecordView] = []
+    read, steps = None, []
+    if wanted:
+        with console.reader() as reader:
+            since_ms = None if everything else console.now_ms() - _DAY_MS
+            found, read = _search(console, reader, wanted, found, since_ms=since_ms)
+            steps = history(reader, console.names, console.settings.levels, found)
+    return console.page(
+        request,
+        "message_by_id.html",
+        wanted=wanted,
+        biography=biography(steps, console.names) if steps else None,
+        read=read,
+        everything=everything,
+        command=console.command("trace", wanted or "ID"),
+    )
+
+
+def body(request: Request) -> Response:
+    """Return a record's body as a file, never as a page."""
+    console = Console.of(request)
+    if "bodies" in console.settings.hide or not console.settings.allow_export:
+        raise HTTPException(403, "This console shows no bodies.")
+    entry = _entry(console, request)
+    name = f"{entry.partition}-{entry.offset}.bin"
+    headers = {"content-disposition": f'attachment; filename="{name}"'}
+    return Response(entry.value or b"", media_type="application/octet-stream", headers=headers)
+
+
+def _text(value: bytes) -> str | None:
+    """Return bytes as text, without a character that is cut off at their end; None: they are not text."""
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(value)
+    except UnicodeDecodeError:
+        return None
+
+
+def _entry(console: Console, request: Request) -> RecordView:
+    at = request.path_params
+    with console.reader() as reader, console.reader() as sources:
+        message = _fetch(reader, at["topic"], at["partition"], at["offset"])
+        if message is None:
+            raise HTTPException(404, "There is no such record (any more).")
+        log = read_log(reader, console.names.redrive_log)
+        decoder = Decoder(console.names, at["topic"], fetch=sources.fetch)
+        return RecordView.opened(decoder.open(message), log=log)
+
+
+def _fetch(reader: TopicReader, topic: str, partition: int, offset: int) -> Any | None:
+    if not 0 <= partition < 2**31 or not 0 <= offset < 2**63:
+        return None
+    try:
+        return reader.fetch(topic, partition, offset)
+    except TopicMissingError:
+        return None
+
+
+def _backwards(reader: TopicReader, console: Console, entry: RecordView) -> list[RecordView]:
+    """Return a record and those that it was made from, as far as they exist: each names the one before it."""
+    found = [entry]
+    seen = {entry.at}
+    for _ in range(_MOST_HOPS):
+        envelope = found[-1].envelope
+        before = envelope.hop_id or envelope.origin_message_id
+        if before is None or before in seen:
+            break
+        seen.add(before)
+        try:
+            at = Origin.parse(before)
+        except ValueError:
+            break
+        message = _fetch(reader, at.topic, at.partition, at.offset)
+        if message is None:
+            break
+        found.append(RecordView.of(message, trusted=console.names.is_ours(at.topic)))
+    return [each for each in found if each.id == entry.id]
+
+
+def _search(
+    console: Console, reader: TopicReader, wanted: str, found: list[RecordView], *, since_ms: int | None
+) -> tuple[list[RecordView], ReadRecords]:
+    """Search rocketshim's own topics, and those that the records found name, for records with an id."""
+    known = reader.topics()
+    ours = own_topics(reader, console.names)
+    named = {each for each in topics_named(found, wanted) if known.get(each)}
+    topics = sorted({*ours, *named})
+    read = read_newest(
+        console,
+        reader,
+        topics,
+        lambda record: RecordView.of(record, trusted=console.names.is_ours(record.topic())).id == wanted,
+        results=_MOST_RECORDS,
+        since_ms=since_ms,
+    )
+    more = [RecordView.of(record, trusted=console.names.is_ours(record.topic())) for record in read.records]
+    return [*found, *more], read

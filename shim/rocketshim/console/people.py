@@ -1,0 +1,237 @@
+"""Who may use the console, and how they prove it: a token, a file of users, or a proxy in front.
+
+Sessions live in memory: a restart ends them. A session's id is made at login and never accepted from the outside, so
+that it cannot be fixed by somebody else. Comparisons take the same time whether they succeed or not.
+
+A line of the users' file is `NAME:ROLE:scrypt$N$R$P$SALT$HASH`, made by `rocketshim console --new-user`. Empty lines
+and lines that begin with `#` are skipped.
+"""
+
+import base64
+import hashlib
+import hmac
+import ipaddress
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+from rocketshim.errors import ConfigError
+
+__all__ = ["Logins", "Person", "ProxyUsers", "Role", "Sessions", "Token", "TooManyAttemptsError", "Users", "user_line"]
+
+Role = Literal["viewer", "operator"]
+_N, _R, _P = 2**14, 8, 1
+_SESSION_MS: Final = 12 * 3_600_000
+_MOST_SESSIONS: Final = 1_000
+_MOST_FAILURES: Final = 20
+_FAILURES_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A user of the console.
+
+    Attributes:
+        name: as the log of redrives names them.
+        role: `viewer` may read, `operator` may write, too.
+    """
+
+    name: str
+    role: Role
+
+
+class Logins(Protocol):
+    """A way to log in with a form."""
+
+    def check(self, name: str, secret: str) -> Person | None:
+        """Return who this is; None: the secret is wrong."""
+
+
+class TooManyAttemptsError(Exception):
+    """Too many logins failed within a minute."""
+
+
+class Token:
+    """One secret, made at start and printed once.
+
+    Args:
+        token: the secret; None: make one.
+    """
+
+    def __init__(self, token: str | None = None) -> None:
+        self.token = token or secrets.token_urlsafe(32)
+
+    def check(self, name: str, secret: str) -> Person | None:
+        """Return the operator if the token is right; the name is not used."""
+        del name
+        is_right = hmac.compare_digest(secret.encode(), self.token.encode())
+        return Person("token", "operator") if is_right else None
+
+
+class Users:
+    """The users of a file.
+
+    Args:
+        lines: the file's lines.
+
+    Raises:
+        ConfigError: a line is not valid, or a name occurs twice; the error never contains a hash.
+    """
+
+    def __init__(self, lines: list[str]) -> None:
+        self._users: dict[str, tuple[Role, str]] = {}
+        for number, line in enumerate(lines, start=1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            name, _, rest = line.strip().partition(":")
+            role, _, hashed = rest.partition(":")
+            if role not in {"viewer", "operator"} or not name or not _is_hash(hashed) or name in self._users:
+                raise ConfigError(f"line {number} of the users' file is not NAME:viewer|operator:scrypt$…, or repeated")
+            self._users[name] = ("operator" if role == "operator" else "viewer", hashed)
+        self._nobody = _hashed(secrets.token_urlsafe(16))
+
+    @classmethod
+    def of(cls, path: Path) -> "Users":
+        """Read the file.
+
+        Raises:
+            ConfigError: it cannot be read, has an invalid line, or others may read it.
+        """
+        try:
+            if path.stat().st_mode & 0o007:
+                raise ConfigError(f"every user of this machine may read or write {path}: chmod o= {path}")
+            return cls(path.read_text(encoding="utf-8").splitlines())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"cannot read the users' file {path} ({type(error).__name__})") from error
+
+    def check(self, name: str, secret: str) -> Person | None:
+        """Return who this is; None: there is no such user, or the password is wrong."""
+        role, hashed = self._users.get(name, (None, self._nobody))
+        is_right = _matches(secret, hashed)
+        return Person(name, role) if is_right and role is not None else None
+
+
+class ProxyUsers:
+    """Users that a proxy has authenticated. Its headers count only in connections from the proxy.
+
+    Args:
+        header: names the user.
+        groups_header: names the user's groups, separated by commas; None: none are named.
+        operators: the group of those who may write; None: nobody may.
+        trusted: addresses or networks of the proxy.
+    """
+
+    def __init__(
+        self, header: str, *, groups_header: str | None, operators: str | None, trusted: tuple[str, ...]
+    ) -> None:
+        self._header = header.lower()
+        self._groups_header = (groups_header or "").lower()
+        self._operators = operators
+        self._trusted = [ipaddress.ip_network(each) for each in trusted]
+
+    def person(self, address: str | None, headers: Mapping[str, str]) -> Person | None:
+        """Return who sends a request; None: it does not come from the proxy, or names nobody."""
+        try:
+            client = ipaddress.ip_address(address or "")
+        except ValueError:
+            return None
+        name = headers.get(self._header, "").strip()
+        if not name or not name.isprintable() or not any(client in network for network in self._trusted):
+            return None
+        groups = {each.strip() for each in headers.get(self._groups_header, "").split(",")}
+        is_operator = self._operators is not None and self._operators in groups
+        return Person(name[:200], "operator" if is_operator else "viewer")
+
+
+class Sessions:
+    """Logins and who is logged in.
+
+    Args:
+        logins: checks a name and a secret.
+        now_ms: the time, in ms.
+
+    Thread-safety: any thread; one lock. One password is checked at a time, so that guessing cannot use up memory.
+    """
+
+    def __init__(self, logins: Logins, now_ms: Callable[[], int]) -> None:
+        self._logins = logins
+        self._now_ms = now_ms
+        self._sessions: dict[str, tuple[Person, int]] = {}
+        self._failures: list[int] = []
+        self._lock = threading.Lock()
+
+    def login(self, name: str, secret: str) -> str | None:
+        """Return the id of a new session; None: name or secret are wrong.
+
+        Raises:
+            TooManyAttemptsError: 20 logins failed within a minute.
+        """
+        with self._lock:
+            now_ms = self._now_ms()
+            self._failures = [at_ms for at_ms in self._failures if now_ms - at_ms < _FAILURES_MS]
+            if len(self._failures) >= _MOST_FAILURES:
+                raise TooManyAttemptsError
+            person = self._logins.check(name, secret)
+            if person is None:
+                self._failures.append(now_ms)
+                return None
+            self._drop_old(now_ms)
+            session = secrets.token_urlsafe(32)
+            self._sessions[session] = (person, now_ms + _SESSION_MS)
+            return session
+
+    def person(self, session: str) -> Person | None:
+        """Return the user of this session; None: there is none, or it has expired."""
+        with self._lock:
+            person, until_ms = self._sessions.get(session, (None, 0))
+            return person if self._now_ms() < until_ms else None
+
+    def logout(self, session: str) -> None:
+        """End a session."""
+        with self._lock:
+            self._sessions.pop(session, None)
+
+    def _drop_old(self, now_ms: int) -> None:
+        self._sessions = {name: each for name, each in self._sessions.items() if now_ms < each[1]}
+        while len(self._sessions) >= _MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]
+
+
+def user_line(name: str, role: str, password: str) -> str:
+    """Return the line of a user for the users' file.
+
+    Raises:
+        ConfigError: name or role are not valid, or the password is too short.
+    """
+    if not name or ":" in name or not name.isprintable() or name != name.strip() or name.startswith("#"):
+        raise ConfigError("the name must be printable, without a colon")
+    if role not in {"viewer", "operator"}:
+        raise ConfigError(f"the role is {role!r}; it must be viewer or operator")
+    if len(password) < 12:
+        raise ConfigError("the password needs 12 characters or more")
+    return f"{name}:{role}:{_hashed(password)}"
+
+
+def _hashed(password: str, salt: bytes | None = None) -> str:
+    salt = secrets.token_bytes(16) if salt is None else salt
+    digest = hashlib.scrypt(password.encode(), salt=salt, n=_N, r=_R, p=_P)
+    return "$".join(
+        ["scrypt", str(_N), str(_R), str(_P), *(base64.b64encode(each).decode() for each in (salt, digest))]
+    )
+
+
+def _matches(password: str, hashed: str) -> bool:
+    _, n, r, p, salt, digest = hashed.split("$")
+    found = hashlib.scrypt(password.encode(), salt=base64.b64decode(salt), n=int(n), r=int(r), p=int(p))
+    return hmac.compare_digest(found, base64.b64decode(digest))
+
+
+def _is_hash(text: str) -> bool:
+    try:
+        _matches("", text)
+    except (ValueError, OverflowError):
+        return False
+    return text.startswith("scrypt$")

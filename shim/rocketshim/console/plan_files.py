@@ -1,0 +1,54 @@
+"""Plans as files in a folder, each named by its id: the same files that `rocketshim dlq plan --out` writes."""
+
+import os
+import re
+import tempfile
+from pathlib import Path
+
+from rocketshim.errors import ConfigError
+from rocketshim_topics.redrive_plan import RedrivePlan
+
+__all__ = ["PlanFiles"]
+
+
+class PlanFiles:
+    """The plans in a folder.
+
+    Args:
+        folder: created when the first plan is stored; only its owner may read it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def save(self, plan: RedrivePlan) -> None:
+        """Store a plan. The file appears complete or not at all."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(plan.to_json())
+        Path(name).replace(self._folder / f"{plan.id}.json")
+
+    def load(self, plan_id: str) -> RedrivePlan | None:
+        """Return a plan; None: there is none with this id.
+
+        Raises:
+            ConfigError: its file was changed.
+        """
+        path = self._folder / f"{plan_id}.json"
+        if re.fullmatch(r"[0-9a-f]{20}", plan_id) is None or not path.is_file():
+            return None
+        return RedrivePlan.from_json(path.read_text(encoding="utf-8", errors="replace"))
+
+    def listed(self, most: int = 100) -> list[RedrivePlan]:
+        """Return the plans, the newest first; a file that is not a plan is left out."""
+        paths = sorted(self._folder.glob("*.json"), key=lambda path: -path.stat().st_mtime_ns)
+        plans = []
+        for path in paths[:most]:
+            try:
+                plan = self.load(path.stem)
+            except ConfigError:
+                continue
+            if plan is not None:
+                plans.append(plan)
+        return plans

@@ -1,0 +1,144 @@
+"""Plans: make one, review it, send some, look at the verdict, send the rest.
+
+A button acts on a plan: on partitions, offsets and digests. It never acts on a filter, which could select other
+records a minute later.
+"""
+
+from contextlib import ExitStack
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from rocketshim.admin.redrive import whoami
+from rocketshim.admin.redrive_planning import make_plan
+from rocketshim.console.context import Console
+from rocketshim.console.forms import Form, decimal, given, whole
+from rocketshim.console.selection import Selection
+from rocketshim.console.verdict import Verdict, verdict
+from rocketshim.core.redrive import DEFAULT_STOP_RATIO
+from rocketshim.errors import ConfigError
+from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, RedrivePlan, RedriveRules
+
+__all__ = ["apply", "file", "listed", "make", "progress", "show", "stop"]
+
+_ON_A_PAGE: Final = 100
+_FIRST: Final = 10
+
+
+def listed(request: Request) -> Response:
+    """List the stored plans, the newest first."""
+    console = Console.of(request)
+    return console.page(request, "plans.html", plans=console.plans.listed(), folder=console.settings.state_dir)
+
+
+def show(request: Request) -> Response:
+    """Show a plan for review: what it sends, what it holds back and why, and how far it is applied."""
+    console = Console.of(request)
+    plan = _plan(console, request)
+    start = max(0, whole(request.query_params, "from") or 0)
+    return console.page(
+        request,
+        "plan.html",
+        plan=plan,
+        summary=plan.summary(),
+        start=start,
+        letters=plan.letters[start : start + _ON_A_PAGE],
+        rest=max(0, len(plan.letters) - start - _ON_A_PAGE),
+        next_start=start + _ON_A_PAGE,
+        first=min(_FIRST, len(plan.letters)),
+        stop_ratio=DEFAULT_STOP_RATIO,
+        command=console.command("dlq apply", str(console.settings.state_dir / f"{plan.id}.json")),
+        **_state(console, plan),
+    )
+
+
+def progress(request: Request) -> Response:
+    """Show only the state of a plan, for a page that is open already."""
+    console = Console.of(request)
+    plan = _plan(console, request)
+    return console.page(
+        request,
+        "plan_state.html",
+        plan=plan,
+        first=min(_FIRST, len(plan.letters)),
+        stop_ratio=DEFAULT_STOP_RATIO,
+        **_state(console, plan),
+    )
+
+
+def file(request: Request) -> Response:
+    """Return a plan's file, for `rocketshim dlq apply`."""
+    plan = _plan(Console.of(request), request)
+    return Response(
+        plan.to_json(),
+        media_type="application/json",
+        headers={"content-disposition": f'attachment; filename="plan-{plan.id}.json"'},
+    )
+
+
+def make(request: Request, form: Form) -> Response:
+    """Read the topic, and store a plan for the selected dead letters."""
+    console, topic = Console.of(request), request.path_params["topic"]
+    selection = Selection.of(form, console.settings)
+    is_discard = form.get("action") == "discard"
+    to_source = bool(given(form, "to_source"))
+    rules = RedriveRules(
+        action="discard" if is_discard else "redrive",
+        namespace=console.settings.namespace,
+        group=None if to_source or is_discard else given(form, "group"),
+        to_source=to_source and not is_discard,
+        max_replays=min(whole(form, "max_replays") or DEFAULT_MAX_REPLAYS, 2**31 - 1),
+        again=bool(given(form, "again")),
+    )
+    with ExitStack() as stack:
+        reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
+        plan = make_plan(reader, sources, topic, rules, selection.record_filter(everything=True))
+    console.plans.save(plan)
+    return RedirectResponse(console.url("plans", plan.id), 303)
+
+
+def apply(request: Request, form: Form) -> Response:
+    """Send dead letters of a plan: the first ones (`most`), or all that are left, if their number was typed."""
+    console = Console.of(request)
+    plan = _plan(console, request)
+    most = whole(form, "most")
+    if most is None and whole(form, "count_typed") != len(plan.letters):
+        raise ConfigError(f"to send everything, type the number of dead letters in the plan: {len(plan.letters)}")
+    ratio = decimal(form, "stop_ratio")
+    console.runs.start(
+        plan,
+        by=f"{request.state.person.name} (console of {whoami()})"[:300],
+        most=most,
+        rate_per_s=decimal(form, "rate"),
+        stop_ratio=DEFAULT_STOP_RATIO if ratio is None else ratio,
+    )
+    return RedirectResponse(console.url("plans", plan.id) + "#state", 303)
+
+
+def stop(request: Request, form: Form) -> Response:
+    """Stop sending; the transaction that is open is finished."""
+    del form
+    console = Console.of(request)
+    plan = _plan(console, request)
+    run = console.runs.of(plan.id)
+    if run is not None:
+        run.progress.stop()
+    return RedirectResponse(console.url("plans", plan.id) + "#state", 303)
+
+
+def _plan(console: Console, request: Request) -> RedrivePlan:
+    plan = console.plans.load(request.path_params["plan"])
+    if plan is None:
+        raise HTTPException(404, "There is no plan with this id here.")
+    return plan
+
+
+def _state(console: Console, plan: RedrivePlan) -> dict[str, Any]:
+    """Return the run of this process, and, when it is over, the verdict by what is in Kafka."""
+    run = console.runs.of(plan.id)
+    found: Verdict | None = None
+    if run is None or not run.is_running:
+        found = verdict(console, plan)
+    return {"run": run, "verdict": found}

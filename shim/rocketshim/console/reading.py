@@ -1,0 +1,89 @@
+"""Read some records of a topic, newest first, within the limits of a page; and say how the reading ended.
+
+A cursor names what was not read: `PARTITION:START-END` for each partition, joined by `.`. The topic is in the page's
+path, so a cursor made by hand can only name records that its user may read anyway.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketshim.console.context import Console
+from rocketshim.errors import ConfigError
+from rocketshim.kafka.bounded_reading import BoundedReading, Ending
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["ReadRecords", "read_newest"]
+
+_SPAN: Final = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRecords:
+    """What a page has read.
+
+    Attributes:
+        records: the matching records, newest first.
+        ending: how the reading ended.
+        error: why it failed; None: it did not.
+        read: number of records read, matching or not.
+        size_bytes: their size.
+        fraction: how much of what was asked for was read, from 0 to 1.
+        cursor: where to continue; None: everything was read.
+    """
+
+    records: list[Any]
+    ending: Ending
+    error: str | None
+    read: int
+    size_bytes: int
+    fraction: float
+    cursor: str | None
+
+
+def read_newest(
+    console: Console,
+    reader: TopicReader,
+    topics: list[str],
+    matching: Callable[[Any], bool],
+    *,
+    results: int,
+    since_ms: int | None = None,
+    cursor: str | None = None,
+) -> ReadRecords:
+    """Read the newest matching records.
+
+    Args:
+        console: whose limits apply.
+        reader: reads the records.
+        topics: physical names; one, if there is a cursor.
+        matching: returns whether a record is wanted.
+        results: most records.
+        since_ms: ignore records stored before, epoch ms; None: none.
+        cursor: continue there; None: at the end of the topics.
+
+    Raises:
+        ConfigError: the cursor is not valid.
+        TopicMissingError: a topic does not exist.
+    """
+    spans = reader.spans(topics, since_ms=since_ms) if cursor is None else _spans(topics[0], cursor)
+    limits = console.limits(results)
+    with BoundedReading(reader, spans, limits=limits, newest_first=True, matching=matching) as reading:
+        records = list(reading)
+        progress, ending = reading.progress, reading.ending or Ending.END
+        left = ".".join(f"{key[1]}:{start}-{end}" for key, (start, end) in sorted(reading.rest.items()))
+        error = None if reading.error is None else str(reading.error)
+    return ReadRecords(records, ending, error, progress.records, progress.size_bytes, progress.fraction, left or None)
+
+
+def _spans(topic: str, cursor: str) -> dict[TopicPartitionKey, tuple[int, int]]:
+    spans = {}
+    for text in cursor.split("."):
+        found = _SPAN.fullmatch(text)
+        if found is None:
+            raise ConfigError("the position in the URL is not valid: begin again at the newest record")
+        partition, start, end = map(int, found.groups())
+        spans[TopicPartitionKey(topic, partition)] = (start, end)
+    return spans

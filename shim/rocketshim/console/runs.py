@@ -1,0 +1,138 @@
+"""Plans that are being applied: one thread for each run. What is done is in Kafka, never in this process.
+
+A run that ends with its process leaves nothing behind: the marks in the redrive log tell what was sent, and the next
+run of the same plan sends the rest. So nothing resumes by itself.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.redrive import Redriver
+from rocketshim.admin.redrive_planning import check_cluster, ensure_log, record_maker
+from rocketshim.core.redrive import RedriveProgress
+from rocketshim.errors import ConfigError, RocketshimError
+from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.logs import safe_logger
+from rocketshim_topics import TopicNames
+from rocketshim_topics.redrive_plan import RedrivePlan
+
+__all__ = ["Run", "Runs"]
+
+_LOG = safe_logger("rocketshim.console")
+_STOP_S: Final = 30.0
+
+
+@dataclass(slots=True)
+class Run:
+    """One application of a plan.
+
+    Attributes:
+        plan: the plan.
+        by: who applies it.
+        progress: its counts; any thread may read them.
+        error: why it failed; None: it did not.
+        is_over: whether it has ended.
+    """
+
+    plan: RedrivePlan
+    by: str
+    progress: RedriveProgress
+    error: str | None = None
+    is_over: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether it still sends."""
+        return not self.is_over.is_set()
+
+
+class Runs:
+    """The runs of this process, at most one at a time for each topic of dead letters.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        client: further librdkafka settings.
+        clients: creates the Kafka clients; None: confluent_kafka.
+
+    Thread-safety: any thread may call the methods.
+    """
+
+    def __init__(self, bootstrap: str, *, client: Mapping[str, Any], clients: Clients | None) -> None:
+        self._bootstrap = bootstrap
+        self._client = client
+        self._clients = clients
+        self._runs: dict[str, Run] = {}
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    def of(self, plan_id: str) -> Run | None:
+        """Return the last run of a plan in this process; None: there was none."""
+        return self._runs.get(plan_id)
+
+    def start(
+        self, plan: RedrivePlan, *, by: str, most: int | None, rate_per_s: float | None, stop_ratio: float
+    ) -> Run:
+        """Begin to apply a plan in a thread of its own.
+
+        Raises:
+            ConfigError: a number is out of range, or a plan of the same topic is being applied.
+        """
+        progress = RedriveProgress(plan.letters, rate_per_s=rate_per_s, most=most, stop_ratio=stop_ratio)
+        run = Run(plan, by, progress)
+        with self._lock:
+            running = [each for each in self._runs.values() if each.is_running and each.plan.source == plan.source]
+            if running:
+                raise ConfigError(
+                    f"{running[0].by} applies the plan {running[0].plan.id} to {plan.source} now: stop that run first"
+                )
+            self._runs[plan.id] = run
+            thread = threading.Thread(target=self._apply, args=(run,), name=f"apply-{plan.id}", daemon=True)
+            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
+            thread.start()
+        return run
+
+    def close(self) -> None:
+        """Stop every run, and wait until their open transactions have ended."""
+        for run in list(self._runs.values()):
+            run.progress.stop()
+        for thread in list(self._threads):
+            thread.join(_STOP_S)
+
+    def _apply(self, run: Run) -> None:
+        try:
+            self._send(run)
+        except RocketshimError as error:
+            run.error = str(error)
+        except Exception as error:  # noqa: BLE001 - the top of this thread: it is logged, and the page shows it
+            run.error = f"a bug in rocketshim: {type(error).__name__}; the console's log has the details"
+            _LOG.exception("console.run-failed", extra={"plan": run.plan.id})
+        finally:
+            run.is_over.set()
+
+    def _send(self, run: Run) -> None:
+        plan, names = run.plan, TopicNames(run.plan.rules.namespace)
+        connection: dict[str, Any] = {"client": self._client, "clients": self._clients}
+        with TopicReader(self._bootstrap, **connection) as reader:
+            check_cluster(reader, plan)
+        ensure_log(self._bootstrap, names, **connection)
+        with TopicReader(self._bootstrap, **connection) as sources:
+            redriver = Redriver(
+                self._bootstrap,
+                names.redrive_log,
+                source=plan.source,
+                plan=plan.id,
+                state="discarded" if plan.rules.action == "discard" else "redriven",
+                make=record_maker(plan, Decoder(names, plan.source, fetch=sources.fetch)),
+                again=plan.rules.again,
+                by=run.by,
+                progress=run.progress,
+                **connection,
+            )
+            try:
+                redriver.run()
+            finally:
+                redriver.close()

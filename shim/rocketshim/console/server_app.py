@@ -1,0 +1,145 @@
+"""Assemble the console: routes, guard, error pages. Without `operate` no route exists that writes to the cluster."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from pathlib import Path
+from typing import Final
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from rocketshim.console import dead, login, message, overview, plans
+from rocketshim.console.context import Console
+from rocketshim.console.forms import Form, read_form
+from rocketshim.console.guard import Guard
+from rocketshim.console.people import Logins, ProxyUsers, Sessions, Token, Users
+from rocketshim.console.settings import ConsoleSettings
+from rocketshim.errors import (
+    BrokerUnavailableError,
+    ConfigError,
+    FilterSyntaxError,
+    NotAuthorizedError,
+    RocketshimError,
+    TopicMissingError,
+)
+from rocketshim.kafka.clients import Clients
+from rocketshim.logs import safe_logger
+
+__all__ = ["make_app"]
+
+Page = Callable[[Request], Response]
+Write = Callable[[Request, Form], Response]
+
+_LOG = safe_logger("rocketshim.console")
+
+_PAGES: Final[dict[str, Page]] = {
+    "/": overview.show,
+    "/dead": dead.topics,
+    "/dead/{topic}": dead.causes,
+    "/dead/{topic}/letters": dead.letters,
+    "/plans": plans.listed,
+    "/plans/{plan}": plans.show,
+    "/plans/{plan}/progress": plans.progress,
+    "/plans/{plan}/file": plans.file,
+    "/message": message.by_id,
+    "/message/{topic}/{partition:int}/{offset:int}": message.show,
+    "/message/{topic}/{partition:int}/{offset:int}/body": message.body,
+}
+"""Path to the handler of a page. A handler only reads."""
+
+_WRITES: Final[dict[str, Write]] = {
+    "/dead/{topic}/plans": plans.make,
+    "/plans/{plan}/apply": plans.apply,
+    "/plans/{plan}/stop": plans.stop,
+}
+"""Path to the handler of a form that changes something; operators only, and only with `operate`."""
+
+_STATUS: Final = {
+    ConfigError: HTTPStatus.BAD_REQUEST,
+    FilterSyntaxError: HTTPStatus.BAD_REQUEST,
+    TopicMissingError: HTTPStatus.NOT_FOUND,
+    NotAuthorizedError: HTTPStatus.FORBIDDEN,
+    BrokerUnavailableError: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+
+def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token: Token | None = None) -> Starlette:
+    """Return the console as an ASGI application.
+
+    Args:
+        settings: what it shows and who may use it.
+        clients: creates Kafka clients; None: confluent_kafka.
+        token: the secret to log in with, for `auth=token`; None: make one.
+    """
+    console = Console(settings, clients)
+    users = _users(settings, token or Token(), console.now_ms)
+    routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
+    routes += [Route(path, page) for path, page in _PAGES.items()]
+    if isinstance(users, Sessions):
+        routes += login.routes(users)
+    if settings.operate:
+        routes += [Route(path, _operators_only(write), methods=["POST"]) for path, write in _WRITES.items()]
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, settings=settings, users=users)],
+        exception_handlers={RocketshimError: _explain, HTTPException: _explain_status, Exception: _apologise},
+        lifespan=_lifespan,
+    )
+    app.state.console = console
+    return app
+
+
+def _users(settings: ConsoleSettings, token: Token, now_ms: Callable[[], int]) -> Sessions | ProxyUsers:
+    if settings.auth == "proxy":
+        return ProxyUsers(
+            settings.proxy_header,
+            groups_header=settings.proxy_groups_header,
+            operators=settings.operators,
+            trusted=settings.trusted_proxies,
+        )
+    logins: Logins = token if settings.auth == "token" else Users.of(Path(settings.auth[1:]))
+    return Sessions(logins, now_ms)
+
+
+@asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    yield
+    await run_in_threadpool(app.state.console.runs.close)
+
+
+def _operators_only(write: Write) -> Callable[[Request], Awaitable[Response]]:
+    async def handle(request: Request) -> Response:
+        if request.state.person.role != "operator":
+            raise HTTPException(HTTPStatus.FORBIDDEN, "Only operators may do this.")
+        return await run_in_threadpool(write, request, await read_form(request))
+
+    return handle
+
+
+def _explain(request: Request, error: Exception) -> Response:
+    status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), HTTPStatus.BAD_GATEWAY)
+    return Console.of(request).page(request, "error.html", status=status, title=status.phrase, text=str(error))
+
+
+def _explain_status(request: Request, error: Exception) -> Response:
+    if not isinstance(error, HTTPException):
+        raise TypeError("not an HTTP error")
+    phrase = HTTPStatus(error.status_code).phrase
+    if "person" not in request.scope.get("state", {}):
+        return PlainTextResponse(phrase, error.status_code)
+    text = "" if error.detail == phrase else error.detail
+    page = Console.of(request).page(request, "error.html", status=error.status_code, title=phrase, text=text)
+    page.headers.update(error.headers or {})
+    return page
+
+
+def _apologise(request: Request, error: Exception) -> Response:
+    _LOG.error("console.page-failed", exc_info=error, extra={"path": request.url.path})
+    return PlainTextResponse("This is a bug in rocketshim; the console's log has the details.\n", 500)

@@ -1,0 +1,72 @@
+"""The picture of a message's history: its layout, and the drawing as a golden file."""
+
+import re
+from pathlib import Path
+
+from rocketshim.admin.message_search import history
+from rocketshim.admin.record_view import RecordView
+from rocketshim.console.biography import biography, duration_text
+from rocketshim.console.rendering import Templates
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import DelayLevels
+
+from .conftest import DEAD, NAMES, RETRY, Stage, dead_letter
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def append(stage: Stage, topic: str, *, after_ms: int = 0, made_from: str | None = None, **fields: object) -> str:
+    stage.kafka.clock.advance(after_ms)  # type: ignore[attr-defined]
+    record = stage.kafka.append(topic, b"x", partition=0, headers=dead_letter(0, hop_id=made_from, **fields))
+    del record
+    return f"{topic}/0/{len(stage.kafka.records(topic)) - 1}"
+
+
+def a_life(stage: Stage) -> str:
+    """A message that failed twice, whose first delivery retention has deleted, and that is dead."""
+    first = append(stage, NAMES.schedule, reconsume_times=1, real_topic="%RETRY%payments", delay_ms=10_000)
+    retry = append(stage, RETRY, after_ms=10_000, made_from=first, reconsume_times=1, fail_class=None, fail_text=None)
+    second = append(
+        stage, NAMES.schedule, made_from=retry, reconsume_times=2, real_topic="%RETRY%payments", delay_ms=30_000
+    )
+    again = append(stage, RETRY, after_ms=30_000, made_from=second, reconsume_times=2, fail_class=None, fail_text=None)
+    return append(stage, DEAD, after_ms=5_400_000, made_from=again, reconsume_times=2)
+
+
+def test_the_picture_has_a_column_for_each_record_and_waits_as_labels(stage: Stage) -> None:
+    a_life(stage)
+    with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as reader:
+        entries = [RecordView.of(each) for each in reader.read([NAMES.schedule, RETRY, DEAD])]
+        drawn = biography(history(reader, NAMES, DelayLevels.default(), entries), NAMES)
+    assert [lane.name for lane in drawn.lanes] == ["source", "schedule", "retry", "dead"]
+    assert [(step.lane, step.kind, step.wait) for step in drawn.steps] == [
+        ("source", "missing", ""),
+        ("schedule", "failed", ""),
+        ("retry", "made", "10 s"),
+        ("schedule", "failed", ""),
+        ("retry", "made", "30 s"),
+        ("dead", "dead", "1 h 30 min"),
+    ]
+    templates = Templates("", lambda: 0)
+    shown = templates.picture(drawn)
+    svg = re.search(r"<svg.*</svg>", shown, flags=re.DOTALL)
+    assert svg is not None
+    assert svg[0] + "\n" == (GOLDEN / "biography.svg").read_text()
+
+
+def test_the_page_of_a_dead_letter_finds_the_records_that_it_was_made_from(stage: Stage) -> None:
+    at = a_life(stage)
+    page = stage.browser().get(f"/message/{at}").text
+    assert page.count("<circle") == 6
+    assert f'href="/message/{NAMES.schedule}/0/1"' in page
+    assert "rocketshim trace rmq.dlq.payments/0/0" in page
+    found = stage.browser().get("/message", params={"id": "m0", "everything": "1"}).text
+    assert found.count("<circle") == 6
+    assert stage.browser().get("/message", params={"id": at}).headers["location"] == f"/message/{at}"
+    assert "No record" in stage.browser().get("/message", params={"id": "unknown"}).text
+
+
+def test_durations_have_two_units_at_most() -> None:
+    assert [duration_text(ms) for ms in (0, 999, 1_000, 90_000, 3_600_000, 90_061_000)] == [
+        "", "", "1 s", "1 min 30 s", "1 h", "1 d 1 h",
+    ]  # fmt: skip

@@ -1,0 +1,202 @@
+"""From the causes of dead letters to a plan, ten of them, the verdict, and the rest."""
+
+import html
+import re
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import TopicPartition
+from starlette.testclient import TestClient
+
+from rocketshim.admin.redrive import read_log
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics.redrive_plan import RedrivePlan
+from rocketshim_topics.wire import REPLAY_ID, read_headers
+
+from .conftest import DEAD, NAMES, RETRY, Stage, dead_letter
+
+Wait = Callable[[Callable[[], bool]], None]
+
+
+def text_of(page: str) -> str:
+    """Return what a person reads."""
+    return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)))
+
+
+def make_plan(browser: TestClient, **form: str) -> str:
+    answer = browser.post(f"/dead/{DEAD}/plans", data=form)
+    assert answer.status_code == 303, answer.text
+    return str(answer.headers["location"])
+
+
+def state(browser: TestClient, plan: str) -> str:
+    return text_of(browser.get(f"{plan}/progress").text)
+
+
+def apply(browser: TestClient, plan: str, wait_for: Wait, **form: str) -> str:
+    answer = browser.post(f"{plan}/apply", data=form)
+    assert answer.status_code == 303, answer.text
+    wait_for(lambda: "applies it" not in state(browser, plan))
+    return state(browser, plan)
+
+
+def test_causes_are_counted_of_the_newest_and_lead_to_their_letters(stage: Stage) -> None:
+    stage.add_dead(30)
+    browser = stage.browser()
+    page = browser.get(f"/dead/{DEAD}").text
+    seen = text_of(page)
+    assert "30 dead letters by cause, of the newest 20,000" in seen
+    assert "20 20 Timeout Timeout of order # 2023-11-14" in seen
+    assert "Everything was read (30 records" in seen
+    assert "rocketshim dlq stats --bootstrap memory:1 --topic rmq.dlq.payments" in seen
+    link = html.unescape(re.findall(r'href="([^"]*letters[^"]*KeyError[^"]*)"', page)[0])
+    listed = text_of(browser.get(link).text)
+    assert listed.count("orders m") == 10
+    assert "Timeout of order" not in listed
+    assert "dlq ls" in listed
+
+
+def test_a_long_list_says_that_it_is_not_complete_and_goes_on_without_gap_or_repetition(stage: Stage) -> None:
+    stage.add_dead(120)
+    browser = stage.browser()
+    found: list[str] = []
+    url = f"/dead/{DEAD}/letters"
+    pages = 0
+    while url:
+        page = browser.get(url).text
+        found += re.findall(r"<td class=\"text\">(m\d+)</td>", page)
+        more = re.findall(r'<a href="([^"]*)">Older records', page)
+        assert ("Not complete" in page) == bool(more)
+        url = html.unescape(more[0]) if more else ""
+        pages += 1
+    assert pages >= 3
+    assert sorted(found) == sorted(f"m{number}" for number in range(120))
+
+
+@pytest.mark.parametrize("cursor", ["x", "0:1", "0:1-2-3", "../..", "0:1-2;1:1-2", "9" * 300])
+def test_a_cursor_that_we_did_not_make_is_refused(stage: Stage, cursor: str) -> None:
+    assert stage.browser().get(f"/dead/{DEAD}/letters", params={"from": cursor}).status_code == 400
+
+
+def test_a_topic_that_does_not_exist_and_a_broken_filter_are_explained(stage: Stage) -> None:
+    browser = stage.browser()
+    assert browser.get("/dead/nowhere").status_code == 404
+    answer = browser.get(f"/dead/{DEAD}", params={"where": "price >"})
+    assert answer.status_code == 400
+    assert "a string in single quotes" in answer.text
+
+
+def test_a_plan_is_reviewed_ten_are_sent_first_judged_and_then_the_rest(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(60)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser, where="FAIL_CLASS = 'Timeout'")
+    page = text_of(browser.get(plan).text)
+    assert "Send again 40 dead letters" in page
+    assert "Not applied yet" in page
+    assert "40 go to rmq.retry.payments" in page
+    assert "Send 10 first" in page
+    assert stage.kafka.records(RETRY) == []
+
+    seen = apply(browser, plan, wait_for, most="10")
+    assert "10 of 40 applied" in seen
+    assert "✓ None of them is a dead letter again" in seen
+    assert "Whether payments has read them is not known" in seen
+    assert len(stage.kafka.records(RETRY)) == 10
+
+    reader = stage.kafka.consumer({"bootstrap.servers": "memory:1", "group.id": "payments"})
+    ends = [
+        TopicPartition(RETRY, number, reader.get_watermark_offsets(TopicPartition(RETRY, number))[1])
+        for number in (0, 1)
+    ]
+    reader.commit(offsets=ends, asynchronous=False)
+    assert "✓ payments has read everything in rmq.retry.payments" in state(browser, plan)
+
+    refused = browser.post(f"{plan}/apply", data={"count_typed": "39"})
+    assert (refused.status_code, "type the number" in refused.text) == (400, True)
+    seen = apply(browser, plan, wait_for, count_typed="40", rate="1000", stop_ratio="0.5")
+    assert "Applied" in seen
+    assert "by this plan: 40 , by other plans: 0, left: 0" in seen
+    sent = [dict(read_headers(record))["UNIQ_KEY"] for record in stage.kafka.records(RETRY)]
+    assert len(sent) == len(set(sent)) == 40
+
+    with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as topics:
+        begin = read_log(topics, NAMES.redrive_log).last_begin(DEAD)
+    assert begin is not None
+    assert begin.by.startswith("token (console of ")
+
+
+def test_the_verdict_names_those_that_are_dead_again(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(20)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    apply(browser, plan, wait_for, most="10")
+    for number, sent in enumerate(stage.kafka.records(RETRY)[:3]):
+        headers = [*dead_letter(100 + number), (REPLAY_ID, dict(read_headers(sent))[REPLAY_ID])]
+        stage.kafka.clock.advance(10**12)  # type: ignore[attr-defined]
+        stage.kafka.append(DEAD, b"again", headers=headers)
+    assert "✗ 3 of them are dead letters again" in state(browser, plan)
+
+
+def test_another_console_knows_what_was_sent_and_sends_the_rest_once(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(50)
+    first = stage.browser(operate=True)
+    plan = make_plan(first)
+    apply(first, plan, wait_for, most="12")
+    other = stage.browser(operate=True)
+    assert "12 of 50 applied" in state(other, plan)
+    apply(other, plan, wait_for, count_typed="50")
+    sent = [dict(read_headers(record))["UNIQ_KEY"] for record in stage.kafka.records(RETRY)]
+    assert len(sent) == len(set(sent)) == 50
+
+
+def test_the_plans_file_is_the_one_of_the_command_line(stage: Stage) -> None:
+    stage.add_dead(5)
+    browser = stage.browser(operate=True)
+    url = make_plan(browser, tags="")
+    answer = browser.get(f"{url}/file")
+    plan = RedrivePlan.from_json(answer.text)
+    assert url == f"/plans/{plan.id}"
+    assert answer.headers["content-disposition"] == f'attachment; filename="plan-{plan.id}.json"'
+    assert plan.id in browser.get("/plans").text
+    path = stage.folder / f"{plan.id}.json"
+    path.write_text(path.read_text().replace("rmq.retry.payments", "somewhere"))
+    assert (browser.get(url).status_code, "changed after it was made" in browser.get(url).text) == (400, True)
+    assert browser.get("/plans").status_code == 200
+    assert browser.post(f"{url}/apply", data={"most": "1"}).status_code == 400
+
+
+@pytest.mark.parametrize("plan", ["0" * 20, "..%2f..%2fetc", "x", "A" * 20])
+def test_a_plan_that_is_not_there_is_not_found(stage: Stage, plan: str) -> None:
+    assert stage.browser(operate=True).post(f"/plans/{plan}/apply", data={"most": "1"}).status_code == 404
+
+
+def test_discarded_letters_are_only_marked(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(6)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser, action="discard", where="FAIL_CLASS = 'KeyError'")
+    apply(browser, plan, wait_for, count_typed="2")
+    assert stage.kafka.records(RETRY) == []
+    assert "4 dead letters by cause" in text_of(browser.get(f"/dead/{DEAD}").text)
+    assert "6 dead letters by cause" in text_of(browser.get(f"/dead/{DEAD}?all=1").text)
+
+
+def test_a_run_is_stopped_by_its_button_and_a_second_one_of_the_topic_is_refused(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(40)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    other = make_plan(browser, where="FAIL_CLASS = 'KeyError'")
+    browser.post(f"{plan}/apply", data={"count_typed": "40", "rate": "0.01"})
+    refused = browser.post(f"{other}/apply", data={"most": "1"})
+    assert (refused.status_code, "stop that run first" in refused.text) == (400, True)
+    assert "hx-trigger" in browser.get(f"{plan}/progress").text
+    assert browser.post(f"{plan}/stop").status_code == 303
+    wait_for(lambda: "applies it" not in state(browser, plan))
+    assert "It was stopped" in state(browser, plan)
+
+
+def test_a_run_that_fails_says_why(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(3)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    stage.kafka.delete_topic(RETRY)
+    assert "no longer exist: rmq.retry.payments" in apply(browser, plan, wait_for, most="1")

@@ -1,0 +1,240 @@
+"""What keeps others out: names, logins, origins, headers, and what the console refuses to start with."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.routing import Mount, Route
+from starlette.testclient import TestClient
+
+from rocketshim.console.guard import CONTENT_SECURITY_POLICY
+from rocketshim.console.people import user_line
+from rocketshim.console.server_app import make_app
+from rocketshim.errors import ConfigError
+from rocketshim.kafka.clients import Clients
+
+from .conftest import DEAD, HOST, OUR_PAGE, TOKEN, Stage
+
+PATHS = {"topic": DEAD, "plan": "0" * 20, "partition": "0", "offset": "0", "group": "payments"}
+
+
+def routes(client: TestClient) -> list[Route]:
+    return [each for each in client.app.routes if isinstance(each, Route)]  # type: ignore[attr-defined]
+
+
+def path_of(route: Route) -> str:
+    return re.sub(r"\{(\w+)(:\w+)?\}", lambda found: PATHS[found[1]], route.path)
+
+
+def test_nothing_but_the_login_page_is_there_without_a_login(stage: Stage) -> None:
+    client = stage.client(operate=True)
+    assert client.get("/login").status_code == 200
+    for route in routes(client):
+        if route.path in {"/login", "/logout"}:
+            continue
+        answer = client.request(next(iter(route.methods or ())), path_of(route), headers=OUR_PAGE)
+        expected = {"/login"} if "POST" not in (route.methods or ()) else {None}
+        assert answer.headers.get("location") in expected
+        assert answer.status_code in {303, 401}
+
+
+def test_the_token_becomes_a_cookie_that_scripts_and_other_sites_cannot_use(stage: Stage) -> None:
+    client = stage.client()
+    answer = client.get("/login", params={"token": TOKEN})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=strict" in cookie
+    assert TOKEN not in cookie
+    assert client.get("/").status_code == 200
+    assert client.get("/login", params={"token": "wrong"}).status_code == 401
+
+
+def test_the_cookie_is_secure_where_browsers_use_https(stage: Stage) -> None:
+    client = stage.client(public_url="https://ops.example/shim")
+    answer = client.get("/login", params={"token": TOKEN})
+    assert "Secure" in answer.headers["set-cookie"]
+    assert "Path=/shim" in answer.headers["set-cookie"]
+    assert answer.headers["location"] == "/shim/"
+
+
+def test_a_session_is_made_at_login_and_cannot_be_fixed(stage: Stage) -> None:
+    client = stage.client()
+    client.cookies.set("rocketshim_8085", "chosen-by-another")
+    assert client.get("/").status_code == 303
+    client.get("/login", params={"token": TOKEN})
+    sessions = [cookie.value for cookie in client.cookies.jar]
+    assert len({*sessions, "chosen-by-another"}) > 1
+    client.cookies.clear()
+    client.cookies.set("rocketshim_8085", "chosen-by-another")
+    assert client.get("/").status_code == 303
+
+
+def test_logging_out_ends_the_session_for_everybody_with_its_cookie(stage: Stage) -> None:
+    client = stage.browser()
+    cookies = dict(client.cookies)
+    assert client.post("/logout").status_code == 303
+    client.cookies.update(cookies)
+    assert client.get("/").status_code == 303
+
+
+def test_logins_are_refused_for_a_minute_after_twenty_failures(stage: Stage) -> None:
+    client = stage.client()
+    client.headers.update(OUR_PAGE)
+    assert {client.post("/login", data={"secret": "x"}).status_code for _ in range(20)} == {401}
+    assert client.post("/login", data={"secret": TOKEN}).status_code == 429
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site", "origin": HOST},
+    ],
+)
+def test_every_write_is_refused_unless_it_comes_from_our_own_page(stage: Stage, headers: dict[str, str]) -> None:
+    client = stage.browser(operate=True)
+    client.headers.pop("sec-fetch-site")
+    for route in routes(client):
+        if (route.methods or set()) <= {"GET", "HEAD"}:
+            continue
+        answer = client.post(path_of(route), headers=headers)
+        assert (answer.status_code, "does not come from" in answer.text) == (403, True), route.path
+
+
+def test_a_browser_without_fetch_metadata_is_known_by_its_origin(stage: Stage) -> None:
+    client = stage.browser(operate=True)
+    client.headers.pop("sec-fetch-site")
+    assert client.post("/logout", headers={"origin": HOST}).status_code == 303
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+def test_without_operate_no_route_writes(stage: Stage, method: str) -> None:
+    reading = stage.browser()
+    writes = {each.path for each in routes(stage.client(operate=True)) if "POST" in (each.methods or ())}
+    assert {each.path for each in routes(reading) if "POST" in (each.methods or ())} == {"/login", "/logout"}
+    for path in writes - {"/login", "/logout"}:
+        filled = re.sub(r"\{(\w+)(:\w+)?\}", lambda found: PATHS[found[1]], path)
+        assert reading.request(method, filled).status_code in {404, 405}
+
+
+def test_every_write_needs_an_operator(stage: Stage, tmp_path: Path) -> None:
+    users = tmp_path / "users"
+    users.write_text(f"# ours\n\n{user_line('vera', 'viewer', 'correct horse battery')}\n")
+    users.chmod(0o600)
+    client = stage.client(operate=True, auth=f"@{users}")
+    client.headers.update(OUR_PAGE)
+    assert client.post("/login", data={"name": "vera", "secret": "wrong"}).status_code == 401
+    assert client.post("/login", data={"name": "nobody", "secret": "correct horse battery"}).status_code == 401
+    assert client.post("/login", data={"name": "vera", "secret": "correct horse battery"}).status_code == 303
+    assert client.get("/").status_code == 200
+    for route in routes(client):
+        if "POST" in (route.methods or ()) and route.path not in {"/login", "/logout"}:
+            assert client.post(path_of(route)).status_code == 403, route.path
+    users.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod"):
+        stage.client(auth=f"@{users}")
+
+
+def test_a_host_name_that_is_not_ours_is_refused_before_anything_else(stage: Stage) -> None:
+    client = stage.browser()
+    for name in ("evil.example", "127.0.0.1.evil.example", "evil.example:8085", "[::2]:8085", "localhost.", ""):
+        assert client.get("/login", headers={"host": name}).status_code == 421, name
+    for name in ("localhost:8085", "127.0.0.1", "[::1]:8085", "LOCALHOST"):
+        assert client.get("/login", headers={"host": name}).status_code == 200, name
+
+
+def test_every_answer_forbids_scripts_frames_sniffing_and_storing(stage: Stage) -> None:
+    client = stage.browser()
+    for path in ("/", "/login", "/nowhere", f"/dead/{DEAD}", "/static/console.css", "/message?id=x"):
+        headers = client.get(path).headers
+        assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cache-control"] == "no-store"
+    assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+def test_a_form_of_more_than_64_kib_is_refused_unread(stage: Stage) -> None:
+    client = stage.browser(operate=True)
+    assert client.post(f"/dead/{DEAD}/plans", data={"where": "x" * 70_000}).status_code == 413
+
+
+def test_a_proxy_names_users_only_in_its_own_connections(stage: Stage) -> None:
+    given: dict[str, Any] = {
+        "operate": True,
+        "auth": "proxy",
+        "proxy_groups_header": "X-Forwarded-Groups",
+        "operators": "ops",
+        "public_url": "https://ops.example",
+    }
+    app = make_app(
+        stage.settings(**given, trusted_proxies=("10.1.0.0/16",)), clients=stage.kafka.clients(blocking=False)
+    )
+    named = {"x-forwarded-user": "ada", "x-forwarded-groups": "dev, ops", **OUR_PAGE}
+    from_proxy = TestClient(app, base_url="https://ops.example", client=("10.1.2.3", 1))
+    from_elsewhere = TestClient(app, base_url="https://ops.example", client=("10.2.2.3", 1))
+    assert from_elsewhere.get("/", headers=named).status_code == 403
+    assert from_proxy.get("/").status_code == 403
+    assert "ada, may change things" in from_proxy.get("/", headers=named).text
+    assert "read-only" in from_proxy.get("/", headers={**named, "x-forwarded-groups": "opsx"}).text
+    assert from_proxy.get("/login", headers=named).status_code == 404
+    plan = f"/plans/{'0' * 20}/apply"
+    assert from_proxy.post(plan, headers={**named, "x-forwarded-groups": ""}).status_code == 403
+    assert from_proxy.post(plan, headers=named).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"host": "0.0.0.0"}, "without encryption"),  # noqa: S104 - it is refused
+        ({"host": "10.0.0.1", "public_url": "http://ops.example"}, "without encryption"),
+        ({"host": "example.com"}, "without encryption"),
+        ({"auth": "proxy"}, "trusted-proxy"),
+        ({"auth": "proxy", "trusted_proxies": ("ops",)}, "not appear to be an IPv4"),
+        ({"auth": "none"}, "auth"),
+        ({"public_url": "ops.example"}, "public_url"),
+        ({"tls_cert": Path("cert.pem")}, "tls_key"),
+        ({"hide": frozenset({"everything"})}, "hide"),
+    ],
+)
+def test_an_unsafe_console_refuses_to_start(stage: Stage, given: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        stage.settings(**given)
+
+
+def test_a_console_for_others_starts_with_tls_or_behind_a_proxy_with_tls(stage: Stage) -> None:
+    assert stage.settings(host="10.0.0.1", public_url="https://ops.example").hosts >= {"ops.example"}
+    assert stage.settings(host="10.0.0.1", tls_cert=Path("c"), tls_key=Path("k")).is_https
+
+
+def test_pages_work_below_a_path_whether_the_proxy_removes_it_or_not(stage: Stage) -> None:
+    client = stage.client(public_url="https://127.0.0.1/shim")
+    client.base_url = "https://127.0.0.1"  # type: ignore[assignment]
+    client.get("/shim/login", params={"token": TOKEN})
+    for path in ("/shim/plans", "/shim"):
+        answer = client.get(path)
+        assert answer.status_code == 200
+        assert 'href="/shim/dead"' in answer.text
+
+
+def test_no_get_ever_produces(stage: Stage) -> None:
+    stage.add_dead(3)
+
+    def no_producer(_: Any) -> Any:
+        raise AssertionError("a GET made a producer")
+
+    found = stage.kafka.clients(blocking=False)
+    client = stage.browser(Clients(found.consumer, no_producer), operate=True)
+    before = stage.kafka.records(DEAD)
+    for route in routes(client):
+        if "GET" in (route.methods or ()):
+            assert client.get(path_of(route)).status_code in {200, 303, 404}, route.path
+    assert stage.kafka.records(DEAD) == before
+    assert [route for route in client.app.routes if isinstance(route, Mount)]  # type: ignore[attr-defined]
