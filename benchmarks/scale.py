@@ -385,7 +385,8 @@ def relayed(now: Row, names: TopicNames, levels: DelayLevels, known: list[str]) 
                     due_ms[place] = message.timestamp()[1] + levels.delay_ms(1)
 
             producer.produce(out.topic, out.value, out.key, out.partition, on_delivery=stored, headers=out.headers)
-            producer.poll(max(0.0, began + (number + 1) / RETRIES_A_SECOND - time.monotonic()))
+            while (left_s := began + (number + 1) / RETRIES_A_SECOND - time.monotonic()) > 0:
+                producer.poll(left_s)  # ends with each report, so again until it is time
         producer.flush(30)
 
     sender = threading.Thread(target=send)

@@ -185,7 +185,8 @@ def steady(bootstrap: str, mode: str, count: int, *, rate: int, seconds: float, 
         began = time.monotonic()
         for number in range(total):
             stage.send(producer, stage.targets[number % count], number)
-            producer.poll(max(0.0, began + (number + 1) / rate - time.monotonic()))
+            while (left_s := began + (number + 1) / rate - time.monotonic()) > 0:
+                producer.poll(left_s)  # ends with each report, so again until it is time
             if dead == "deleted" and number == total // 3:
                 stage.admin.delete_topics([stage.targets[bad]])
         producer.flush(60)

@@ -107,7 +107,8 @@ def send_steadily(stage: Stage, rate: int, seconds: float, delays_ms: list[int],
 
         out = stage.record(number, delay_ms, b"x" * 100)
         producer.produce(out.topic, out.value, out.key, out.partition, on_delivery=stored, headers=out.headers)
-        producer.poll(max(0.0, began + (number + 1) / rate - time.monotonic()))
+        while (left_s := began + (number + 1) / rate - time.monotonic()) > 0:
+            producer.poll(left_s)  # ends with each report, so again until it is time
     producer.flush(60)
 
 
