@@ -135,6 +135,7 @@ def server_properties(
         "num.io.threads": "4",
         "background.threads": "4",
         "log.cleaner.dedupe.buffer.size": str(8 * 1024 * 1024),
+        "log.index.size.max.bytes": str(256 * 1024),  # the kernel may read a file of 10 MiB ahead at its first use
     }
     if users is not None:
         properties |= _sasl(users, client_protocol.lower())
