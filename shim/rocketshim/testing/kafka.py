@@ -336,11 +336,11 @@ class InMemoryKafka:
         with self._broker.lock:
             self._broker.faults.held_reports.append(Scope(topic, partition))
 
-    def release(self) -> None:
-        """End every `hold_sends` and `hold_reports`."""
+    def release(self, topic: str | None = None) -> None:
+        """End every `hold_sends` and `hold_reports`, or those of this topic."""
         with self._broker.lock:
-            self._broker.faults.held_sends.clear()
-            self._broker.faults.held_reports.clear()
+            for held in (self._broker.faults.held_sends, self._broker.faults.held_reports):
+                held[:] = [scope for scope in held if topic is not None and scope.topic != topic]
             self._broker.touch()
 
     def fail_commits(

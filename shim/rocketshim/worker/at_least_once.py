@@ -5,13 +5,14 @@
   later.
 * If a target has not answered within `target_patience_ms`, its records are re-appended as soon as a record that was
   produced `target_patience_ms` later is stored. Without such a record the broker may be slow for all targets. If
-  nothing else was produced, a probe of the clock shows whether the schedule topic still accepts records, as
+  no report arrives in that time, a probe of the clock shows whether the schedule topic still accepts records, as
   re-appending requires. The first copy may still be stored: a duplicate with the same identity.
 * A record whose target is unknown is buffered until the target is known. It is produced before records that left their
   queue later.
 * Records for at most 200 topics are in the producer at a time; the others wait for a topic to be finished. librdkafka
   sends one partition per request and five requests at a time, and not in order of age. So with many targets a slow
-  broker would otherwise seem to be a silent target.
+  broker would otherwise seem to be a silent target. For the same reason only five topics are added to those that have
+  not answered for a quarter of `target_patience_ms`, until these have answered.
 * Two limits, number and bytes, bound the records in flight: those without a report, and those that wait to be produced
   again. Copies for a silent target that were replaced since stay in the producer until their time-out. They have their
   own limit, so that such a target does not block the others.
@@ -41,6 +42,7 @@ __all__ = ["AtLeastOnce"]
 
 _UNREADY_MS: Final = 2  # while records wait for the lookup of their targets, or for other topics to be finished
 _MOST_TOPICS: Final = 200
+_TOPICS_BESIDE_LATE: Final = 5
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may stay unread
 _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
@@ -91,10 +93,12 @@ class AtLeastOnce:
         self._waiting: deque[tuple[int, Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[TargetHealth, list[tuple[Flight, list[int]]]] = {}  # (flight; indexes), by unknown target
         self._open_topics: dict[str, int] = {}  # number of open batches
+        self._most_topics = _MOST_TOPICS
         self._backlog: deque[tuple[Flight, HopGroup]] = deque()  # routed, but there are too many open topics
         self._in_flight_count = 0  # records of open batches, and records that wait
         self._in_flight_bytes = 0.0
         self._confirmed_ns = 0  # when the newest stored record was produced
+        self._reported_ns = 0  # when the last report was processed
         self._proof_asked_ns = -_PROOF_NS
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -109,7 +113,7 @@ class AtLeastOnce:
         del now_ns
         if self._in_flight_bytes >= self._max_in_flight_bytes or self._backlog:
             return 0
-        if len(self._open_topics) >= _MOST_TOPICS:
+        if len(self._open_topics) >= self._most_topics:
             return 0
         return max(0, min(self._max_in_flight - self._in_flight_count, 2 * self._max_in_flight - self._outstanding()))
 
@@ -147,7 +151,7 @@ class AtLeastOnce:
                 self._produce(flight, group, now_ns)
 
     def _is_one_topic_too_many(self, group: HopGroup) -> bool:
-        return group.topic not in self._open_topics and len(self._open_topics) >= _MOST_TOPICS
+        return group.topic not in self._open_topics and len(self._open_topics) >= self._most_topics
 
     def _produce_backlog(self, now_ns: int) -> None:
         """Produce records that have waited for other topics to be finished."""
@@ -205,6 +209,7 @@ class AtLeastOnce:
             self._add_in_flight(flight, -1)
             self._send_again(flight, [index], now_ns)
         self._check_silent_targets(now_ns)
+        self._limit_topics(now_ns)
         self._produce_backlog(now_ns)
 
     def _send_ready(self, now_ns: int) -> None:
@@ -230,6 +235,7 @@ class AtLeastOnce:
             self._writer.failure = batch.errors[0][1]
             return
         self._done(batch)
+        self._reported_ns = now_ns
         if batch.flight.assigned.gone:
             return
         unstored = batch.unstored()
@@ -296,14 +302,27 @@ class AtLeastOnce:
                 continue  # all reports have arrived and are in the inbox
             self._replace(batch, now_ns)
 
+    def _limit_topics(self, now_ns: int) -> None:
+        """Hold most other topics back while some are late, so that the producer sends the records of these first."""
+        late: set[str] = set()
+        for batch in self._deliveries:
+            if now_ns - batch.sent_ns < self._patience_ns // 4:
+                break
+            if not batch.is_done:
+                late.add(batch.group.topic)
+        self._most_topics = min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
+
     def _is_overtaken(self, batch: HopBatch) -> bool:
         """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
         by_ns = batch.sent_ns + self._patience_ns
-        return self._confirmed_ns >= by_ns or self._prober.confirmed_ns >= self._proof_asked_ns >= by_ns
+        if self._confirmed_ns >= by_ns:
+            return True
+        return self._prober.confirmed_ns >= self._proof_asked_ns >= max(by_ns, self._reported_ns + self._patience_ns)
 
     def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe to find out whether only the target is silent."""
-        if self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
+        is_quiet = now_ns - self._reported_ns >= self._patience_ns
+        if is_quiet and self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
             self._proof_asked_ns = now_ns
             self._prober.probe(assigned, now_ns)
 
@@ -331,7 +350,7 @@ class AtLeastOnce:
     def wait_ns(self, now_ns: int) -> int | None:
         """Return a short wait while reports are outstanding, else None."""
         del now_ns
-        if self._unready or self._backlog or len(self._open_topics) >= _MOST_TOPICS:
+        if self._unready or self._backlog or len(self._open_topics) >= self._most_topics:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
@@ -384,6 +403,7 @@ class AtLeastOnce:
         self._targets.use()
         self._open_batches.clear()
         self._open_topics.clear()
+        self._most_topics = _MOST_TOPICS
         self._backlog.clear()
         self._in_flight_count = 0
         self._in_flight_bytes = 0.0

@@ -27,6 +27,44 @@ def test_records_for_a_bounded_number_of_topics_are_in_the_producer(sim: Any) ->
 
 
 @pytest.mark.only("at-least-once")
+def test_only_five_topics_are_added_while_another_one_is_late(sim: Any) -> None:
+    for number in range(20):
+        sim.kafka.create_topic(f"audit.{number}", 1, config=STAMPED)
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.hold_sends("audit.0")
+    sim.schedule(topic="audit.0")
+    sim.run(worker, 700)
+    for number in range(1, 20):
+        sim.schedule(topic=f"audit.{number}")
+        sim.kafka.hold_sends(f"audit.{number}")
+    sim.run(worker, 1_100)
+    assert len(worker._delivery._open_topics) == 1 + 5
+    sim.kafka.release()
+    sim.until(worker, lambda: worker.counts.delivered == 20, 1_000)
+    assert not worker.counts.alarms
+    assert len(sim.delivered("audit.0")) == 1
+
+
+@pytest.mark.only("at-least-once")
+def test_a_probe_does_not_prove_that_a_target_is_silent_while_reports_arrive(sim: Any) -> None:
+    targets = [f"audit.{number}" for number in range(10)]
+    for topic in targets:
+        sim.kafka.create_topic(topic, 1, config=STAMPED)
+        sim.kafka.hold_sends(topic)
+    worker = sim.worker()
+    sim.run(worker, 100)
+    for topic in targets:
+        sim.schedule(topic=topic)
+    sim.run(worker, 1_000)
+    for topic in targets:
+        sim.run(worker, 1_000)
+        sim.kafka.release(topic)
+    sim.until(worker, lambda: worker.counts.delivered == 10, 1_000)
+    assert not worker.counts.alarms
+
+
+@pytest.mark.only("at-least-once")
 def test_a_target_that_fails_while_its_records_wait_gets_none_of_them(sim: Any) -> None:
     for number in range(201):
         sim.kafka.create_topic(f"audit.{number}", 1, config=STAMPED)
