@@ -10,8 +10,9 @@ from typing import Any, Final
 from rocketshim.core.clock import Clock
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.group.log_reader import LogReader, token_floor
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.group.token_floor import token_floor
+from rocketshim.group.log_writer import LogWriter
 from rocketshim.kafka.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
@@ -93,14 +94,17 @@ def connect_group_log(
         },
         allow_code_settings=settings.allow_code_settings,
     )
+    reader = LogReader(
+        topic,
+        lambda: clients.consumer(log_reader_config(settings, group)),
+        lambda consumer: token_floor(consumer, tuple(topics())),
+        None if admin is None else TopicId(admin, topic),
+    )
     return GroupLogThread(
-        topic=topic,
+        reader,
+        LogWriter(topic, lambda: clients.producer(producer_config)),
         owner=Owner(client_id, uuid.uuid4().hex),
         settings=lock_settings,
-        make_consumer=lambda: clients.consumer(log_reader_config(settings, group)),
-        make_producer=lambda: clients.producer(producer_config),
         clock=clock,
         strategy=strategy,
-        token_floor=lambda consumer: token_floor(consumer, tuple(topics())),
-        topic_id=None if admin is None else TopicId(admin, topic),
     )

@@ -1,30 +1,29 @@
 """Read one group's log, and detect that it is lost: created again, or truncated before it was read.
 
 The reader joins no group. It is assigned to the log's one partition, from its first record on. At every heartbeat it
-compares the topic's id and the bounds of the log with what was folded.
+compares the topic's id and the bounds of the log with what was folded. Only the group-log thread uses it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.group_log import Continuity, GroupLog
+from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 
-__all__ = ["Beginning", "LogReader", "TokenFloor"]
+__all__ = ["Beginning", "LogReader", "token_floor"]
 
 _LOG = safe_logger("rocketshim.group")
 _READ_COUNT: Final = 1_000
 _ANSWER_S: Final = 5.0
+_COMMITS_S: Final = 10.0
 _CHECK_S: Final = 0.5
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
-
-TokenFloor = Callable[[ConsumerClient], int | None]
-"""Returns a number above every token that commits of the group carry, or None. It may raise KafkaException."""
 
 
 class Beginning(NamedTuple):
@@ -35,30 +34,54 @@ class Beginning(NamedTuple):
     token_floor: int | None
 
 
+def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
+    """Return a number above every token that the group's commits on these topics carry; None: none carries one.
+
+    It is needed when the group log was created again while no member was alive.
+
+    Args:
+        consumer: consumer with the group's id; it need not be a member.
+        topics: physical names.
+
+    Raises:
+        KafkaException: the cluster did not answer.
+    """
+    tokens = []
+    for topic in topics:
+        listed = consumer.list_topics(topic, timeout=_COMMITS_S).topics.get(topic)
+        asked = [TopicPartition(topic, number) for number in ([] if listed is None else listed.partitions)]
+        for item in consumer.committed(asked, timeout=_COMMITS_S) if asked else []:
+            if item.error is not None:
+                raise KafkaException(item.error)
+            found = decode_metadata(item.metadata) if item.offset >= 0 else None
+            if found is not None and found.token is not None:
+                tokens.append(found.token)
+    return max(tokens) + 1 if tokens else None
+
+
 class LogReader:
     """The consumer of one group's log.
 
     Args:
         topic: physical name of the group's log.
         make_consumer: makes the consumer: `auto.offset.reset=error`, `read_uncommitted`, `group.id` of the group.
-        token_floor: looks up the tokens in commits; None: this is not done.
-        topic_id: detects when the log's topic was created again; None: this is not checked.
-
-    Thread-safety: none; the group-log thread's.
+        find_floor: returns the token floor of the group's commits, or None; called with the consumer, before the log's
+            end is read. It may raise KafkaException.
+        topic_id: detects when the log's topic was created again; None: only the log's records tell.
     """
 
     def __init__(
         self,
         topic: str,
         make_consumer: Callable[[], ConsumerClient],
-        *,
-        token_floor: TokenFloor | None,
+        find_floor: Callable[[ConsumerClient], int | None],
         topic_id: TopicId | None,
     ) -> None:
+        self.topic = topic
         self.topic_id = topic_id
         self._partition = TopicPartition(topic, 0)
         self._make_consumer = make_consumer
-        self._token_floor = token_floor
+        self._find_floor = find_floor
         self._known_id: str | None = None
         self._consumer: ConsumerClient | None = None
 
@@ -71,13 +94,13 @@ class LogReader:
         consumer = self._client()
         try:
             self._known_id = None if self.topic_id is None else self.topic_id.now()
-            floor = None if self._token_floor is None else self._token_floor(consumer)
+            floor = self._find_floor(consumer)
             bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)
             if bounds is None:
                 return None
-            consumer.assign([TopicPartition(self._partition.topic, 0, bounds[0])])
+            consumer.assign([TopicPartition(self.topic, 0, bounds[0])])
         except KafkaException as error:
-            _LOG.warning("group.log-unreachable", extra={"topic": self._partition.topic, "error": str(error)})
+            _LOG.warning("group.log-unreachable", extra={"topic": self.topic, "error": str(error)})
             return None
         return Beginning(bounds[0], bounds[1], floor)
 
@@ -124,7 +147,7 @@ class LogReader:
             return f"the offset to read does not exist: {error.str()}"
         if error.fatal():
             raise KafkaException(error)
-        _LOG.warning("group.client-error", extra={"topic": self._partition.topic, "error": str(error)})
+        _LOG.warning("group.client-error", extra={"topic": self.topic, "error": str(error)})
         return None
 
     def close(self) -> None:

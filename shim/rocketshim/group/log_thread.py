@@ -39,12 +39,13 @@ import math
 import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, assert_never
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.group_log import Folded, GroupLog
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import Owner
@@ -62,12 +63,9 @@ from rocketshim.core.queue_lock_actions import (
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import TopicMismatchError
-from rocketshim.group.commands import Close, Command, Release, ReportProgress, Want
-from rocketshim.group.log_reader import LogReader, TokenFloor
+from rocketshim.group.log_reader import LogReader
 from rocketshim.group.log_writer import LogWriter
 from rocketshim.group.member_checks import MemberChecks
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient
-from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import decode_group_record
@@ -86,20 +84,40 @@ _LEAVE_S: Final = 2.0
 _ANSWER_AGAIN_S: Final = 0.02
 
 
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """Own these queues from now on, and stop all others."""
+
+    queues: frozenset[MessageQueue]
+
+
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """This position and these failed attempts go to the next owner: by a renewal, or by the release of the lock."""
+
+    lease: Lease
+    next_offset: int | None
+    reconsume_counts: ReconsumeCounts
+    is_release: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Close:
+    """Release everything and leave the group, at the latest at this monotonic time in ms."""
+
+    by_ms: int
+
+
 class GroupLogThread:
     """One member's thread over its group's log.
 
     Args:
-        topic: physical name of the group's log.
+        reader: reads the log; not opened.
+        writer: appends to it; not opened.
         owner: this run of this client; the incarnation is new for every run.
         settings: times of locks and heartbeats.
-        make_consumer: makes the reader: `auto.offset.reset=error`, `read_uncommitted`, `group.id` of the group.
-        make_producer: makes the writer: idempotent, `acks=all`, no linger.
         clock: monotonic time; the same clock as for `Lease.holds`.
         strategy: name of the allocation strategy; None: Kafka's group protocol allocates the queues.
-        token_floor: returns a number above every token that commits of the group carry, or None if no commit carries
-            one. It is called with the reader, before the log's end is read. It may raise KafkaException.
-        topic_id: detects when the log's topic was created again; None: this is not checked.
 
     Attributes:
         events: events, for one reader.
@@ -114,28 +132,25 @@ class GroupLogThread:
 
     def __init__(
         self,
+        reader: LogReader,
+        writer: LogWriter,
         *,
-        topic: str,
         owner: Owner,
         settings: QueueLockSettings,
-        make_consumer: Callable[[], ConsumerClient],
-        make_producer: Callable[[], ProducerClient],
         clock: Clock,
         strategy: str | None = None,
-        token_floor: TokenFloor | None = None,
-        topic_id: TopicId | None = None,
     ) -> None:
         self.events: SimpleQueue[QueueStarted | QueueStopped] = SimpleQueue()
         self.error: BaseException | None = None
         self.members: tuple[str, ...] = ()
         self.owner = owner
         self.log_lost_count = 0
-        self._topic = topic
+        self._topic = reader.topic
         self._settings = settings
-        self._clock = clock
+        self._now_ms = now_ms_of(clock)
         self._holder = QueueLockHolder(owner, settings, strategy)
-        self._reader = LogReader(topic, make_consumer, token_floor=token_floor, topic_id=topic_id)
-        self._writer = LogWriter(topic, make_producer)
+        self._reader = reader
+        self._writer = writer
         self._checks = MemberChecks(owner, strategy, settings.lock_lease_ms)
         self._log = GroupLog(0)
         self._reading = False
@@ -143,7 +158,7 @@ class GroupLogThread:
         self._check_at_ms = 0
         self._wakeup_ms = 0
         self._changed = False  # a command came or a send failed since the last tick
-        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._commands: SimpleQueue[_Want | _Progress | _Close] = SimpleQueue()
         self._close_by_ms: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -179,15 +194,15 @@ class GroupLogThread:
 
     def close_within(self, timeout_s: float) -> None:
         """Request what `stop` does, and do not wait."""
-        self._commands.put(Close(self._now_ms() + round(timeout_s * 1_000)))
+        self._commands.put(_Close(self._now_ms() + round(timeout_s * 1_000)))
 
     def want(self, queues: Collection[MessageQueue]) -> None:
         """Set all queues that this process wants from now on; stop the queues that it has and no longer wants."""
-        self._commands.put(Want(frozenset(queues)))
+        self._commands.put(_Want(frozenset(queues)))
 
     def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
         """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
-        self._commands.put(ReportProgress(lease, next_offset, reconsume_counts))
+        self._commands.put(_Progress(lease, next_offset, reconsume_counts, is_release=False))
 
     def release(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
         """Release the lock of a drained queue: no listener has a message of it, or gets one under this lease.
@@ -195,7 +210,7 @@ class GroupLogThread:
         If the lease is still valid, the position was committed before, or there was none to commit. If it has ended,
         position and counts are ignored.
         """
-        self._commands.put(Release(lease, next_offset, reconsume_counts))
+        self._commands.put(_Progress(lease, next_offset, reconsume_counts, is_release=True))
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -206,7 +221,8 @@ class GroupLogThread:
             while not self.over:
                 self.turn(self._wait_s())
         except BaseException as error:  # noqa: BLE001 - the top of a thread: it is kept and logged, and every lease ends
-            self._fail(error)
+            self.error = error
+            self._perform(self._holder.end_all())
             _LOG.exception("group.log-thread-failed", extra={"topic": self._topic})
         finally:
             self.close()
@@ -234,7 +250,8 @@ class GroupLogThread:
             RocketshimError: the thread cannot continue.
         """
         messages = self._wait(wait_s)
-        self._run_commands()
+        while self._commands.qsize():
+            self._obey(self._commands.get())
         if not self._reading:
             self._begin()
             return
@@ -271,22 +288,17 @@ class GroupLogThread:
         until_ms = min(self._wakeup_ms, self._check_at_ms) if self._reading else self._begin_at_ms
         return max(0.0, (until_ms - self._now_ms()) / 1_000)
 
-    def _run_commands(self) -> None:
-        """Obey the commands of other threads."""
-        while self._commands.qsize():
-            self._obey(self._commands.get())
-
-    def _obey(self, command: Command) -> None:
+    def _obey(self, command: _Want | _Progress | _Close) -> None:
         self._changed = True
         now_ms = self._now_ms()
         match command:
-            case Want(queues):
+            case _Want(queues):
                 self._perform(self._holder.want(queues, now_ms))
-            case ReportProgress(lease, next_offset, counts):
+            case _Progress(lease, next_offset, counts, is_release=False):
                 self._holder.progress(lease.queue, lease.token, next_offset, counts)
-            case Release(lease, next_offset, counts):
+            case _Progress(lease, next_offset, counts):
                 self._perform(self._holder.release(lease.queue, lease.token, next_offset, counts, now_ms))
-            case Close(by_ms):
+            case _Close(by_ms):
                 self._close_by_ms = by_ms
                 self._perform(self._holder.close(now_ms))
             case _:
@@ -363,10 +375,6 @@ class GroupLogThread:
         self._perform(self._holder.log_lost(self._log.token_floor, self._now_ms()))
         self._writer.forget_sent()
 
-    def _fail(self, error: BaseException) -> None:
-        self.error = self.error or error
-        self._perform(self._holder.end_all())
-
     # --- acting ------------------------------------------------------------------------------------------------------
 
     def _perform(self, actions: Iterable[QueueLockAction]) -> None:
@@ -388,6 +396,3 @@ class GroupLogThread:
         for seq in self._writer.take_failed():
             self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
-
-    def _now_ms(self) -> int:
-        return self._clock.monotonic_ns() // 1_000_000

@@ -1,7 +1,7 @@
 """Append one member's records to the group log, and tell which of them were not stored.
 
 Records go out immediately and in order, by one idempotent producer. A stored record is recognized when it is read back,
-never by its delivery report; so only reports of failures count.
+never by its delivery report; so only reports of failures count. Only the group-log thread uses this.
 """
 
 from collections import deque
@@ -27,8 +27,6 @@ class LogWriter:
     Args:
         topic: physical name of the group's log.
         make_producer: makes the producer: idempotent, `acks=all`, no linger.
-
-    Thread-safety: none; the group-log thread's.
     """
 
     def __init__(self, topic: str, make_producer: Callable[[], ProducerClient]) -> None:

@@ -1,4 +1,7 @@
-"""Check that the members of a group work by the same rules: one way to allocate queues, one length of leases."""
+"""Check that the members of a group work by the same rules: one way to allocate queues, one length of leases.
+
+Only the group-log thread uses this.
+"""
 
 from typing import Final
 
@@ -21,8 +24,6 @@ class MemberChecks:
         owner: this member.
         strategy: name of its allocation strategy; None: Kafka's group protocol allocates the queues.
         lease_ms: the length of its leases.
-
-    Thread-safety: none; the group-log thread's.
     """
 
     def __init__(self, owner: Owner, strategy: str | None, lease_ms: int) -> None:

@@ -1,5 +1,6 @@
 """The group-log thread, turned by hand on the in-memory Kafka: who holds what when, and what ends it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
+from rocketshim.group.log_reader import LogReader
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.group.log_writer import LogWriter
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -34,20 +37,27 @@ class Fleet:
         self.seen: dict[str, list[QueueStarted | QueueStopped]] = {}
         self.producers: list[Any] = []
 
-    def join(self, name: str, *wanted: MessageQueue, settings: QueueLockSettings = SHORT, **options: Any) -> None:
+    def join(
+        self,
+        name: str,
+        *wanted: MessageQueue,
+        settings: QueueLockSettings = SHORT,
+        strategy: str | None = None,
+        floor: Callable[[Any], int | None] = lambda _: None,
+        topic_id: Any = None,
+    ) -> None:
         def make_producer() -> Any:
             self.producers.append(self.kafka.producer({"enable.idempotence": True}))
             return self.producers[-1]
 
         config = {"group.id": "g", "auto.offset.reset": "error", "isolation.level": "read_uncommitted"}
         member = GroupLogThread(
-            topic=LOG,
+            LogReader(LOG, lambda: self.kafka.consumer(config), floor, topic_id),
+            LogWriter(LOG, make_producer),
             owner=Owner(name, "1"),
             settings=settings,
-            make_consumer=lambda: self.kafka.consumer(config),
-            make_producer=make_producer,
             clock=self.clock,
-            **options,
+            strategy=strategy,
         )
         member.open()
         member.want(wanted)
@@ -402,7 +412,7 @@ def test_the_token_floor_is_looked_up_before_the_end_of_the_log(fleet: Fleet) ->
         floors.append(len(fleet.kafka.records(LOG)))
         return 10**15
 
-    fleet.join("a", Q0, token_floor=floor)
+    fleet.join("a", Q0, floor=floor)
     fleet.turn()
     assert floors == [0]
     fleet.wait(20_000)
