@@ -1,9 +1,10 @@
 """Describe and log what failed in user code, for push consumers and the drop-in.
 
-`FailureMaker` describes an exception: its class, its text, where it was raised, and now and then its stack trace.
-Formatting a stack trace costs as much as a millisecond, so it is taken for the first failure of a cause in a minute
-only. A cause is the class of the exception and the line that raised it. The text is made in the listener's thread: an
-exception that is kept would keep the frames that it passed, and with them everything that user code had in hand.
+`FailureMaker` describes an exception: its class, its text, where it was raised, a short stack trace for the record
+(`stack_traces`), and now and then the full one for the log. Formatting the full one costs as much as a millisecond, so
+it is taken for the first failure of a cause in a minute only. A cause is the class of the exception and the line that
+raised it. The texts are made in the listener's thread: an exception that is kept would keep the frames that it passed,
+and with them everything that user code had in hand.
 
 `FailureLog` logs which message failed, which attempt, why, and when the message comes back. The message of such a log
 record is a sentence, so that a program that has not set up logging shows it, too. The event is the attribute `event`,
@@ -13,9 +14,7 @@ and the facts are attributes as always. `FailureWindows` limits how many lines a
 import logging
 import threading
 import time
-import traceback
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 from rocketshim.core.clock import Clock
@@ -23,47 +22,19 @@ from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.failure_windows import FailureWindows
 from rocketshim.core.next_hop import Hop, HopKind
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, effective_limit
-from rocketshim.core.user_values import class_name, safe_text
+from rocketshim.core.user_values import safe_text
 from rocketshim.logs import SafeLogger, one_line
+from rocketshim.stack_traces import StackTraces, full_trace
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["Attempt", "FailureLog", "FailureMaker"]
 
-_FRAMES: Final = 30
 _REQUESTS: Final = (RetryLater, DeadLetter)
-_MAX_STACK_CHARS: Final = 16_384
-_TRACEBACK: Final = BaseException.__dict__["__traceback__"]  # user code may have replaced it in its class
 _MAX_TEXT_CHARS: Final = 300
 _DEAD: Final = "message-dead"
 _NOT_LOGGED: Final = "failures-not-logged"
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
-
-
-def _place_of(error: BaseException) -> str:
-    """Return the file and line that raised an exception; empty if it was never raised."""
-    trace: TracebackType | None = _TRACEBACK.__get__(error)
-    if trace is None:
-        return ""
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-
-
-def _stack_of(error: BaseException) -> str:
-    """Return the stack trace of an exception, at most its last 30 frames and 16 KiB; it calls user code."""
-    trace: TracebackType | None = _TRACEBACK.__get__(error)
-    while trace is not None and trace.tb_next is not None and _is_ours(trace):
-        trace = trace.tb_next
-    try:
-        text = "".join(traceback.format_exception(type(error), error, trace, limit=-_FRAMES))
-    except BaseException as failed:  # noqa: BLE001 - `__str__`, `__cause__` and others are user code
-        return f"(the stack trace cannot be formatted: {class_name(failed)})"
-    return text[-_MAX_STACK_CHARS:]
-
-
-def _is_ours(trace: TracebackType) -> bool:
-    return str(trace.tb_frame.f_globals.get("__name__")).startswith("rocketshim.")
 
 
 class FailureMaker:
@@ -71,27 +42,29 @@ class FailureMaker:
 
     Args:
         clock: tells when it failed, and how long a minute is.
+        wants_stack: whether the record of the failed message gets a short stack trace (`FAIL_STACK`).
 
     Thread-safety: any thread; no user code runs under its lock.
     """
 
-    __slots__ = ("_clock", "_lock", "_windows")
+    __slots__ = ("_clock", "_lock", "_traces", "_windows")
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, wants_stack: bool = True) -> None:
         self._clock = clock
+        self._traces = StackTraces(wants_stack=wants_stack)
         self._lock = threading.Lock()
         self._windows: FailureWindows[tuple[str, str]] = FailureWindows()
 
     def of(self, error: BaseException) -> Failure:
         """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
-        name, place = class_name(error), _place_of(error)
-        stack = ""
-        if not issubclass(type(error), _REQUESTS):
-            with self._lock:
-                is_first = self._windows.note((name, place), self._clock.monotonic_ns() // 1_000_000) == 1
-            if is_first:
-                stack = _stack_of(error)
-        return Failure(name, safe_text(error), self._clock.wall_ms(), place, stack)
+        path = self._traces.of(error)
+        name, place = path.name, path.place
+        if issubclass(type(error), _REQUESTS):
+            return Failure(name, safe_text(error), self._clock.wall_ms(), place)
+        with self._lock:
+            is_first = self._windows.note((name, place), self._clock.monotonic_ns() // 1_000_000) == 1
+        stack = full_trace(error) if is_first else ""
+        return Failure(name, safe_text(error), self._clock.wall_ms(), place, stack, path.stack_bytes)
 
 
 @dataclass(frozen=True, slots=True)

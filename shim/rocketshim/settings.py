@@ -263,6 +263,7 @@ class PushConsumerOptions(TypedDict, total=False):
     pull_batch_size: int
     persist_consumer_offset_interval_ms: int
     retry_policy: RetryPolicy
+    fail_stack: bool
     create_topics: bool
     hop_timeout_ms: int
     hop_back_off_ms: int
@@ -325,6 +326,8 @@ class PushConsumerSettings(ConnectionSettings):
             locks commit at least every 0.5 s.
         retry_policy: how long to wait before the next attempt if the listener does not choose a delay. Default: the
             level table, from level 3 on.
+        fail_stack: write the stack trace of an exception (at most 2 KiB of file names, lines and source, without texts)
+            into the header `FAIL_STACK` of the retry or dead letter. Default yes.
         create_topics: create the group's retry and dead-letter topics if they are missing, and the topics of listeners
             if the cluster creates topics when they are used.
         hop_timeout_ms: how long librdkafka tries to store a retry or dead letter, in ms. Default 30 s.
@@ -368,6 +371,7 @@ class PushConsumerSettings(ConnectionSettings):
     pull_batch_size: int = Field(default=1_000, ge=1, le=1_024)
     persist_consumer_offset_interval_ms: int = Field(default=5_000, ge=1)
     retry_policy: RetryPolicy = Field(default_factory=LevelTableRetryPolicy)
+    fail_stack: bool = True
     create_topics: bool = True
     hop_timeout_ms: int = Field(default=30_000, ge=100)
     hop_back_off_ms: int = Field(default=5_000, ge=1)

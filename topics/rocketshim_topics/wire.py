@@ -80,6 +80,7 @@ PARK_FROM: Final = "PARK_FROM"
 CLOCK: Final = "CLOCK"
 REPLAY_ID: Final = "REPLAY_ID"
 REPLAY_COUNT: Final = "REPLAY_COUNT"
+FAIL_STACK: Final = "FAIL_STACK"
 
 Header = tuple[str, bytes | None]
 
@@ -113,6 +114,7 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (CLOCK, "clock", None),
     (REPLAY_ID, "replay_id", None),
     (REPLAY_COUNT, "replay_count", _INT),
+    (FAIL_STACK, "fail_stack", None),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -301,6 +303,7 @@ class Envelope:
     clock: str | None = None
     replay_id: str | None = None
     replay_count: int | None = None
+    fail_stack: str | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

@@ -6,6 +6,7 @@ A difference here is a change of the public protocol. `python topics/tests/test_
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ NAMES = TopicNames()
 LEVELS = DelayLevels.default()
 T0_MS = 1_767_225_600_000
 FAILURE = Failure("ConnectionError", "Verbindung abgelehnt: Zahlstelle »A«", T0_MS + 60_000)
+STACK = b'  File "/srv/shop/bank.py", line 41, in charge\n    raise ConnectionError("A")\nConnectionError\n'
 TABLES = [
     DelayLevels.DEFAULT,
     "1s 2s 3s",
@@ -158,6 +160,14 @@ def failures(first: Stored) -> dict[str, OutgoingRecord]:
         "dead letter": letter,
         "dead letter by reference": dead_letter_by_reference(
             retried, NAMES, group="payments", trusted=True, failure=FAILURE, reconsume_times=2
+        ),
+        "dead letter with a stack trace": dead_letter(
+            retried,
+            NAMES,
+            group="payments",
+            trusted=True,
+            failure=replace(FAILURE, stack_bytes=STACK),
+            reconsume_times=17,
         ),
         "redriven to the group": redriven(dead, NAMES, replay_id="r-1"),
         "redriven to the source": redriven(dead, NAMES, replay_id="r-1", to_source=True),

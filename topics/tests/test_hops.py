@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -628,16 +629,66 @@ def test_text_of_a_failure_is_cut_at_a_whole_character(foreign: Foreign, text: s
     assert texts_of(outgoing)["FAIL_CLASS"] == "E" * 200
 
 
-def test_no_hop_adds_more_than_the_promised_4_kib(foreign: Foreign, store: Store) -> None:
+@pytest.mark.parametrize("text_bytes", [0, 100, 600, 1_500, 6_000])
+@pytest.mark.parametrize("stack", [b"", b"line\n" * 2, b"line\n" * 400, b"x" * 5_000, b"f" * 2_047 + b"\n"])
+def test_no_hop_adds_more_than_the_promised_4_kib(
+    foreign: Foreign, store: Store, stack: bytes, text_bytes: int
+) -> None:
     group = "é" * 127
     bare = foreign(topic="t" * 249, partition=2**31 - 1, offset=2**63 - 1)
-    failure = Failure("é" * 300, "é" * 3_000, 2**63 - 1)
+    failure = Failure("é" * 300, "é" * (text_bytes // 2), 2**63 - 1, stack_bytes=stack)
     waiting = sent_back(bare, failure=failure, group=group, times=2**31 - 1)
     waiting.headers += encode(Envelope(replay_id="r" * 64, replay_count=2**31 - 1, target_tries=2**31 - 1))
     waiting.headers += encode(Envelope(max_reconsume_times=2**31 - 1))
     largest = parked(store(waiting, partition=2**31 - 1, offset=2**63 - 1), NAMES, "r" * 1_000)
     plain = OutgoingRecord(largest.topic, None, bare.key(), bare.value(), [])
     assert record_size_bytes(largest) - record_size_bytes(plain) <= MAX_SHIM_HEADERS_BYTES
+
+
+def test_stack_trace_is_written_as_a_whole_where_there_is_room(foreign: Foreign, store: Store) -> None:
+    stack = b"line\n" * 400  # 2,000 bytes
+    waiting = sent_back(foreign(), failure=replace(FAILURE, stack_bytes=stack))
+    assert dict(waiting.headers)["FAIL_STACK"] == stack
+    arrived = delivered(store(waiting), decode(waiting.headers, trusted=True), NAMES)
+    assert dict(arrived.headers)["FAIL_STACK"] == stack
+    again = sent_back(store(arrived), trusted=True, times=2, failure=FAILURE)
+    assert "FAIL_STACK" not in dict(again.headers), "it belongs to the failure before"
+
+
+def test_stack_trace_is_cut_to_its_last_whole_lines(foreign: Foreign) -> None:
+    lines = [b"line %04d of the trace: \xc3\xa9\n" % number for number in range(200)]
+    short = dict(sent_back(foreign(), failure=replace(FAILURE, stack_bytes=b"".join(lines))).headers)["FAIL_STACK"]
+    assert short is not None
+    assert 2_048 - len(lines[0]) <= len(short) <= 2_048
+    assert b"".join(lines).endswith(short)
+    assert short.startswith(b"line ")
+    long_text = replace(FAILURE, text="x" * 1_024, stack_bytes=b"".join(lines))
+    shorter = dict(sent_back(foreign(), failure=long_text).headers)["FAIL_STACK"]
+    assert shorter is not None
+    assert 1_000 < len(shorter) < 1_700
+
+
+def test_tag_and_keys_of_the_sender_take_no_room_from_a_stack_trace(foreign: Foreign) -> None:
+    stack = b"line\n" * 400
+    headers: list[Header] = [("TAGS", b"t" * 5_000), ("KEYS", b"k" * 5_000)]
+    assert dict(sent_back(foreign(headers), failure=replace(FAILURE, stack_bytes=stack)).headers)["FAIL_STACK"] == stack
+
+
+def test_stack_trace_is_left_out_beside_a_forged_id(foreign: Foreign) -> None:
+    outgoing = sent_back(foreign([("UNIQ_KEY", b"u" * 9_000)]), failure=replace(FAILURE, stack_bytes=b"line\n"))
+    assert "FAIL_STACK" not in dict(outgoing.headers)
+
+
+def test_stack_trace_stays_with_the_group_and_does_not_reach_the_source(foreign: Foreign, store: Store) -> None:
+    failure = replace(FAILURE, stack_bytes=b"line\n")
+    letter = store(died(foreign(topic="rmq.retry.payments"), times=17, trusted=True, failure=failure))
+    assert dict(redriven(letter, NAMES, replay_id="r").headers)["FAIL_STACK"] == b"line\n"
+    to_source = redriven(letter, NAMES, replay_id="r", to_source=True)
+    assert "FAIL_STACK" not in dict(to_source.headers)
+    by_reference = dead_letter_by_reference(
+        foreign(value=b"x"), NAMES, group="payments", trusted=False, failure=failure, reconsume_times=1
+    )
+    assert dict(by_reference.headers)["FAIL_STACK"] == b"line\n"
 
 
 def test_dead_letter_at_the_first_delivery(foreign: Foreign) -> None:

@@ -152,6 +152,7 @@ class RecordView:
             "fail_class": envelope.fail_class,
             "fail_text": envelope.fail_text,
             "fail_at_ms": envelope.fail_at_ms,
+            "fail_stack": envelope.fail_stack,
             "replay_id": envelope.replay_id,
             "replay_count": envelope.replay_count,
             "malformed": self.malformed,

@@ -283,6 +283,7 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         ("cause", entry.cause),
         ("text", envelope.fail_text or ""),
         ("failed", time_text(envelope.fail_at_ms)),
+        ("stack trace", (envelope.fail_stack or "").rstrip("\n")),
         ("malformed", entry.malformed or ""),
         ("key", "" if entry.key is None else entry.key.decode(errors="replace")),
         ("tag", envelope.tags or ""),

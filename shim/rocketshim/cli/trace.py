@@ -71,6 +71,12 @@ def _show(wanted: str, hops: list[TraceStep | Missing], names: TopicNames) -> No
             count = str(hop.entry.envelope.reconsume_times or 0)
             table.add_row(time_text(hop.entry.stored_ms), hop.entry.at, count, step_text(hop, names))
     console().print(table)
+    failed = [hop for hop in hops if isinstance(hop, TraceStep) and hop.entry.envelope.fail_stack]
+    if failed:
+        typer.echo()
+        echo_safe(f"stack trace of the last failure, from {failed[-1].entry.at}:")
+        for line in (failed[-1].entry.envelope.fail_stack or "").rstrip("\n").split("\n"):
+            echo_safe(f"  {line}")
 
 
 def _json(hop: TraceStep | Missing) -> dict[str, Any]:

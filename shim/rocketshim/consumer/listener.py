@@ -81,6 +81,7 @@ class ChunkRunner:
         retry_topic: physical name of the group's retry topic.
         batch_count: maximum number of messages of a listener call; above 1 the listener gets lists.
         clock: tells the time of a failure.
+        fail_stack: whether failed messages get a stack trace.
 
     Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
     """
@@ -94,13 +95,15 @@ class ChunkRunner:
         retry_topic: str,
         batch_count: int,
         clock: Clock,
+        *,
+        fail_stack: bool = True,
     ) -> None:
         self._group = group
         self._subscription_of = subscription_of
         self._retry_topic = retry_topic
         self._batch_count = batch_count
         self._clock = clock
-        self._failures = FailureMaker(clock)
+        self._failures = FailureMaker(clock, wants_stack=fail_stack)
         self._queues: dict[TopicPartitionKey, MessageQueue] = {}  # made once; a few hundred bytes a partition
 
     def run(self, chunk: Chunk[Any]) -> list[FailedMessage] | None:

@@ -153,6 +153,7 @@ class DropinSendBack:
         names, levels, group: names, delay levels and group of the consumer.
         limit: `max_reconsume_times` of the group.
         timeout_s: how long to wait for the cluster to report the number of lanes, in seconds.
+        fail_stack: whether the next records get a stack trace.
 
     Thread-safety: any thread may call every method.
 
@@ -160,14 +161,22 @@ class DropinSendBack:
     """
 
     def __init__(
-        self, store: HopStore, *, names: TopicNames, levels: DelayLevels, group: str, limit: int, timeout_s: float
+        self,
+        store: HopStore,
+        *,
+        names: TopicNames,
+        levels: DelayLevels,
+        group: str,
+        limit: int,
+        timeout_s: float,
+        fail_stack: bool = True,
     ) -> None:
         self._store = store
         self._next_hops = NextHops(names, levels, group, limit=limit)
         self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
-        self._make_failure = FailureMaker(self._clock)
+        self._make_failure = FailureMaker(self._clock, wants_stack=fail_stack)
         self._failures = FailureLog(_LOG, group, names, levels, limit=limit, prefix="dropin")
 
     def retry(

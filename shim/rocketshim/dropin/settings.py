@@ -71,6 +71,8 @@ class ConsumerDropinSettings(Settings):
         create_topics: `rocketshim.create.topics`: create missing rocketshim topics at `subscribe`. Default True.
         hop_timeout_ms: `rocketshim.hop.timeout.ms`: how long a send-back tries to store its record, in ms, at least
             100. Default 30 s.
+        fail_stack: `rocketshim.fail.stack`: write the stack trace of the exception that a message is sent back with (at
+            most 2 KiB, without texts) into the header `FAIL_STACK`. Default True.
         producer: `rocketshim.producer.<key>`: librdkafka settings of the inner producer; they override those it
             inherits.
     """
@@ -81,6 +83,7 @@ class ConsumerDropinSettings(Settings):
     namespace: str = ""
     create_topics: Truth = True
     hop_timeout_ms: int = Field(default=30_000, ge=100)
+    fail_stack: Truth = True
     producer: dict[str, Any] = Field(default_factory=dict, repr=False)
 
 

@@ -162,6 +162,7 @@ def prepare(
         group=str(group),
         limit=settings.max_reconsume_times,
         timeout_s=timeout_s,
+        fail_stack=settings.fail_stack,
     )
     protocol = str(config.get("group.protocol", "classic")).lower()
     ledger, gate, buffered = SendBackTracker(), ClientGate(), Buffered()

@@ -15,10 +15,12 @@ from rich.table import Table
 from rocketshim.admin.message_search import message_id
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.trace import TraceStep
 from rocketshim.cli import main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.records import console, counting, echo_safe, show_list, show_one, show_raw
+from rocketshim.cli.trace import _show
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim_topics import Envelope, TopicNames
 
@@ -142,6 +144,41 @@ def test_further_lines_of_a_text_are_indented_in_a_single_dead_letter(
     labels = {line.split(" ")[0] for line in lines}
     assert not labels & {"0/1"}, "a further line of a value is indented"
     assert any(line.startswith(" ") and "0/1  1970" in line for line in lines)
+
+
+STACK = '  File "shop.py", line 7, in charge\nOSError\x1b[2J\r\n0/1  1970-01-01  dead\n'
+
+
+def test_a_stack_trace_of_a_dead_letter_is_shown_in_lines_and_cannot_control_the_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    letter = replace(_letter(7), envelope=Envelope(fail_class="OSError", fail_stack=STACK))
+    show_one(letter, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith("stack trace "))
+    assert [line.strip() for line in lines[start : start + 3]] == [
+        'stack trace  File "shop.py", line 7, in charge'.replace("trace ", "trace   "),
+        r"OSError\x1b[2J\r",
+        "0/1  1970-01-01  dead",
+    ]
+    assert all(line.startswith(" ") for line in lines[start + 1 : start + 3])
+    show_one(letter, as_json=True)
+    assert json.loads(capsys.readouterr().out)["fail_stack"] == STACK
+
+
+def test_a_trace_ends_with_the_stack_trace_of_the_last_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    first = replace(_letter(7), envelope=Envelope(fail_class="OSError", fail_stack="first\n"))
+    last = replace(_letter(8), envelope=Envelope(fail_class="OSError", fail_stack=STACK))
+    delivered = replace(_letter(9), envelope=Envelope())
+    _show("id", [TraceStep(each, None, None) for each in (first, last, delivered)], TopicNames())
+    *_, title, frame, name, forged = capsys.readouterr().out.splitlines()
+    assert title == "stack trace of the last failure, from t/0/8:"
+    assert (frame, name, forged) == (
+        '    File "shop.py", line 7, in charge',
+        r"  OSError\x1b[2J\r",
+        "  0/1  1970-01-01  dead",
+    )
 
 
 def test_an_error_with_untrusted_text_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:

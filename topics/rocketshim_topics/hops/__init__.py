@@ -30,6 +30,7 @@ from rocketshim_topics.hops.deliver import clock_probe, delivered, due_at_ms, du
 from rocketshim_topics.hops.fail import (
     BY_REFERENCE,
     MAX_FAIL_CLASS_BYTES,
+    MAX_FAIL_STACK_BYTES,
     MAX_FAIL_TEXT_BYTES,
     Failure,
     ValueReference,
@@ -47,6 +48,7 @@ __all__ = [
     "BY_REFERENCE",
     "DEFAULT_MAX_DELAY_MS",
     "MAX_FAIL_CLASS_BYTES",
+    "MAX_FAIL_STACK_BYTES",
     "MAX_FAIL_TEXT_BYTES",
     "MAX_PARK_REASON_BYTES",
     "Failure",

@@ -3,13 +3,16 @@
 import hashlib
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Final
 
 from rocketshim_topics import wire
 from rocketshim_topics.errors import MessageError
+from rocketshim_topics.hops.park import MAX_PARK_REASON_BYTES
 from rocketshim_topics.hops.record import (
     DEFAULT_MAX_DELAY_MS,
+    LONG_MAX,
     OutgoingRecord,
     cut_bytes,
     digits,
@@ -25,6 +28,7 @@ from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, coord
 __all__ = [
     "BY_REFERENCE",
     "MAX_FAIL_CLASS_BYTES",
+    "MAX_FAIL_STACK_BYTES",
     "MAX_FAIL_TEXT_BYTES",
     "Failure",
     "ValueReference",
@@ -36,6 +40,7 @@ __all__ = [
 
 MAX_FAIL_TEXT_BYTES: Final = 1_024
 MAX_FAIL_CLASS_BYTES: Final = 200
+MAX_FAIL_STACK_BYTES: Final = 2_048
 BY_REFERENCE: Final = r"\[by reference: sha256=([0-9a-f]{64}|-) size_bytes=([0-9]{1,19}|-)\] ?"
 """How `FAIL_TEXT` of a dead letter by reference begins: SHA-256 and size of the value, `-` if the value was None."""
 
@@ -43,6 +48,18 @@ _REFERENCE: Final = re.compile(BY_REFERENCE)
 _KEPT_BY_REFERENCE_BYTES: Final = 16_384
 _MAX_KEPT_ID_BYTES: Final = 512
 _VERSION: Final = (wire.SHIM, b"%d" % WIRE_VERSION)
+_MIN_STACK_BYTES: Final = 100
+_COORDINATES_BYTES: Final = 280
+_ROOM_BYTES: Final = (
+    wire.MAX_SHIM_HEADERS_BYTES
+    - sum(header_size_bytes(name, b"") for name in wire.HEADER_ORDER)
+    - 2 * _COORDINATES_BYTES  # HOP_ID and PARK_FROM of later hops
+    - MAX_PARK_REASON_BYTES
+    - 2 * len(str(LONG_MAX))  # DELIVER_AT_MS and TARGET_TRIES of later hops
+)
+"""Bytes for the values of a failed message's headers. Tag and keys do not count, since their sender sets them."""
+
+_VALUE: Final = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +71,9 @@ class Failure:
         text: for a person to read; cut to 1 KiB when it is written.
         at_ms: when it failed, epoch ms.
         place: file and line that raised; empty: nothing was raised. It is not written to the record.
-        stack: the stack trace; empty: it was not taken. It is not written to the record.
+        stack: the stack trace for the log; empty: it was not taken. It is not written to the record.
+        stack_bytes: the stack trace for the record, in whole lines, the innermost last; cut to 2 KiB, or to less where
+            the other headers are long. Empty: none is written.
     """
 
     exception_class: str
@@ -62,6 +81,7 @@ class Failure:
     at_ms: int
     place: str = field(default="", compare=False)
     stack: str = field(default="", compare=False)
+    stack_bytes: bytes = field(default=b"", compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +204,7 @@ def dead_letter_by_reference(
         if value is None
         else f"[by reference: sha256={hashlib.sha256(value).hexdigest()} size_bytes={len(value)}]"
     )
-    failure = Failure(failure.exception_class, f"{reference} {failure.text}", failure.at_ms)
+    failure = replace(failure, text=f"{reference} {failure.text}")
     envelope = decode(read_headers(record), trusted=trusted)
     key = record.key()
     kept = len(key or b"") + sum(header_size_bytes(name, content) for name, content in envelope.user)
@@ -259,5 +279,19 @@ def _failed(
         headers.append((wire.REPLAY_ID, text_bytes(envelope.replay_id)))
     if envelope.replay_count is not None:
         headers.append((wire.REPLAY_COUNT, b"%d" % envelope.replay_count))
+    if failure.stack_bytes:
+        _add_stack(headers, failure.stack_bytes, envelope)
     headers += envelope.user
     return headers
+
+
+def _add_stack(headers: list[Header], stack: bytes, envelope: Envelope) -> None:
+    """Append the header of a stack trace: its last whole lines that fit, or none if a line or two do not fit."""
+    others_bytes = sum(map(len, map(_VALUE, headers)))
+    if len(stack) > min(MAX_FAIL_STACK_BYTES, _ROOM_BYTES - others_bytes):
+        sent_bytes = len(text_bytes(envelope.tags)) + len(text_bytes(envelope.keys))
+        room_bytes = min(MAX_FAIL_STACK_BYTES, _ROOM_BYTES - others_bytes + sent_bytes)
+        if len(stack) > room_bytes:
+            stack = stack[-room_bytes:].partition(b"\n")[2] if room_bytes >= _MIN_STACK_BYTES else b""
+    if stack:
+        headers.append((wire.FAIL_STACK, stack))

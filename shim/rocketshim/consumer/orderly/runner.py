@@ -97,6 +97,7 @@ class OrderlyRunner:
         batch_count: maximum number of messages per listener call; above 1 the listener gets lists.
         clock: monotonic time, the same as for the leases, and wall time of failures.
         levels: translates `RetryLater(level=…)` into a wait.
+        fail_stack: whether dead letters get a stack trace.
 
     Thread-safety: immutable, apart from the effects of user code; all listener threads use the same object.
     """
@@ -112,13 +113,14 @@ class OrderlyRunner:
         batch_count: int,
         clock: Clock,
         levels: DelayLevels,
+        fail_stack: bool = True,
     ) -> None:
         self._group = group
         self._subscription_of = subscription_of
         self._retry_topic = retry_topic
         self._batch_count = batch_count
         self._clock = clock
-        self._failures = FailureMaker(clock)
+        self._failures = FailureMaker(clock, wants_stack=fail_stack)
         self._levels = levels
 
     def run(self, task: OrderlyTask) -> list[BatchAnswer]:

@@ -255,7 +255,9 @@ class PushAssembly:
             return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
         batch_count = settings.consume_message_batch_max_size
         find = self.hooks.wrap(self.subscriptions.get, awaits=True)
-        runner = AsyncRunner(settings.group, find, self._retry_topic, batch_count, self.clock)
+        runner = AsyncRunner(
+            settings.group, find, self._retry_topic, batch_count, self.clock, fail_stack=settings.fail_stack
+        )
         lists = batch_count > 1
         return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self.event_loop)
 
@@ -263,7 +265,9 @@ class PushAssembly:
         settings, find = self.settings, self.hooks.wrap(self.subscriptions.get, awaits=False)
         batch_count = settings.consume_message_batch_max_size
         if not self._orderly:
-            return ChunkRunner(settings.group, find, self._retry_topic, batch_count, self.clock).run
+            return ChunkRunner(
+                settings.group, find, self._retry_topic, batch_count, self.clock, fail_stack=settings.fail_stack
+            ).run
         return OrderlyRunner(
             settings.group,
             find,
@@ -271,4 +275,5 @@ class PushAssembly:
             batch_count=batch_count,
             clock=self.clock,
             levels=settings.delay_levels,
+            fail_stack=settings.fail_stack,
         ).run
