@@ -105,8 +105,12 @@ class DispatchCounts:
     failed_by_type: dict[str, int] = field(default_factory=dict)
 
     def add_failed(self, kind: ConsumeReturnType) -> None:
-        """Count a failed message of this type; replace the dictionary, because other threads may be reading it."""
-        self.failed_by_type = self.failed_by_type | {kind.value: self.failed_by_type.get(kind.value, 0) + 1}
+        """Count a failed message of this type; a new type gets a new dictionary, as other threads may be reading it."""
+        name = kind.value
+        if name in self.failed_by_type:
+            self.failed_by_type[name] += 1
+        else:
+            self.failed_by_type = self.failed_by_type | {name: 1}
 
 
 class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):

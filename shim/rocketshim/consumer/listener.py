@@ -75,13 +75,8 @@ def _failure_of(answer: object) -> tuple[str, str]:
 class ChunkRunner:
     """Runs chunks through their listeners.
 
-    Args:
-        group: the consumer group.
-        subscription_of: returns the subscription of a logical topic; None: the topic has no listener.
-        retry_topic: physical name of the group's retry topic.
-        batch_count: maximum number of messages of a listener call; above 1 the listener gets lists.
-        clock: tells the time of a failure.
-        fail_stack: whether failed messages get a stack trace.
+    `subscription_of` returns the subscription of a logical topic, or None. With a `batch_count` above 1 listeners get
+    lists. With `fail_stack` failed messages get a stack trace.
 
     Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
     """

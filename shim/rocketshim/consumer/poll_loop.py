@@ -88,7 +88,7 @@ class Mode(Protocol):
 
 
 class PollLoop(Generic[QueueT]):
-    """The loop of one thread over one Kafka consumer. `push.loops` puts it together.
+    """The loop of one thread over one Kafka consumer. `push.assembly` puts it together.
 
     Attributes:
         opened: set when `open` has succeeded or failed.

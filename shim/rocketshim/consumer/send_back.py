@@ -256,4 +256,5 @@ class SendBack:
             self._again.append((now_ms + self._back_off_ms, sending))
 
     def _count(self, kind: HopKind) -> None:
-        setattr(self.counts, kind.value, getattr(self.counts, kind.value) + 1)
+        name = kind.value
+        setattr(self.counts, name, getattr(self.counts, name) + 1)

@@ -10,7 +10,7 @@ import pytest
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.push.loops import concurrent_loop
+from rocketshim.consumer.push.assembly import concurrent_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules

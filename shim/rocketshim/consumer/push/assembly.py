@@ -5,20 +5,25 @@ Nothing is kept here: what `build` returns belongs to the consumer. After an err
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlySettings
+from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
+from rocketshim.consumer.orderly.mode import OrderlyMode
+from rocketshim.consumer.orderly.partition import OrderlyPartition
+from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyQueues, OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
+from rocketshim.consumer.push.concurrent import ConcurrentMode, make_process_queue
 from rocketshim.consumer.push.config import connection, consumer_config, flow_limits, producer_config
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
-from rocketshim.consumer.push.loops import concurrent_loop, orderly_loop
+from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, PartitionAssigner, TopicAssigner
@@ -28,6 +33,7 @@ from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread
@@ -40,9 +46,10 @@ from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.names import retry_topic
 
-__all__ = ["PushAssembly", "PushParts"]
+__all__ = ["PushAssembly", "PushParts", "concurrent_loop", "orderly_loop"]
 
 _CLUSTER_ID_S: Final = 10.0
+_ORDERLY_COMMIT_MS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,3 +284,25 @@ class PushAssembly:
             levels=settings.delay_levels,
             fail_stack=settings.fail_stack,
         ).run
+
+
+def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
+    """Make the loop of a concurrent consumer."""
+    batch_count = parts.settings.consume_message_batch_max_size
+    dispatch = ChunkDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms)
+    queues = AssignedQueues(make_process_queue, dispatch, parts)
+    return PollLoop(parts, dispatch, queues, ConcurrentMode(parts, queues, dispatch))
+
+
+def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
+    """Make the loop of an orderly consumer, and its counts. It commits often, since a crash repeats what it did not."""
+    if parts.log is not None:
+        often_ms = min(parts.settings.persist_consumer_offset_interval_ms, _ORDERLY_COMMIT_MS)
+        often = parts.settings.model_copy(update={"persist_consumer_offset_interval_ms": often_ms})
+        parts = replace(parts, settings=often)
+    reader, now_ms = parts.reader, parts.reader.now_ms
+    dispatch = OrderlyDispatch(parts.pool, parts.settings.consume_message_batch_max_size, parts.send_back, now_ms)
+    made = OrderlyQueues(settings, reader.ownership, parts.send_back, parts.clock, now_ms)
+    queues = AssignedQueues(made.make, dispatch, parts)
+    mode = OrderlyMode(reader, queues, dispatch, made, log=parts.log, now_ms=now_ms)
+    return PollLoop(parts, dispatch, queues, mode), made.counts

@@ -17,7 +17,7 @@ from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Committer", "OffsetStore"]
+__all__ = ["Committer", "OffsetStore", "commit_now"]
 
 _LOG = safe_logger("rocketshim.consumer")
 
@@ -30,6 +30,17 @@ class OffsetStore(Protocol):
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: Literal[False]) -> list[TopicPartition]:
         """Store offsets; return when they are stored."""
+
+
+def commit_now(store: OffsetStore, offsets: list[TopicPartition]) -> None:
+    """Commit offsets, and return when they are stored.
+
+    Raises:
+        KafkaException: a commit was refused, or the cluster did not answer.
+    """
+    for item in store.commit(offsets=offsets, asynchronous=False) if offsets else ():
+        if item.error is not None:
+            raise KafkaException(item.error)
 
 
 class Committer:
@@ -60,22 +71,14 @@ class Committer:
         Raises:
             KafkaException: the commit was refused; nothing has changed here.
         """
-        asked = [TopicPartition(*key, position, metadata=self._metadata(key))]
-        for item in (self._store or consumer).commit(offsets=asked, asynchronous=False):
-            if item.error is not None:
-                raise KafkaException(item.error)
+        self.commit_starts(consumer, {key: position})
         self.adopt(key, position)
 
     def commit_starts(self, consumer: ConsumerClient, starts: Mapping[TopicPartitionKey, int]) -> None:
-        """Commit where partitions start.
-
-        Raises:
-            KafkaException: a commit was refused, or the cluster did not answer.
-        """
-        asked = [TopicPartition(*key, offset, metadata=self._metadata(key)) for key, offset in starts.items()]
-        for item in (self._store or consumer).commit(offsets=asked, asynchronous=False) if asked else ():
-            if item.error is not None:
-                raise KafkaException(item.error)
+        """Commit where partitions start. Raises as `commit_now`."""
+        metadata = self._metadata
+        asked = [TopicPartition(*key, offset, metadata=metadata(key)) for key, offset in starts.items()]
+        commit_now(self._store or consumer, asked)
 
     def position(self, key: TopicPartitionKey) -> int:
         """Return the offset that was last sent for an assigned partition, or its start."""

@@ -78,9 +78,6 @@ class PartitionReader:
     Args:
         make_consumer: makes the Kafka consumer with its callback for commits; called by `open`.
         make_lookup_client: makes a client that joins no group, for look-ups while the consumer fetches.
-        rules: where partitions start.
-        ownership: which partitions may be handed out and committed.
-        now_ms: returns monotonic time in ms.
         store: where offsets are stored; None: in Kafka.
         assigner: decides which partitions to read; None: Kafka's group protocol, or `assign`.
 

@@ -20,7 +20,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.commits import OffsetStore
+from rocketshim.consumer.reader.commits import OffsetStore, commit_now
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.core.retry_rotation import RetryRotation
@@ -120,10 +120,7 @@ class StartOffsets:
         """
         starts, resolved = self.find(consumer, partitions, timeout_s)
         resolved = [item for item in resolved if self._ownership.owns(TopicPartitionKey.of(item))]
-        if resolved:
-            for item in (self._store or consumer).commit(offsets=resolved, asynchronous=False):
-                if item.error is not None:
-                    raise KafkaException(item.error)
+        commit_now(self._store or consumer, resolved)
         return starts
 
     def find(

@@ -14,7 +14,7 @@ from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.push.loops import orderly_loop
+from rocketshim.consumer.push.assembly import orderly_loop
 from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.start_offsets import StartRules
