@@ -1,10 +1,6 @@
 """Hand messages to the listener threads and process their results. Owned by the poll thread.
 
-* The size of a chunk follows from the *minimum* time per message of the last 32 chunks, never from the mean. The mean
-  includes waiting for the interpreter lock, and makes fast listeners look slow (tried: 0.86 of raw with the minimum,
-  0.56 with chunks of one). Below 10 µs per message a chunk has 1,024 messages, because waking a thread costs more than
-  the listener. Below 200 µs it has 64. Above that it has as many as take 8 ms; from 8 ms per message on it has one
-  batch. It is never so large that one thread is idle while another still has a quarter of its chunks to do.
+* `core.chunk_sizes` decides how many messages a thread gets.
 * If a chunk is in the same call as 10 ms ago, its messages that have not begun are taken back, and its finished ones
   are processed. So one slow message does not delay its neighbours. For a chunk that several coroutines share, this
   happens when a call has timed out.
@@ -14,7 +10,6 @@
 """
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,22 +19,13 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.consumer.state import return_type_of
-from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.core.chunk_sizes import ChunkSizes
+from rocketshim.core.consume_concurrently import ConsumeReturnType, return_type_of
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 
 __all__ = ["ChunkDispatch", "Dispatch", "DispatchCounts", "Pool", "Result"]
 
-_CHUNK: Final = 64
-_LARGE_CHUNK: Final = 1_024
-_FAST_NS: Final = 10_000
-_SLOW_NS: Final = 200_000
-_SLOW_CHUNK_NS: Final = 8_000_000
-_CHUNKS_A_WORKER: Final = 4
-_SHARED_CHUNK: Final = 16
-_GATHER_S: Final = 0.004
-_WINDOW: Final = 32
 _STUCK_MS: Final = 10
 _REPORTS_S: Final = 0.005
 _DRAIN_STEP_S: Final = 0.01
@@ -214,7 +200,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
     ) -> None:
         super().__init__(pool, batch_count, send_back, now_ms)
         self._splittable: dict[Chunk[Any], Any] = {}  # chunks that can be split, and their call at the last check
-        self._per_message_ns: deque[int] = deque(maxlen=_WINDOW)
+        self._sizes = ChunkSizes(batch_count, shared=pool.shares_chunks)
         self._next_check_ms = 0
 
     def hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
@@ -222,7 +208,8 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
         waiting = [queue for queue in queues if queue.pending_count]
         if not waiting:
             return
-        limit = self.chunk_count(self.in_flight + sum(queue.pending_count for queue in waiting))
+        backlog = self.in_flight + sum(queue.pending_count for queue in waiting)
+        limit = self._sizes.count(backlog, self.pool.size)
         for queue in waiting:
             while queue.pending_count:
                 chunk = queue.take(limit)
@@ -234,31 +221,9 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
                     self._splittable[chunk] = None
                 self.pool.submit(chunk)
 
-    def chunk_count(self, backlog: int) -> int:
-        """Return the maximum size of the next chunk, if `backlog` messages are in flight or pending."""
-        if self.pool.shares_chunks:
-            return max(self._batch_count, min(_SHARED_CHUNK, backlog // _SHARED_CHUNK))
-        quickest = self._quickest_ns()
-        if quickest is None:
-            return self._batch_count
-        if quickest <= _SLOW_NS:
-            return max(_CHUNK if quickest > _FAST_NS else _LARGE_CHUNK, self._batch_count)
-        fair = min(_SLOW_CHUNK_NS // quickest, backlog // (_CHUNKS_A_WORKER * self.pool.size))
-        return max(fair - fair % self._batch_count, self._batch_count)
-
     def gather_s(self) -> float:
-        """Return how long results may wait without a worker running out of work, in seconds.
-
-        Processing them one by one would cost more than the listeners do.
-        """
-        quickest = self._quickest_ns()
-        if quickest is None or quickest <= _SLOW_NS or self.pool.shares_chunks:
-            return 0.0
-        return min(_GATHER_S, self.in_flight * quickest / (2e9 * self.pool.size))
-
-    def _quickest_ns(self) -> int | None:
-        times = self._per_message_ns
-        return min(times) if len(times) == _WINDOW else None
+        """See `Dispatch`."""
+        return self._sizes.gather_s(self.in_flight, self.pool.size)
 
     def take_results(self, now_ms: int) -> None:
         """Process every available result; split chunks that are stuck."""
@@ -284,7 +249,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
             self.died = self.died or result.died
             return
         if count:
-            self._per_message_ns.append(result.elapsed_ns // count)
+            self._sizes.note(result.elapsed_ns, count)
         self.counts.listener_ns += result.elapsed_ns
         queue = chunk.queue
         if outcomes is not None and chunk.outcomes_taken:

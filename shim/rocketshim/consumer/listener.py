@@ -36,9 +36,10 @@ from rocketshim.core.consume_concurrently import (
 from rocketshim.core.failure_rules import FailureRules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
-from rocketshim.core.subscriptions import HeaderFilter, Subscription
+from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.failures import FailureMaker
+from rocketshim.filters.selection import matching
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -46,23 +47,9 @@ from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["ChunkRunner", "matching"]
+__all__ = ["ChunkRunner"]
 
 _LOG = safe_logger("rocketshim.consumer")
-
-
-def matching(
-    matches: HeaderFilter, records: Iterable[Any], unreadable: Callable[[Any, Exception], None]
-) -> Iterator[Any]:
-    """Yield the records that a filter selects; call `unreadable` with each record whose headers cannot be read."""
-    for record in records:
-        try:
-            wanted = matches(read_headers(record))
-        except Exception as error:  # noqa: BLE001 - of the client: header names that are not UTF-8, and future errors
-            unreadable(record, error)
-        else:
-            if wanted:
-                yield record
 
 
 def _failure_of(answer: object) -> tuple[str, str]:

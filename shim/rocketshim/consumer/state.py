@@ -8,10 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rocketshim.consumer.send_back import SendBackCounts
-from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.health import LoopState, Metric
 
-__all__ = ["ConsumerQueueState", "ConsumerState", "return_type_of"]
+__all__ = ["ConsumerQueueState", "ConsumerState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +124,3 @@ class ConsumerState(LoopState):
         yield metric("failing_reconsume_times", "gauge", "failed attempts of what holds up a queue in order", *tries)
         yield metric("failing_seconds", "gauge", "for how long that fails", *ages)
         yield metric("paused", "gauge", "1: a queue is not read now", *((x, int(bool(q.paused))) for x, q in keys))
-
-
-def return_type_of(failure_class: str) -> ConsumeReturnType:
-    """Return the result of a listener call from its message's failure class (`Failure.exception_class`)."""
-    match failure_class:
-        case "ReconsumeLater" | "AckIndexError":
-            return ConsumeReturnType.FAILED
-        case "ReturnedNoStatus":
-            return ConsumeReturnType.RETURNNULL
-        case "ConsumeTimeout":
-            return ConsumeReturnType.TIME_OUT
-        case _:
-            return ConsumeReturnType.EXCEPTION

@@ -34,6 +34,7 @@ __all__ = [
     "is_success",
     "item_answers",
     "return_type",
+    "return_type_of",
     "succeeded_count",
 ]
 
@@ -196,3 +197,16 @@ def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: 
         return ConsumeReturnType.TIME_OUT
     done = (None, ConsumeStatus.CONSUME_SUCCESS, ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT)
     return ConsumeReturnType.SUCCESS if any(status is each for each in done) else ConsumeReturnType.FAILED
+
+
+def return_type_of(failure_class: str) -> ConsumeReturnType:
+    """Return the result of a listener call from its message's failure class (`Failure.exception_class`)."""
+    match failure_class:
+        case "ReconsumeLater" | "AckIndexError":
+            return ConsumeReturnType.FAILED
+        case "ReturnedNoStatus":
+            return ConsumeReturnType.RETURNNULL
+        case "ConsumeTimeout":
+            return ConsumeReturnType.TIME_OUT
+        case _:
+            return ConsumeReturnType.EXCEPTION

@@ -6,15 +6,16 @@ a message or a setting. This replaces RocketMQ's class-filter mode, which ran co
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from rocketshim.errors import ConfigError, FilterEvaluationError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql import SqlFilter
 from rocketshim.filters.tag import TagFilter
+from rocketshim_topics.wire import read_headers
 
-__all__ = ["CallableFilter", "MessageFilter", "MessageSelector", "compile_filter"]
+__all__ = ["CallableFilter", "MessageFilter", "MessageSelector", "compile_filter", "matching"]
 
 
 class CallableFilter:
@@ -197,3 +198,17 @@ def _qualified_name(selector: Any) -> str:
         selector = selector.func
     named = selector if hasattr(selector, "__qualname__") else type(selector)
     return f"{named.__module__}.{named.__qualname__}"
+
+
+def matching(
+    matches: Callable[[Any], bool], records: Iterable[Any], unreadable: Callable[[Any, Exception], None]
+) -> Iterator[Any]:
+    """Yield the records that a filter selects; call `unreadable` with each record whose headers cannot be read."""
+    for record in records:
+        try:
+            wanted = matches(read_headers(record))
+        except Exception as error:  # noqa: BLE001 - of the client: header names that are not UTF-8, and future errors
+            unreadable(record, error)
+        else:
+            if wanted:
+                yield record

@@ -1,4 +1,4 @@
-"""How large chunks are, what is handed out, and what results do to the queues they come from."""
+"""What is handed out, and what results do to the queues they come from."""
 
 from collections.abc import Iterable
 from queue import SimpleQueue
@@ -67,28 +67,6 @@ class Desk:
             self.dispatch.in_flight += 1
             self.work(chunk, elapsed_ns=per_message_ns)
         self.dispatch.take_results(0)
-
-
-def test_a_chunk_is_one_batch_until_listener_times_are_known() -> None:
-    assert Desk(batch_count=7).dispatch.chunk_count(10_000) == 7
-
-
-@pytest.mark.parametrize(
-    ("per_message_ns", "batch_count", "backlog", "count"),
-    [
-        (1_000, 1, 5, 1_024),  # waking a thread costs more than the listener
-        (1_000, 2_000, 5, 2_000),
-        (100_000, 1, 5, 64),
-        (1_000_000, 1, 100_000, 8),  # as many as take 8 ms
-        (1_000_000, 1, 80, 1),  # never so large that a thread has no work
-        (1_000_000, 3, 100_000, 6),  # whole batches
-        (100_000_000, 1, 100_000, 1),
-    ],
-)
-def test_the_size_of_a_chunk(per_message_ns: int, batch_count: int, backlog: int, count: int) -> None:
-    desk = Desk(batch_count=batch_count)
-    desk.learn(per_message_ns)
-    assert desk.dispatch.chunk_count(backlog) == count
 
 
 @given(st.lists(st.integers(min_value=1, max_value=60), min_size=1, max_size=4), st.data())

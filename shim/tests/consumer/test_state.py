@@ -10,8 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.consumer.push.prometheus import ConsumerCollector
 from rocketshim.consumer.requests import Suspend
-from rocketshim.consumer.state import ConsumerState, return_type_of
-from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus
+from rocketshim.consumer.state import ConsumerState
+from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type_of
 from rocketshim.errors import ConfigError
 from rocketshim.health import HealthServer, address, metrics_text
 from rocketshim.testing import InMemoryKafka

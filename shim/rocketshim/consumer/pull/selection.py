@@ -4,8 +4,8 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from rocketshim.consumer.listener import matching
 from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.filters.selection import matching
 from rocketshim_topics import MalformedRecordError
 from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
 
