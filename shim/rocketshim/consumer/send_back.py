@@ -18,13 +18,14 @@ from confluent_kafka import KafkaError, KafkaException
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops, by_level_table
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, NextHop, RetryPolicy, decide
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, NextHop, decide
 from rocketshim.core.user_values import safe_text
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.logs import safe_logger
-from rocketshim_topics import DelayLevels, Failure, TopicNames
+from rocketshim.settings import PushConsumerSettings
+from rocketshim_topics import Failure, TopicNames
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.wire import coordinates
@@ -81,9 +82,8 @@ class SendBack:
     Args:
         make_producer: makes a producer with idempotence and `acks=all`; called by `open`, and after a fatal error.
             None: nothing is retried (BROADCASTING), and a failed message is logged, counted and dropped.
-        policy: decides level and delay if the listener did not request one.
-        limit: `max_reconsume_times` of the group.
-        back_off_ms: pause before a hop that was not stored is sent again, in ms.
+        settings: the settings of the consumer.
+        lanes: number of lanes of the schedule topic, 1 or more.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, and `#processConsumeResult`, case BROADCASTING;
     `AbstractSendMessageProcessor#consumerSendMsgBack`.
@@ -92,23 +92,19 @@ class SendBack:
     def __init__(
         self,
         make_producer: Callable[[], ProducerClient] | None,
-        *,
-        names: TopicNames,
-        levels: DelayLevels,
-        group: str,
-        lanes: Callable[[], int],
-        policy: RetryPolicy,
-        limit: int,
-        back_off_ms: int,
+        settings: PushConsumerSettings,
+        lanes: int,
     ) -> None:
+        names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
+        levels, group = settings.delay_levels, settings.group
         self.counts = SendBackCounts()
         self._make_producer = make_producer
         self._producer: ProducerClient | None = None  # None: not open
         self._broken: KafkaError | None = None
         self._next_hops = NextHops(names, levels, group, limit=limit, decided=self._decide)
         self._lanes = lanes
-        self._policy = policy
-        self._back_off_ms = back_off_ms
+        self._policy = settings.retry_policy
+        self._back_off_ms = settings.hop_back_off_ms
         self._delivery_error = DeliveryReports().error
         self._reports: deque[tuple[_Sending, KafkaError | None]] = deque()
         self._again: deque[tuple[int, _Sending]] = deque()
@@ -140,7 +136,7 @@ class SendBack:
         key = outcome.message.key
         hop = self._next_hops.first(
             outcome,
-            lane=lambda: self._lane_selector.choose(key(), self._lanes()),
+            lane=lambda: self._lane_selector.choose(key(), self._lanes),
             unit=self._random.random(),
         )
         if hop.error:

@@ -326,10 +326,6 @@ def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
 
 
-def _at(partition: TopicPartition, offset: int) -> TopicPartition:
-    return TopicPartition(partition.topic, partition.partition, offset)
-
-
 def is_a(value: object, kind: type) -> bool:
     """Return `isinstance`, for an argument whose type the signature promises but a caller may get wrong."""
     return isinstance(value, kind)

@@ -120,10 +120,15 @@ class Bench:
         self.pool = HandPool(runner, clock)
         self.consumers: list[Any] = []
         self.producers: list[Any] = []
-        values = {
-            "consume_message_batch_max_size": batch_count,
+        chosen = PushConsumerSettings.make(
+            bootstrap="memory:1",
+            group=GROUP,
+            consume_message_batch_max_size=batch_count,
+            delay_levels=self.levels,
+            retry_policy=policy or LevelTableRetryPolicy(),
+            max_reconsume_times=limit,
             **(settings or {}),
-        }
+        )
 
         def make_consumer(on_commit: Any) -> Any:
             made = kafka.consumer(
@@ -145,16 +150,7 @@ class Bench:
             self.producers.append(made)
             return made
 
-        self.send_back = SendBack(
-            make_producer,
-            names=self.names,
-            levels=self.levels,
-            group=GROUP,
-            lanes=lambda: 1,
-            policy=policy or LevelTableRetryPolicy(),
-            limit=limit,
-            back_off_ms=5_000,
-        )
+        self.send_back = SendBack(make_producer, chosen, 1)
         source = Subscriptions(self.names, self.names.retry(GROUP))
         for subscription in self.subscriptions.values():
             source.add(subscription)
@@ -170,7 +166,7 @@ class Bench:
                 source=source,
                 pool=self.pool,
                 send_back=self.send_back,
-                settings=PushConsumerSettings.make(bootstrap="memory:1", group=GROUP, **values),
+                settings=chosen,
                 limits=limits or FlowLimits(),
                 clock=clock,
             )

@@ -14,7 +14,7 @@ from rocketshim.core.retry_policy import AfterDelay, AtLevel, LevelTableRetryPol
 from rocketshim.dropin.settings import ConsumerDropinSettings, inner_producer_config
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim_topics import DelayLevels, Failure, TopicNames
+from rocketshim_topics import DelayLevels, Failure
 
 LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
 
@@ -43,13 +43,10 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
     """Send one message back; its schedule record, or None."""
     send_back = SendBack(
         lambda: kafka.producer({"enable.idempotence": True}),
-        names=TopicNames(),
-        levels=LEVELS,
-        group="g",
-        lanes=lambda: 1,
-        policy=policy or LevelTableRetryPolicy(),
-        limit=-1,
-        back_off_ms=5_000,
+        PushConsumerSettings.make(
+            bootstrap="memory:1", group="g", delay_levels=LEVELS, retry_policy=policy or LevelTableRetryPolicy()
+        ),
+        1,
     )
     send_back.open()
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0)

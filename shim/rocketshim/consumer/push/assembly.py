@@ -19,7 +19,7 @@ from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
 from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
-from rocketshim.consumer.push.concurrent import ConcurrentMode, make_process_queue
+from rocketshim.consumer.push.concurrent import ConcurrentMode
 from rocketshim.consumer.push.config import connection, consumer_config, flow_limits, producer_config
 from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
@@ -246,14 +246,7 @@ class PushAssembly:
     def _make_send_back(self, lanes: int) -> SendBack:
         settings = self.settings
         return SendBack(
-            None if self._broadcasts else lambda: self.clients.producer(producer_config(settings)),
-            names=self.names,
-            levels=settings.delay_levels,
-            group=settings.group,
-            lanes=lambda: lanes,
-            policy=settings.retry_policy,
-            limit=settings.max_reconsume_times,
-            back_off_ms=settings.hop_back_off_ms,
+            None if self._broadcasts else lambda: self.clients.producer(producer_config(settings)), settings, lanes
         )
 
     def _make_pool(self) -> ListenerPool[Any, Any] | AsyncPool:
@@ -290,7 +283,9 @@ def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
     """Make the loop of a concurrent consumer."""
     batch_count = parts.settings.consume_message_batch_max_size
     dispatch = ChunkDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms)
-    queues = AssignedQueues(make_process_queue, dispatch, parts)
+    queues: AssignedQueues[ProcessQueue[Any]] = AssignedQueues(
+        lambda key, epoch: ProcessQueue(*key, epoch), dispatch, parts
+    )
     return PollLoop(parts, dispatch, queues, ConcurrentMode(parts, queues, dispatch))
 
 

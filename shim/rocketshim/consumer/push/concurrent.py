@@ -17,16 +17,11 @@ from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["ConcurrentMode", "make_process_queue"]
+__all__ = ["ConcurrentMode"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _IDLE_S: Final = 0.1
 _SWEEPS: Final = 10  # sweeps per consume timeout
-
-
-def make_process_queue(key: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
-    """Make the queue of a partition."""
-    return ProcessQueue(*key, epoch)
 
 
 class ConcurrentMode:

@@ -55,15 +55,7 @@ class PartitionAssigner(Protocol):
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """Return the partitions to read from now on.
-
-        Args:
-            lookups: client for look-ups of topics.
-            held: partitions that are assigned now.
-            now_ms: monotonic time in ms.
-
-        Returns:
-            All partitions to read; None: no change.
+        """Return all partitions to read from now on; None: no change. `held` are assigned now.
 
         Raises:
             RocketshimError: the consumer cannot continue.
@@ -160,13 +152,7 @@ class TopicAssigner:
 
 
 class LeasedAssigner:
-    """An assigner that reads only those queues of a share whose lease this process has.
-
-    Args:
-        share: chooses the queues that this member should have.
-        log: the group-log thread.
-        ownership: has the leases.
-    """
+    """An assigner that reads only those queues of a share whose lease this process has."""
 
     def __init__(self, share: TopicAssigner, log: GroupLogThread, ownership: Ownership) -> None:
         self._share = share

@@ -27,7 +27,6 @@ from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.group.connect import connect_group_log
@@ -120,16 +119,15 @@ class Member:
             self.consumers.append(kafka.consumer({**config, "on_commit": on_commit}))
             return self.consumers[-1]
 
-        send_back = SendBack(
-            lambda: kafka.producer({"enable.idempotence": True}),
-            names=NAMES,
-            levels=LEVELS,
+        settings = PushConsumerSettings.make(
+            bootstrap="memory:1",
             group=GROUP,
-            lanes=lambda: 1,
-            policy=LevelTableRetryPolicy(),
-            limit=16,
-            back_off_ms=5_000,
+            consume_message_batch_max_size=batch_count,
+            pull_batch_size=fetch_count,
+            delay_levels=LEVELS,
+            max_reconsume_times=16,
         )
+        send_back = SendBack(lambda: kafka.producer({"enable.idempotence": True}), settings, 1)
         source = Subscriptions(NAMES, NAMES.retry(GROUP))
         source.add(Subscription("orders", adapt(print)))
         parts = LoopParts(
@@ -143,12 +141,7 @@ class Member:
             source=source,
             pool=self.pool,
             send_back=send_back,
-            settings=PushConsumerSettings.make(
-                bootstrap="memory:1",
-                group=GROUP,
-                consume_message_batch_max_size=batch_count,
-                pull_batch_size=fetch_count,
-            ),
+            settings=settings,
             limits=FlowLimits(span=span, resume_span=span),
             clock=clock,
             log=self.log,
