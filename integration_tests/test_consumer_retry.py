@@ -232,6 +232,7 @@ def test_a_message_that_always_fails_passes_every_hop_of_the_table(stage: Stage)
             assert not set(again.names) & {"REAL_TOPIC", "REAL_QID", "DELAY", "DELAY_MS", "DELIVER_AT_MS"}
             assert again.timestamp_ms >= wait.timestamp_ms + levels.delay_ms(level)
             for record in (wait, again):
+                assert (record.text("FAIL_STACK") or "").endswith("\nValueError\n")
                 assert record.headers[-len(TRAVELLED) :] == TRAVELLED
                 assert (record.key, record.value) == (source.key, source.value)
             before = again

@@ -23,6 +23,8 @@ MODULES = (
     "rocketshim.errors",
     "rocketshim.filters",
     "rocketshim.dropin",
+    "rocketshim.aio",
+    "rocketshim.codecs",
     "rocketshim.compat.rocketmq.client",
     "rocketshim.compat.rocketmq.consts",
     "rocketshim.compat.rocketmq.exceptions",

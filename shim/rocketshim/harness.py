@@ -220,7 +220,7 @@ class Harness:
     def _copy(self, consumer: PushConsumer) -> PushConsumer:
         """Return a consumer on this cluster with the same listeners, which commits in every turn of its loop."""
         settings = consumer.settings.model_copy(update={"persist_consumer_offset_interval_ms": 0})
-        copy = PushConsumer(settings=settings, clients=self.kafka.clients(), clock=self.clock)
+        copy = PushConsumer(settings=settings, clients=self.kafka.clients(), clock=self.clock, codec=consumer._codec)  # noqa: SLF001
         copy._subscriptions, copy._hooks = consumer._subscriptions, consumer._hooks  # noqa: SLF001
         return copy
 
@@ -289,7 +289,7 @@ class Harness:
                 if end > start:
                     for record in self.kafka.records(topic, number):
                         if (record.offset() or 0) >= start:
-                            headers = read_headers(record)
+                            headers = read_headers(record) or ()
                             self._moved.update(
                                 value.decode() for name, value in headers if name in _MADE_FROM and value
                             )

@@ -137,11 +137,21 @@ def test_exceptions_that_are_final(place: Place) -> None:
     assert sorted(dead) == sorted(BODIES), "several threads handle them"
 
 
+def test_typed_bodies(place: Place) -> None:
+    consumer = place.consumer("payments")
+    for number in (7, 8):
+        place.kafka.append("orders", b'{"id": %d}' % number)
+    place.run(programs("docs/consumer.md")[2], consumer=consumer, charge=place.tell)
+    consumer.run()
+    assert place.told == [7, 8]
+    assert [record.value() for record in place.kafka.records("rmq.dlq.payments")] == BODIES
+
+
 def test_consuming_in_an_event_loop(place: Place) -> None:
     async def charge(body: bytes) -> None:
         place.tell(body)
 
-    program = programs("docs/consumer.md")[2].replace('group="payments"', 'group="payments", **START')
+    program = programs("docs/consumer.md")[3].replace('group="payments"', 'group="payments", **START')
     place.run(program, charge=charge, START={"consume_from_where": ConsumeFromWhere.FIRST_OFFSET})
     assert sorted(place.told) == BODIES
 
@@ -150,7 +160,7 @@ def test_hooks(place: Place) -> None:
     spans: list[Any] = []
     consumer = place.consumer("payments")
     consumer.listener("orders")(lambda message: place.tell(message.body))
-    program = programs("docs/consumer.md")[3]
+    program = programs("docs/consumer.md")[4]
     place.run(program, consumer=consumer, start_span=lambda _: SimpleNamespace(end=lambda *said: spans.append(said)))
     consumer.run()
     assert [said for said, _ in spans] == ["SUCCESS", "SUCCESS"]

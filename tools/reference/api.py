@@ -41,6 +41,11 @@ def page() -> str:
         parts += [f"## {heading}", *(f"::: {modules[name]}.{name}" for name in names)]
     parts += ["## Testing", "`Harness` is in `rocketshim.harness`, the others are in `rocketshim.testing`."]
     parts += ["::: rocketshim.harness.Harness"]
+    parts += [
+        "## asyncio and typed bodies",
+        "`AsyncProducer` is in `rocketshim.aio`, codecs in `rocketshim.codecs`.",
+    ]
+    parts += ["::: rocketshim.aio.AsyncProducer", "::: rocketshim.codecs"]
     testing = _imports(_EXPORTS.with_name("testing") / "__init__.py")
     parts += [f"::: {testing[name]}.{name}" for name in _TESTING if name in testing]
     return "\n\n".join(parts) + "\n"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import repeat, starmap
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from rocketshim_topics import wire
 from rocketshim_topics.coordinates import RecordCoordinates as Origin
@@ -31,6 +31,15 @@ from rocketshim_topics.errors import (
 from rocketshim_topics.limits import CONTROL_CHARACTERS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
 from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name, read_headers
+
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    ValueT = TypeVar("ValueT", default=Any)
+else:
+    from typing import TypeVar
+
+    ValueT = TypeVar("ValueT")
 
 __all__ = ["FirstView", "Message", "MessageView", "Origin", "Properties", "first_views"]
 
@@ -244,8 +253,8 @@ def _checked_property(pair: object) -> Header:
     raise MessageError(f"property {name} is {_type(value)}: give text, bytes or None")
 
 
-class MessageView:
-    """A received message, read-only.
+class MessageView(Generic[ValueT]):
+    """A received message, read-only. `MessageView[Order]` is one whose `value` is an `Order`.
 
     Args:
         record: the record as fetched (`confluent_kafka.Message`, or anything with these accessors).
@@ -254,7 +263,9 @@ class MessageView:
     Thread-safety: attributes may be read by one thread at a time, whichever it is. The record does not change.
     """
 
-    __slots__ = ("_decoded", "_properties", "_record", "_trusted")
+    __slots__ = ("_decoded", "_properties", "_record", "_trusted", "_value")
+
+    _value: ValueT  # set where a codec has decoded the body
 
     def __init__(self, record: Record, trusted: bool) -> None:
         self._record = record
@@ -292,6 +303,17 @@ class MessageView:
         """The value: None for a tombstone, which is not the same as `b""`."""
         value: bytes | None = self._record.value()
         return value
+
+    @property
+    def value(self) -> ValueT:
+        """The body as the listener's codec has decoded it; None for a tombstone. An error if there is no codec."""
+        try:
+            return self._value
+        except AttributeError:
+            raise ConfigError(
+                "this message has no value, since its listener has no codec: give it body= or codec=, or read the "
+                "bytes of body"
+            ) from None
 
     @property
     def key(self) -> bytes | None:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from rocketshim.codecs import Codec
+from rocketshim.consumer.decoding import decoding
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
 from rocketshim.core.failure_rules import FailureRules
 from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
@@ -52,12 +54,15 @@ def subscription_of(
     selector: Any = None,
     orderly: bool | None = None,
     rules: FailureRules | None = None,
+    codec: Codec[Any] | None = None,
+    lists: bool = False,
     filter_retries: bool = False,
 ) -> Subscription:
     """Make a subscription that is compatible with the existing ones; do not add it.
 
     The arguments are those of `PushConsumer.listener`. Without a listener it gets the one that the topic has or had;
-    without `orderly` it is like the existing ones. With `filter_retries` an SQL condition is evaluated again when a
+    without `orderly` it is like the existing ones. A codec decodes the bodies for a new listener, which gets `lists` or
+    single messages. With `filter_retries` an SQL condition is evaluated again when a
     message is delivered again.
 
     Raises:
@@ -69,12 +74,19 @@ def subscription_of(
     known = among.own(physical)
     if listener is not None:
         function, awaits = adapt(listener), is_async(listener)
+        if codec is not None:
+            function = decoding(function, codec, awaits=awaits, lists=lists)
     elif known is not None:
         function, awaits, rules = known.listener, known.awaits, known.rules
     else:
         raise ConfigError(f"subscribe({topic!r}) needs a listener: the topic has no listener yet")
     orderly = bool(among.orderly) if orderly is None else orderly
     among.check(topic, orderly=orderly, awaits=awaits)
+    if orderly and lists and codec is not None:
+        raise ConfigError(
+            f"{topic!r}: an orderly listener that gets lists cannot have a codec, since one body that cannot be "
+            "decoded would fail the whole list: set consume_message_batch_max_size=1"
+        )
     chosen = compile_filter(tags, sql, selector)
     made = Subscription(
         physical,

@@ -160,6 +160,12 @@ class RecordSender:
         with self._lock:  # one that is being made counts
             return None if self._link is None else self._link.producer
 
+    @property
+    def is_open(self) -> bool:
+        """Return whether there is a Kafka client, so that the next send makes none."""
+        link = self._link
+        return link is not None and not link.is_broken
+
     def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
         """Send a record; return when the client has taken it.
 

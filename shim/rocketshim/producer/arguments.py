@@ -6,11 +6,12 @@ from datetime import datetime
 from difflib import get_close_matches
 from typing import Any, Final, TypedDict
 
+from rocketshim.codecs import Codec, encode_body
 from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
 from rocketshim_topics.message import Message, Properties
 
-__all__ = ["NO_BODY", "MessageOptions", "message_of"]
+__all__ = ["NO_BODY", "MessageOptions", "is_delayed", "message_of"]
 
 NO_BODY: Final[Any] = object()
 """Stands for a body that was not given; None is a tombstone."""
@@ -35,13 +36,14 @@ class MessageOptions(TypedDict, total=False):
 _OPTIONS: Final = frozenset(each.name for each in fields(Message) if each.kw_only)
 
 
-def message_of(given: object, body: object, options: Mapping[str, Any]) -> Message:
+def message_of(given: object, body: object, options: Mapping[str, Any], codec: Codec[Any] | None = None) -> Message:
     """Return the message to send.
 
     Args:
         given: a message, or the topic.
         body: the body, if `given` is the topic; otherwise `NO_BODY`.
         options: the other arguments of a `Message`, by name.
+        codec: encodes the body; None: it is bytes. A `Message` is sent as it is.
 
     Raises:
         MessageError: the arguments do not make a message; the text names the argument and what to give instead.
@@ -62,4 +64,17 @@ def message_of(given: object, body: object, options: Mapping[str, Any]) -> Messa
         near = get_close_matches(unknown, _OPTIONS, 1)
         hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(sorted(_OPTIONS))}"
         raise MessageError(f"a message has no option {unknown}: {hint}")
-    return Message(given, body, **options)  # type: ignore[arg-type]  # `Message` checks the type of its body
+    if codec is None:
+        return Message(given, body, **options)  # type: ignore[arg-type]  # `Message` checks the type of its body
+    Message(given, b"", **options)  # no codec is asked for the body of a message that is not legal
+    encoded, headers = encode_body(codec, body, given)
+    if headers:
+        own = options.get("properties") or ()
+        pairs = own.items() if isinstance(own, Mapping) else own
+        options = {**options, "properties": [*pairs, *headers]}
+    return Message(given, encoded, **options)
+
+
+def is_delayed(message: Message) -> bool:
+    """Return whether a message has a delay, so that it may go to the schedule topic."""
+    return bool(message.delay_ms) or message.delay_level is not None or message.deliver_at_ms is not None

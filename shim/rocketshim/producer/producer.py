@@ -13,16 +13,16 @@ import itertools
 import os
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.clock import SystemClock
+from rocketshim.codecs import Codec, check_codec
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, ConfigError, SendTimeoutError, TopicMissingError
@@ -31,9 +31,9 @@ from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
-from rocketshim.producer.arguments import NO_BODY, MessageOptions, message_of
+from rocketshim.producer.arguments import NO_BODY, MessageOptions, is_delayed, message_of
 from rocketshim.producer.config import producer_config
-from rocketshim.producer.result import SendResult, SendStatus
+from rocketshim.producer.result import PendingSend, SendResult, SendStatus
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings import ProducerOptions, ProducerSettings
 from rocketshim_topics import Message, MessageTooLargeError, TopicNames
@@ -47,33 +47,6 @@ _LOG = safe_logger("rocketshim.producer")
 _ROOM_S: Final = 3.0
 
 
-@dataclass(eq=False, slots=True)
-class _Send:
-    """A send that has no result yet: what is called with it.
-
-    Attributes:
-        owner: the producer that sends it.
-        topic: logical topic of the message.
-        physical: topic of the record.
-        msg_id: id of the message.
-        sent_ns: monotonic time of the call, in ns.
-        sent_ms: wall-clock time of the call, epoch ms.
-        future: of the send.
-    """
-
-    owner: "Producer"
-    topic: str
-    physical: str
-    msg_id: str
-    sent_ns: int
-    sent_ms: int
-    future: "Future[SendResult]"
-
-    def __call__(self, error: KafkaError | None, record: Any) -> None:
-        """Resolve the future."""
-        self.owner._sent(self, error, record)  # noqa: SLF001 - a part of the producer
-
-
 class Producer:
     """A client that sends messages, immediately or with a delay.
 
@@ -82,6 +55,7 @@ class Producer:
         settings: all settings in one object, instead of `bootstrap` and `values`.
         clients: factory of the Kafka client; None: confluent_kafka.
         clock: clock for the time of sending; None: the clock of this machine.
+        codec: encodes the bodies of `send(topic, body)`; None: they are bytes.
         values: any other field of `ProducerSettings`, by name; `ProducerOptions` lists them.
 
     Raises:
@@ -101,6 +75,7 @@ class Producer:
         settings: ProducerSettings | None = None,
         clients: Clients | None = None,
         clock: Clock | None = None,
+        codec: Codec[Any] | None = None,
         **values: Unpack[ProducerOptions],
     ) -> None:
         if settings is None:
@@ -110,6 +85,7 @@ class Producer:
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
+        self._codec = None if codec is None else check_codec(codec)
         self._clock: Clock = clock or SystemClock()
         self._pid = os.getpid()
         self._ids = (uuid.uuid4().hex[:20], itertools.count())
@@ -137,8 +113,9 @@ class Producer:
         self,
         topic: str,
         /,
-        body: bytes,
+        body: object,
         *,
+        codec: Codec[Any] | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         timeout_s: float = 3.0,
@@ -149,6 +126,7 @@ class Producer:
         message: Message | str,
         body: Any = NO_BODY,
         *,
+        codec: Codec[Any] | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         timeout_s: float = 3.0,
@@ -158,7 +136,8 @@ class Producer:
 
         Args:
             message: the message, which is not changed; or its topic.
-            body: bytes, if `message` is the topic. A tombstone has to be a `Message`.
+            body: if `message` is the topic: bytes, or what the codec encodes. A tombstone has to be a `Message`.
+            codec: encodes the body; None: the codec of the producer, if it has one. A `Message` is sent as it is.
             options: with a topic: the other arguments of `Message`, such as `key`, `tag` and `delay`.
             selector: chooses the partition: a function of (queues, message, arg), or an object with such a method
                 `select`. None: by key (murmur2), or any partition if there is no key.
@@ -166,22 +145,20 @@ class Producer:
             timeout_s: how long to wait for the delivery report, in seconds.
 
         Raises:
-            MessageError: the message is invalid, or `selector` cannot be called; nothing was sent.
+            MessageError: the message is invalid, the codec refuses its body, or `selector` cannot be called; nothing
+                was sent.
             TopicMissingError, NotAuthorizedError: the topic cannot be written to; nothing is stored.
             SendTimeoutError: no delivery report arrived in time; the message may or may not be stored.
             SendError: the message is not stored.
             ClosedError: the producer is closed; nothing was sent.
         """
         deadline = time.monotonic() + timeout_s
-        made = message_of(message, body, options)
+        made = self._message(message, body, codec, options)
         future = self._send(made, selector, arg, deadline)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except FutureTimeoutError as error:
-            raise SendTimeoutError(
-                f"no delivery report for {made.topic!r} within {timeout_s} s from {self.settings.bootstrap}"
-                f"{self._complaints.text(since_s=deadline - timeout_s)}; the message may or may not be stored"
-            ) from error
+            raise SendTimeoutError(self._no_report(made.topic, deadline - timeout_s, timeout_s)) from error
 
     @overload
     def send_async(
@@ -192,8 +169,9 @@ class Producer:
         self,
         topic: str,
         /,
-        body: bytes,
+        body: object,
         *,
+        codec: Codec[Any] | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         **options: Unpack[MessageOptions],
@@ -203,6 +181,7 @@ class Producer:
         message: Message | str,
         body: Any = NO_BODY,
         *,
+        codec: Codec[Any] | None = None,
         selector: Selector | None = None,
         arg: Any = None,
         **options: Unpack[MessageOptions],
@@ -215,13 +194,22 @@ class Producer:
             MessageError, TopicMissingError, ClosedError: as `send`; nothing was sent.
             BufferError: the queue of unsent messages was full for 3 s; nothing was sent.
         """
-        return self._send(message_of(message, body, options), selector, arg, time.monotonic() + _ROOM_S)
+        return self._send(self._message(message, body, codec, options), selector, arg, time.monotonic() + _ROOM_S)
 
     @overload
     def send_oneway(self, message: Message) -> None: ...
     @overload
-    def send_oneway(self, topic: str, /, body: bytes, **options: Unpack[MessageOptions]) -> None: ...
-    def send_oneway(self, message: Message | str, body: Any = NO_BODY, **options: Unpack[MessageOptions]) -> None:
+    def send_oneway(
+        self, topic: str, /, body: object, *, codec: Codec[Any] | None = None, **options: Unpack[MessageOptions]
+    ) -> None: ...
+    def send_oneway(
+        self,
+        message: Message | str,
+        body: Any = NO_BODY,
+        *,
+        codec: Codec[Any] | None = None,
+        **options: Unpack[MessageOptions],
+    ) -> None:
         """Send a message without a result. Only errors that are known before the send are raised.
 
         The arguments are those of `send`.
@@ -229,7 +217,7 @@ class Producer:
         Raises:
             MessageError, TopicMissingError, ClosedError, BufferError: as `send_async`.
         """
-        self._send(message_of(message, body, options), None, None, time.monotonic() + _ROOM_S)
+        self._send(self._message(message, body, codec, options), None, None, time.monotonic() + _ROOM_S)
 
     def send_orderly(self, message: Message, sharding_key: str | int, *, timeout_s: float = 3.0) -> SendResult:
         """Send to the queue that all messages with this sharding key share: `send` with `SelectMessageQueueByHash`."""
@@ -243,7 +231,7 @@ class Producer:
             may be stored.
         """
         deadline = time.monotonic() + timeout_s
-        made = [message_of(message, NO_BODY, {}) for message in messages]
+        made = [self._message(message, NO_BODY, None, {}) for message in messages]
         futures = [self._send(message, None, None, deadline) for message in made]
         try:
             return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
@@ -289,6 +277,21 @@ class Producer:
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
+    def _message(
+        self, given: Message | str, body: object, codec: Codec[Any] | None, options: Mapping[str, Any]
+    ) -> Message:
+        return message_of(given, body, options, self._codec if codec is None else check_codec(codec))
+
+    def _may_block(self, message: Message) -> bool:
+        """Return whether the next send of a message may wait for an answer of the cluster, or for a Kafka client."""
+        return not self._sender.is_open or is_delayed(message)
+
+    def _no_report(self, topic: str, since_s: float, timeout_s: float) -> str:
+        return (
+            f"no delivery report for {topic!r} within {timeout_s} s from {self.settings.bootstrap}"
+            f"{self._complaints.text(since_s=since_s)}; the message may or may not be stored"
+        )
+
     def _send(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
         self._check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
@@ -296,7 +299,7 @@ class Producer:
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
 
-        done = _Send(self, message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
+        done = PendingSend(self._sent, message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
         again_until_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
         try:
             self._sender.send(out, done, room_until_s=deadline, again_until_s=again_until_s)
@@ -304,7 +307,7 @@ class Producer:
             raise send_error(error.args[0], out.topic) from error
         return future
 
-    def _sent(self, send: _Send, error: KafkaError | None, record: Any) -> None:
+    def _sent(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
         if error is not None:
             send.future.set_exception(send_error(error, send.physical))
             return
@@ -335,7 +338,7 @@ class Producer:
                 raise TopicMissingError(f"the selector chose {chosen}, which is not a queue of {message.topic!r}")
             partition = chosen.queue_id
         lane = 0
-        if message.delay_ms or message.delay_level is not None or message.deliver_at_ms is not None:
+        if is_delayed(message):
             lane = self._lanes.choose(message.key_bytes, self._sender.list_topics)
         out = delayed_record(
             message,

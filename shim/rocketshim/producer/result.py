@@ -1,11 +1,16 @@
-"""The result of a send."""
+"""The result of a send, and a send that has none yet."""
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+from confluent_kafka import KafkaError
 
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["SendResult", "SendStatus"]
+__all__ = ["PendingSend", "SendResult", "SendStatus"]
 
 
 class SendStatus(Enum):
@@ -34,3 +39,30 @@ class SendResult:
     offset_msg_id: str
     message_queue: MessageQueue
     queue_offset: int
+
+
+@dataclass(eq=False, slots=True)
+class PendingSend:
+    """A send that has no result yet: what is called with the delivery report.
+
+    Attributes:
+        reported: called with this object, the error or None, and the record.
+        topic: logical topic of the message.
+        physical: topic of the record.
+        msg_id: id of the message.
+        sent_ns: monotonic time of the call, in ns.
+        sent_ms: wall-clock time of the call, epoch ms.
+        future: of the send.
+    """
+
+    reported: Callable[["PendingSend", KafkaError | None, Any], None]
+    topic: str
+    physical: str
+    msg_id: str
+    sent_ns: int
+    sent_ms: int
+    future: Future[SendResult]
+
+    def __call__(self, error: KafkaError | None, record: Any) -> None:
+        """Resolve the future."""
+        self.reported(self, error, record)

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rocketshim import Message, PushConsumer
+from rocketshim import Message, Producer, PushConsumer
 from rocketshim.harness import Harness
 
 ROOT = Path(__file__).parents[3]
-IN_MEMORY = ("retry_ladder", "order_timeout", "filters")
+IN_MEMORY = ("retry_ladder", "order_timeout", "filters", "typed_bodies")
 
 
 def programs(page: str) -> list[str]:
@@ -47,7 +47,7 @@ def recipes() -> dict[str, str]:
 
 
 def test_sending(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
-    first, ways, in_asyncio, later, selector = programs("sending.md")
+    first, ways, in_asyncio, typed, later, selector = programs("sending.md")
     harness.topic("orders", partitions=4)
     clients = 'Producer("localhost:9092", clients=CLIENTS, clock=CLOCK)'
     seam = {"CLIENTS": harness.kafka.clients(), "CLOCK": harness.clock}
@@ -56,8 +56,17 @@ def test_sending(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     names = {"producer": harness.producer, "Message": Message}
     scope = run(ways, **names)
     assert [result.message_queue.topic for result in scope["results"]] == ["orders", "orders"]
-    sent = asyncio.run(run(in_asyncio, **names)["place_order"](b"async"))
-    assert sent.message_queue.topic == "orders"
+    scope = run(in_asyncio.replace('9092")', '9092", clients=CLIENTS, clock=CLOCK)'), **seam)
+    asyncio.run(scope["place_orders"]([b"async"]))
+    harness.topic("audit")
+    run(
+        typed.replace("codec=PydanticCodec", "clients=CLIENTS, clock=CLOCK, codec=PydanticCodec"),
+        Producer=Producer,
+        **names,
+        **seam,
+    )
+    bodies = {record.value() for topic in ("orders", "audit") for record in harness.kafka.records(topic)}
+    assert bodies >= {b"async", b'{"id":7}', b'{"order":7}', b"raw"}
     run(later, **names)
     assert len(harness.waiting("orders")) == 3
     run(selector, **names)
@@ -110,7 +119,12 @@ def test_bodies_of_avro_keep_their_subject_on_retries(harness: Harness) -> None:
             raise ConnectionError("the registry does not answer")
         return body
 
-    scope = run(recipes()["Avro with a schema registry"], deserialize=deserialize, charge=lambda _: None)
+    scope = run(
+        recipes()["Avro with a schema registry"],
+        serialize=lambda value, _: value,
+        deserialize=deserialize,
+        charge=lambda _: None,
+    )
     assert dead(harness, scope["consumer"], Message("orders", b"x")) == []
     harness.pass_time("10s")
     assert subjects == ["orders-value", "orders-value"]

@@ -15,6 +15,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
+from rocketshim.codecs import Codec, check_codec, codec_of
 from rocketshim.consumer.orderly.queues import OrderlyCounts
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import PushAssembly, PushParts
@@ -65,6 +66,7 @@ class PushConsumer:
         settings: all settings in one object, instead of the other arguments.
         clients: the factory of Kafka clients; None: confluent_kafka.
         clock: the source of time; None: the clock of this machine.
+        codec: decodes the bodies for listeners that have no codec of their own; None: they get bytes only.
         values: any other field of `PushConsumerSettings`, by name; `PushConsumerOptions` lists them.
 
     Raises:
@@ -85,12 +87,14 @@ class PushConsumer:
         settings: PushConsumerSettings | None = None,
         clients: Clients | None = None,
         clock: Clock | None = None,
+        codec: Codec[Any] | None = None,
         **values: Unpack[PushConsumerOptions],
     ) -> None:
         settings = PushConsumerSettings.of_consumer("PushConsumer", settings, bootstrap, group, values)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
+        self._codec = None if codec is None else check_codec(codec)
         self._clock: Clock = clock or SystemClock()
         is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS
@@ -118,6 +122,8 @@ class PushConsumer:
         orderly: bool = False,
         dead_on: ExceptionTypes | None = None,
         retry_on: ExceptionTypes | None = None,
+        body: type[Any] | None = None,
+        codec: Codec[Any] | None = None,
     ) -> Callable[[FunctionT], FunctionT]:
         """Decorate a function as the listener of a topic.
 
@@ -136,18 +142,21 @@ class PushConsumer:
                 listener asks for itself (`RetryLater`, `DeadLetter`, its context) counts before, `retry_on` after it.
             retry_on: the only exceptions after which the message is retried; any other is final.
                 None: all that are not in `dead_on`.
+            body: the type of the bodies, JSON that pydantic validates: short for `codec=PydanticCodec(body)`.
+            codec: decodes the bodies; `message.value` is the result. A body that it cannot decode is a dead letter.
+                None: the codec of the consumer.
 
         The function takes the message, or a list of messages if `consume_message_batch_max_size` is above 1. It may
         also take the context. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure. A
         function that gets lists may also return a list with one result for each message; a result may be an exception.
 
         An `async def` function runs in an event loop, up to `async_concurrency` calls at the same time. The event loop
-        has a thread of its own; with `run_async` it is the event loop of the caller. Either all listeners of a consumer
-        are `async def` or none is.
+        has a thread of its own; with `run_async` and `async with` it is the event loop of the caller. Either all
+        listeners of a consumer are `async def` or none is.
 
         Raises:
-            ConfigError: the topic already has a listener, the name is not legal, two filters are given, `dead_on` or
-                `retry_on` is not legal, or the consumer has started.
+            ConfigError: the topic already has a listener, the name is not legal, two filters are given, `dead_on`,
+                `retry_on`, `body` or `codec` is not legal, or the consumer has started.
             FilterSyntaxError: the expression does not compile.
         """
         if not isinstance(topic, str):  # `@consumer.listener` without a topic would register nothing, silently
@@ -163,6 +172,8 @@ class PushConsumer:
                 orderly=orderly,
                 dead_on=dead_on,
                 retry_on=retry_on,
+                body=body,
+                codec=codec,
             )
             return function
 
@@ -179,6 +190,8 @@ class PushConsumer:
         orderly: bool = False,
         dead_on: ExceptionTypes | None = None,
         retry_on: ExceptionTypes | None = None,
+        body: type[Any] | None = None,
+        codec: Codec[Any] | None = None,
     ) -> None:
         """Register a listener; the same as the decorator `listener`, as a call.
 
@@ -190,7 +203,10 @@ class PushConsumer:
                 f"Cannot register a listener for {topic!r} after start(): register it before, or use subscribe()"
             )
         rules = failure_rules(dead_on, retry_on)
-        made = self._made(topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly, rules=rules)
+        chosen = codec_of(body, codec)
+        made = self._made(
+            topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly, rules=rules, codec=chosen
+        )
         self._subscriptions.add(made)
 
     def subscribe(
@@ -235,9 +251,18 @@ class PushConsumer:
             parts.topics.look_up([made.topic])
         self._ask(Subscribe(made))
 
-    def _made(self, topic: str, listener: Callable[..., Any] | None, **given: Any) -> Subscription:
-        retries = self.settings.filter_support_retry
-        return subscription_of(topic, listener, self._subscriptions, filter_retries=retries, **given)
+    def _made(
+        self, topic: str, listener: Callable[..., Any] | None, *, codec: Codec[Any] | None = None, **given: Any
+    ) -> Subscription:
+        return subscription_of(
+            topic,
+            listener,
+            self._subscriptions,
+            codec=codec or self._codec,
+            lists=self.settings.consume_message_batch_max_size > 1,
+            filter_retries=self.settings.filter_support_retry,
+            **given,
+        )
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic or a pattern; possible before the start and while running. Safe to call twice.
@@ -490,15 +515,25 @@ class PushConsumer:
             ConsumerError: the consumer cannot continue.
             And what `start` raises.
         """
+        async with self:
+            while not self._ended.is_set():  # noqa: ASYNC110 - another thread sets the event
+                await asyncio.sleep(0.05)
+
+    async def __aenter__(self) -> Self:
         self._event_loop = asyncio.get_running_loop()
         started = asyncio.ensure_future(asyncio.to_thread(self.start))
         try:
             await asyncio.shield(started)
-            while not self._ended.is_set():  # noqa: ASYNC110 - another thread sets the event
-                await asyncio.sleep(0.05)
-        finally:
+        except BaseException:
             await asyncio.wait([started])  # after a cancellation, too: stop() must find what was started
             await asyncio.shield(asyncio.to_thread(self.stop))
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(asyncio.to_thread(self.stop))
 
     def __enter__(self) -> Self:
         self.start()

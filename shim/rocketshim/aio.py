@@ -1,0 +1,157 @@
+"""rocketshim for `asyncio`: `AsyncProducer`, whose sends are awaited.
+
+::
+
+    async with AsyncProducer("localhost:9092") as producer:
+        result = await producer.send("orders", b"o-7", delay="30m")
+
+Consumers need no other class: `PushConsumer` runs `async def` listeners, and `async with` starts and stops it.
+
+How it works: the producer's own thread reports the result to the event loop. A send that may have to look something up
+(the first one, a delayed one, one with a selector) runs in a thread, so that the event loop is never blocked. If the
+queue of unsent messages is full, `send` waits without blocking. Messages of one task that are awaited one after the
+other keep their order; the order of sends in progress at the same time is not defined.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable
+from concurrent.futures import Future  # noqa: TC003 - of the annotations that users see
+from types import TracebackType
+from typing import Any, Final, Self, Unpack, overload
+
+from rocketshim.codecs import Codec
+from rocketshim.core.clock import Clock
+from rocketshim.errors import SendTimeoutError
+from rocketshim.kafka.clients import Clients
+from rocketshim.producer.arguments import NO_BODY, MessageOptions
+from rocketshim.producer.producer import Producer
+from rocketshim.producer.result import SendResult
+from rocketshim.producer.selectors import Selector
+from rocketshim.settings import ProducerOptions, ProducerSettings
+from rocketshim_topics.message import Message
+
+__all__ = ["AsyncProducer"]
+
+_FULL_S: Final = 0.005
+
+
+class AsyncProducer:
+    """A `Producer` for `asyncio`: the same arguments, settings and errors; what waits is awaited.
+
+    Args:
+        bootstrap, settings, clients, clock, codec, values: see `Producer`.
+
+    Attributes:
+        producer: the producer that sends, for what has no method here.
+
+    Thread-safety: any event loop of the process; each call belongs to the loop that awaits it.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        *,
+        settings: ProducerSettings | None = None,
+        clients: Clients | None = None,
+        clock: Clock | None = None,
+        codec: Codec[Any] | None = None,
+        **values: Unpack[ProducerOptions],
+    ) -> None:
+        self.producer = Producer(bootstrap, settings=settings, clients=clients, clock=clock, codec=codec, **values)
+
+    @overload
+    async def send(
+        self, message: Message, *, selector: Selector | None = None, arg: Any = None, timeout_s: float = 3.0
+    ) -> SendResult: ...
+    @overload
+    async def send(
+        self,
+        topic: str,
+        /,
+        body: object,
+        *,
+        codec: Codec[Any] | None = None,
+        selector: Selector | None = None,
+        arg: Any = None,
+        timeout_s: float = 3.0,
+        **options: Unpack[MessageOptions],
+    ) -> SendResult: ...
+    async def send(
+        self,
+        message: Message | str,
+        body: Any = NO_BODY,
+        *,
+        codec: Codec[Any] | None = None,
+        selector: Selector | None = None,
+        arg: Any = None,
+        timeout_s: float = 3.0,
+        **options: Unpack[MessageOptions],
+    ) -> SendResult:
+        """Send a message and wait until it is stored; the arguments are those of `Producer.send`.
+
+        If the waiting task is cancelled, the message may or may not be stored.
+
+        Raises:
+            As `Producer.send`.
+        """
+        made = self.producer._message(message, body, codec, options)  # noqa: SLF001 - the two are one
+        return await self._send(made, selector, arg, time.monotonic() + timeout_s, timeout_s)
+
+    async def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:
+        """Send several messages and wait until all are stored.
+
+        Raises:
+            As `send`, for the first message in order that failed. The other messages may be stored.
+        """
+        deadline = time.monotonic() + timeout_s
+        made = [self.producer._message(message, NO_BODY, None, {}) for message in messages]  # noqa: SLF001
+        begun = [(await self._begin(message, None, None, deadline), message) for message in made]
+        return [await self._result(future, message, deadline, timeout_s) for future, message in begun]
+
+    async def flush(self, timeout_s: float = 30.0) -> int:
+        """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
+        return await asyncio.to_thread(self.producer.flush, timeout_s)
+
+    async def close(self, timeout_s: float = 30.0) -> None:
+        """Wait up to `timeout_s` seconds for the delivery reports, then close the producer. It may be called twice."""
+        await asyncio.to_thread(self.producer.close, timeout_s)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.shield(asyncio.ensure_future(self.close()))  # also if the task is cancelled
+
+    async def _send(
+        self, message: Message, selector: Selector | None, arg: Any, deadline: float, timeout_s: float
+    ) -> SendResult:
+        future = await self._begin(message, selector, arg, deadline)
+        return await self._result(future, message, deadline, timeout_s)
+
+    async def _begin(
+        self, message: Message, selector: Selector | None, arg: Any, deadline: float
+    ) -> "Future[SendResult]":
+        """Give a message to the Kafka client, in a thread if that may block."""
+        producer = self.producer
+        if selector is not None or producer._may_block(message):  # noqa: SLF001
+            return await asyncio.to_thread(producer._send, message, selector, arg, deadline)  # noqa: SLF001
+        while True:
+            try:
+                return producer._send(message, None, None, 0.0)  # noqa: SLF001
+            except BufferError:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_FULL_S)
+
+    async def _result(
+        self, future: "Future[SendResult]", message: Message, deadline: float, timeout_s: float
+    ) -> SendResult:
+        waiting = asyncio.wrap_future(future)
+        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+        if not done:
+            waiting.cancel()
+            raise SendTimeoutError(self.producer._no_report(message.topic, deadline - timeout_s, timeout_s))  # noqa: SLF001
+        return waiting.result()
