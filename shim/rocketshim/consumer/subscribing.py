@@ -4,17 +4,30 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypedDict
 
-from rocketshim.codecs import Codec
-from rocketshim.consumer.decoding import decoding
+from rocketshim.codecs import Codec, codec_of
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
-from rocketshim.core.failure_rules import FailureRules
+from rocketshim.core.failure_rules import ExceptionTypes, failure_rules
 from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
+from rocketshim.decoding import decoding
 from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
 
-__all__ = ["WithoutContext", "adapt", "is_async", "subscription_of"]
+__all__ = ["ListenerOptions", "WithoutContext", "adapt", "is_async", "subscription_of"]
+
+
+class ListenerOptions(TypedDict, total=False):
+    """The names of the options of `PushConsumer.listener`, which documents them, for editors and type checkers."""
+
+    tags: str | None
+    sql: str | None
+    selector: Any
+    orderly: bool
+    dead_on: ExceptionTypes | None
+    retry_on: ExceptionTypes | None
+    body: type[Any] | None
+    codec: Codec[Any] | None
 
 
 def adapt(function: Callable[..., Any]) -> Listener:
@@ -53,16 +66,19 @@ def subscription_of(
     sql: str | None = None,
     selector: Any = None,
     orderly: bool | None = None,
-    rules: FailureRules | None = None,
+    dead_on: ExceptionTypes | None = None,
+    retry_on: ExceptionTypes | None = None,
+    body: type[Any] | None = None,
     codec: Codec[Any] | None = None,
+    default_codec: Codec[Any] | None = None,
     lists: bool = False,
     filter_retries: bool = False,
 ) -> Subscription:
     """Make a subscription that is compatible with the existing ones; do not add it.
 
     The arguments are those of `PushConsumer.listener`. Without a listener it gets the one that the topic has or had;
-    without `orderly` it is like the existing ones. A codec decodes the bodies for a new listener, which gets `lists` or
-    single messages. With `filter_retries` an SQL condition is evaluated again when a
+    without `orderly` it is like the existing ones. Without a codec a new listener has the default one; it gets `lists`
+    or single messages. With `filter_retries` an SQL condition is evaluated again when a
     message is delivered again.
 
     Raises:
@@ -70,6 +86,7 @@ def subscription_of(
             rocketshim, or two filters are given.
         FilterSyntaxError: the expression does not compile.
     """
+    rules, codec = failure_rules(dead_on, retry_on), codec_of(body, codec) or default_codec
     physical = among.physical(topic)
     known = among.own(physical)
     if listener is not None:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
-from rocketshim.codecs import Codec, check_codec, codec_of
+from rocketshim.codecs import Codec, check_codec
 from rocketshim.consumer.orderly.queues import OrderlyCounts
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import PushAssembly, PushParts
@@ -23,9 +23,8 @@ from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook
 from rocketshim.consumer.requests import Request, Resize, Resume, Seek, SeekToTime, Subscribe, Suspend, Unsubscribe
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerState
-from rocketshim.consumer.subscribing import subscription_of
+from rocketshim.consumer.subscribing import ListenerOptions, subscription_of
 from rocketshim.core.clock import Clock
-from rocketshim.core.failure_rules import ExceptionTypes, failure_rules
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.core.subscriptions import Subscription, Subscriptions, is_pattern
@@ -112,19 +111,7 @@ class PushConsumer:
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
-    def listener(
-        self,
-        topic: str,
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        selector: Any = None,
-        orderly: bool = False,
-        dead_on: ExceptionTypes | None = None,
-        retry_on: ExceptionTypes | None = None,
-        body: type[Any] | None = None,
-        codec: Codec[Any] | None = None,
-    ) -> Callable[[FunctionT], FunctionT]:
+    def listener(self, topic: str, **options: Unpack[ListenerOptions]) -> Callable[[FunctionT], FunctionT]:
         """Decorate a function as the listener of a topic.
 
         Args:
@@ -163,35 +150,13 @@ class PushConsumer:
             raise ConfigError(f"listener({topic!r:.80}): give the topic: @consumer.listener('orders')")
 
         def register(function: FunctionT) -> FunctionT:
-            self.register_message_listener(
-                topic,
-                function,
-                tags=tags,
-                sql=sql,
-                selector=selector,
-                orderly=orderly,
-                dead_on=dead_on,
-                retry_on=retry_on,
-                body=body,
-                codec=codec,
-            )
+            self.register_message_listener(topic, function, **options)
             return function
 
         return register
 
     def register_message_listener(
-        self,
-        topic: str,
-        listener: Callable[..., Any],
-        *,
-        tags: str | None = None,
-        sql: str | None = None,
-        selector: Any = None,
-        orderly: bool = False,
-        dead_on: ExceptionTypes | None = None,
-        retry_on: ExceptionTypes | None = None,
-        body: type[Any] | None = None,
-        codec: Codec[Any] | None = None,
+        self, topic: str, listener: Callable[..., Any], **options: Unpack[ListenerOptions]
     ) -> None:
         """Register a listener; the same as the decorator `listener`, as a call.
 
@@ -202,12 +167,7 @@ class PushConsumer:
             raise ConfigError(
                 f"Cannot register a listener for {topic!r} after start(): register it before, or use subscribe()"
             )
-        rules = failure_rules(dead_on, retry_on)
-        chosen = codec_of(body, codec)
-        made = self._made(
-            topic, listener, tags=tags, sql=sql, selector=selector, orderly=orderly, rules=rules, codec=chosen
-        )
-        self._subscriptions.add(made)
+        self._subscriptions.add(self._made(topic, listener, {"orderly": False, **options}))
 
     def subscribe(
         self,
@@ -242,7 +202,7 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#subscribe` of RocketMQ, which has one listener for all topics.
         """
-        made = self._made(topic, listener, tags=tags, sql=sql, selector=selector)
+        made = self._made(topic, listener, {"tags": tags, "sql": sql, "selector": selector})
         if self._loop is None:
             self._subscriptions.put(made)
             return
@@ -251,17 +211,15 @@ class PushConsumer:
             parts.topics.look_up([made.topic])
         self._ask(Subscribe(made))
 
-    def _made(
-        self, topic: str, listener: Callable[..., Any] | None, *, codec: Codec[Any] | None = None, **given: Any
-    ) -> Subscription:
+    def _made(self, topic: str, listener: Callable[..., Any] | None, options: ListenerOptions) -> Subscription:
         return subscription_of(
             topic,
             listener,
             self._subscriptions,
-            codec=codec or self._codec,
+            default_codec=self._codec,
             lists=self.settings.consume_message_batch_max_size > 1,
             filter_retries=self.settings.filter_support_retry,
-            **given,
+            **options,
         )
 
     def unsubscribe(self, topic: str) -> None:

@@ -47,16 +47,15 @@ def _awaited(listener: Listener, codec: Codec[Any]) -> Callable[[Any, Any], Any]
 
 def _called_lists(listener: Listener, codec: Codec[Any]) -> Listener:
     def call(messages: list[Any], context: Any) -> Any:
-        answers = _decoded(messages, codec)
-        readable = [message for message, answer in zip(messages, answers, strict=True) if answer is None]
-        if len(readable) == len(messages):
-            return listener(messages, context)
+        readable, answers = _decoded(messages, codec)
         if not readable:
             return answers
+        if len(readable) == len(messages):
+            return listener(messages, context)
         try:
             status = listener(readable, context)
-        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, and the others did, too
-            return _merged(answers, [error] * len(readable))
+        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, beside those that it did not get
+            status = [error] * len(readable)
         return _merged(answers, _for_each(status, context, len(readable)))
 
     return call
@@ -64,23 +63,23 @@ def _called_lists(listener: Listener, codec: Codec[Any]) -> Listener:
 
 def _awaited_lists(listener: Listener, codec: Codec[Any]) -> Callable[[Any, Any], Any]:
     async def call(messages: list[Any], context: Any) -> Any:
-        answers = _decoded(messages, codec)
-        readable = [message for message, answer in zip(messages, answers, strict=True) if answer is None]
-        if len(readable) == len(messages):
-            return await listener(messages, context)
+        readable, answers = _decoded(messages, codec)
         if not readable:
             return answers
+        if len(readable) == len(messages):
+            return await listener(messages, context)
         try:
             status = await listener(readable, context)
-        except Exception as error:  # noqa: BLE001 - user code; a cancellation is of the whole call
-            return _merged(answers, [error] * len(readable))
+        except Exception as error:  # noqa: BLE001 - as above; a cancellation is of the whole call
+            status = [error] * len(readable)
         return _merged(answers, _for_each(status, context, len(readable)))
 
     return call
 
 
-def _decoded(messages: Sequence[Any], codec: Codec[Any]) -> list[object]:
-    """Decode each message; return None for each that has a value now, and the error for any other."""
+def _decoded(messages: Sequence[Any], codec: Codec[Any]) -> tuple[list[Any], list[object]]:
+    """Decode each message; return those that have a value now, and for each message None or its error."""
+    readable: list[Any] = []
     answers: list[object] = []
     for message in messages:
         try:
@@ -88,8 +87,9 @@ def _decoded(messages: Sequence[Any], codec: Codec[Any]) -> list[object]:
         except Exception as error:  # noqa: BLE001 - of the codec, which is user code
             answers.append(error)
         else:
+            readable.append(message)
             answers.append(None)
-    return answers
+    return readable, answers
 
 
 def _for_each(status: object, context: Any, count: int) -> list[object]:
