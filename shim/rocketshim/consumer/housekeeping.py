@@ -1,6 +1,6 @@
 """What the poll thread does from time to time: commit, look up topics and subscriptions, show the consumer's state."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Generic
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -12,29 +12,15 @@ from rocketshim.consumer.reader.partition_queue import PartitionQueue, QueueT
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.consumer.requests import Subscribe, Unsubscribe
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
+from rocketshim.core.timer import Timer
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Housekeeping", "Timer"]
+__all__ = ["Housekeeping"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _SHOW_MS: Final = 1_000
 _COMPARE_TIMEOUT_S: Final = 0.5
-
-
-@dataclass(slots=True)
-class Timer:
-    """Something that is due at an interval, for the first time immediately."""
-
-    interval_ms: int
-    next_ms: int = 0
-
-    def is_due(self, now_ms: int) -> bool:
-        """Return whether it is due; if so, it is due again one interval later."""
-        if now_ms < self.next_ms:
-            return False
-        self.next_ms = now_ms + self.interval_ms
-        return True
 
 
 class Housekeeping(Generic[QueueT]):

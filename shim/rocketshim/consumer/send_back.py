@@ -11,14 +11,14 @@ import random
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops, by_level_table
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, NextHop, decide
+from rocketshim.core.retry_policy import Failed, NextHop, decide, is_hop
 from rocketshim.core.user_values import safe_text
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
@@ -27,7 +27,6 @@ from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import Failure, TopicNames
 from rocketshim_topics.kafka_codes import TOO_LARGE
-from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["SendBack", "SendBackCounts"]
@@ -47,18 +46,6 @@ class SendBackCounts:
     parked: int = 0
     not_stored: int = 0
     dropped: int = 0
-
-
-def _is_hop(answer: object) -> TypeGuard[NextHop]:
-    match answer:
-        case Dead():
-            return True
-        case AtLevel(int(level)):
-            return level >= 1
-        case AfterDelay(int(delay_ms)):
-            return 0 <= delay_ms <= LONG_MAX
-        case _:
-            return False
 
 
 class _Sending:
@@ -209,7 +196,7 @@ class SendBack:
         """Return the policy's decision; if it raises or returns an invalid value, log that and use the level table."""
         try:
             answer = decide(failed, self._policy)
-            if _is_hop(answer):
+            if is_hop(answer):
                 return answer
             _LOG.error("consumer.retry-policy-failed", extra={"error": f"it returned {safe_text(answer, repr):.200}"})
         except BaseException as error:  # noqa: BLE001 - a policy is user code

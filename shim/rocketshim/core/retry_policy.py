@@ -16,10 +16,11 @@ A custom policy is any object with `next_hop`. It must not read a clock; it gets
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol, TypeGuard, runtime_checkable
 
 from rocketshim.core.backoff import Backoff
 from rocketshim_topics.limits import FIRST_RETRY_LEVEL as _FIRST_RETRY_LEVEL
+from rocketshim_topics.limits import LONG_MAX
 
 __all__ = [
     "DEFAULT_MAX_RECONSUME_TIMES",
@@ -33,6 +34,7 @@ __all__ = [
     "RetryPolicy",
     "decide",
     "effective_limit",
+    "is_hop",
 ]
 
 DEFAULT_MAX_RECONSUME_TIMES = 16
@@ -185,3 +187,16 @@ def decide(failed: Failed, policy: RetryPolicy) -> NextHop:
     if failed.asked_level > 0:
         return AtLevel(failed.asked_level)
     return policy.next_hop(failed.reconsume_times, failed.unit)
+
+
+def is_hop(answer: object) -> TypeGuard[NextHop]:
+    """Return whether the answer of a policy, which is user code, is a decision."""
+    match answer:
+        case Dead():
+            return True
+        case AtLevel(int(level)):
+            return level >= 1
+        case AfterDelay(int(delay_ms)):
+            return 0 <= delay_ms <= LONG_MAX
+        case _:
+            return False

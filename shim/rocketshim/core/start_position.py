@@ -37,6 +37,7 @@ __all__ = [
     "Latest",
     "Start",
     "StartAt",
+    "StartRules",
     "decode_metadata",
     "digest_conflict",
     "encode_metadata",
@@ -58,6 +59,27 @@ class ConsumeFromWhere(Enum):
     LAST_OFFSET = "last"
     FIRST_OFFSET = "first"
     TIMESTAMP = "timestamp"
+
+
+@dataclass(frozen=True, slots=True)
+class StartRules:
+    """Where the partitions of a group start, and what its commits tell about the subscription.
+
+    Attributes:
+        retry_topic: physical name of the group's retry topic; it always starts at its earliest record.
+        where: where a group starts that has consumed nothing of a topic yet.
+        timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
+        digest: digest of the group's subscription; each commit carries it.
+        subscription: the subscription as text.
+        young_max: maximum number of records of a queue that LAST_OFFSET begins at the start of (`latest_offset`).
+    """
+
+    retry_topic: str
+    where: ConsumeFromWhere
+    timestamp_ms: int
+    digest: str = ""
+    subscription: str = ""
+    young_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)

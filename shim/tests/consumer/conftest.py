@@ -11,16 +11,15 @@ from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.push.assembly import concurrent_loop
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
-from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock

@@ -19,7 +19,6 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.housekeeping import Timer
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlyQueues
@@ -37,6 +36,7 @@ from rocketshim.core.orderly_assignment import (
 )
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.retry_rotation import RetryRotation
+from rocketshim.core.timer import Timer
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger

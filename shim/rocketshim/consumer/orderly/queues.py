@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL
 from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_queue import OrderlyQueue
+from rocketshim.core.ownership import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.coordinates import TopicPartitionKey

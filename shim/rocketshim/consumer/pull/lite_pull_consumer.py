@@ -32,9 +32,8 @@ from rocketshim.consumer.pull.partitions import PullPartitions
 from rocketshim.consumer.pull.queue_watch import QueuesListener, QueueWatch
 from rocketshim.consumer.pull.selection import as_selector, description, selected, unreadable_headers
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
+from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS, StartRules
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector
 from rocketshim.kafka.clients import (

@@ -9,10 +9,10 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
-from rocketshim.consumer.reader.start_offsets import StartRules
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.pull_positions import PullPositions
+from rocketshim.core.start_position import StartRules
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey

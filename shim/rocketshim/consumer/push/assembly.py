@@ -25,15 +25,15 @@ from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, PartitionAssigner, TopicAssigner
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.start_position import StartRules
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.group.connect import connect_group_log, new_client_id
 from rocketshim.group.log_thread import GroupLogThread

@@ -9,11 +9,11 @@ from typing import Any, Final
 from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import ChunkDispatch
-from rocketshim.consumer.housekeeping import Timer
 from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.timer import Timer
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 

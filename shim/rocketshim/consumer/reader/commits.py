@@ -11,8 +11,8 @@ from typing import Literal, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
+from rocketshim.core.ownership import Ownership
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey

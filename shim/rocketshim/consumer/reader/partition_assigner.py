@@ -29,9 +29,9 @@ from typing import Final, Protocol, assert_never
 
 from confluent_kafka import KafkaException
 
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.core.allocate import Allocation
 from rocketshim.core.lease import Lease
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.core.user_values import safe_text
 from rocketshim.group.log_thread import GroupLogThread

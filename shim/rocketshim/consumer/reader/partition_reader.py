@@ -19,10 +19,11 @@ from typing import Any, Final, Protocol
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.consumer.reader.commits import OffsetStore
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
-from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets, StartRules, paused_assignment
+from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets, paused_assignment
+from rocketshim.core.ownership import Ownership
+from rocketshim.core.start_position import StartRules
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups

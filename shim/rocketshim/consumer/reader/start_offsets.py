@@ -15,24 +15,24 @@ Owned by the poll thread.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import OffsetStore, commit_now
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,
-    ConsumeFromWhere,
     Earliest,
     Found,
     Latest,
     Start,
     StartAt,
+    StartRules,
     decode_metadata,
     digest_conflict,
     encode_metadata,
@@ -43,7 +43,7 @@ from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "StartRules", "paused_assignment"]
+__all__ = ["UNKNOWN_START", "PartitionStarter", "StartOffsets", "paused_assignment"]
 
 _LOG = safe_logger("rocketshim.consumer")
 UNKNOWN_START: Final = -1
@@ -52,27 +52,6 @@ UNKNOWN_START: Final = -1
 _TIMEOUT_S: Final = 10.0
 _PAUSED_AT: Final = 0
 _MAX_LOGGED: Final = 100
-
-
-@dataclass(frozen=True, slots=True)
-class StartRules:
-    """Where the partitions of a group start, and what its commits tell about the subscription.
-
-    Attributes:
-        retry_topic: physical name of the group's retry topic; it always starts at its earliest record.
-        where: where a group starts that has consumed nothing of a topic yet.
-        timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
-        digest: digest of the group's subscription; each commit carries it.
-        subscription: the subscription as text.
-        young_max: maximum number of records of a queue that LAST_OFFSET begins at the start of (`latest_offset`).
-    """
-
-    retry_topic: str
-    where: ConsumeFromWhere
-    timestamp_ms: int
-    digest: str = ""
-    subscription: str = ""
-    young_max: int = 0
 
 
 class StartOffsets:

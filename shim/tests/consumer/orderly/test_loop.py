@@ -15,9 +15,7 @@ from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.push.assembly import orderly_loop
-from rocketshim.consumer.reader.ownership import Ownership
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.reader.start_offsets import StartRules
 from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
@@ -25,9 +23,10 @@ from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.core.start_position import ConsumeFromWhere, decode_metadata
+from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_metadata
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.group.connect import connect_group_log
 from rocketshim.health import metrics_text

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
-from rocketshim.consumer.reader.ownership import Ownership
+from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim_topics.coordinates import TopicPartitionKey
 

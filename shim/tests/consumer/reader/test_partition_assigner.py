@@ -12,7 +12,7 @@ from confluent_kafka import TopicPartition
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.partition_assigner import TopicAssigner
-from rocketshim.consumer.reader.start_offsets import StartOffsets, StartRules
+from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.core.allocate import (
     AllocateMessageQueueAveragely,
     AllocateMessageQueueAveragelyByCircle,
@@ -21,7 +21,7 @@ from rocketshim.core.allocate import (
     Allocation,
 )
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock

@@ -4,8 +4,6 @@ Nothing else decides this. Two rules exist:
 
 * Kafka's group protocol fences commits, and broadcasting shares nothing: an assigned partition is owned.
 * A partition with a queue lock is owned while the lease of its lock is valid (`Lease.holds`).
-
-Owned by the poll thread.
 """
 
 from collections.abc import Callable
