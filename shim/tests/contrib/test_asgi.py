@@ -6,14 +6,17 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import pytest
+from confluent_kafka import KafkaError
 from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
 from rocketshim import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
 from rocketshim.clock import SystemClock
 from rocketshim.contrib.asgi import Lifespan, get_producer, lifespan, send
-from rocketshim.errors import ClosedError, ConfigError, SendTimeoutError, TopicMissingError
+from rocketshim.errors import ClosedError, ConfigError, NotAuthorizedError, SendTimeoutError, TopicMissingError
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
+from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim_topics import DelayLevels, TopicNames
 
 NAMES = TopicNames()
@@ -128,6 +131,30 @@ def test_an_application_does_not_start_if_a_consumer_does_not(kafka: InMemoryKaf
         producer.send(Message("orders", b"x"))
     assert first._thread is not None
     assert not first._thread.is_alive()
+
+
+def test_the_error_of_a_consumer_is_raised_when_the_application_ends(kafka: InMemoryKafka) -> None:
+    made: list[InMemoryConsumer] = []
+
+    def capture(config: Mapping[str, Any]) -> InMemoryConsumer:
+        made.append(kafka.consumer(config))
+        return made[-1]
+
+    consumer = PushConsumer("memory:1", group="g", clients=Clients(capture, kafka.producer))
+    consumer.listener("orders")(lambda _: None)
+    producer = producer_of(kafka)()
+
+    def use() -> None:
+        with TestClient(shop(lifespan(producer=producer, consumers=[consumer]))) as client:
+            assert consumer.wait_assigned()
+            kafka.raise_in_poll(made[0], KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+            kafka.wait_until(consumer._ended.is_set)
+            assert client.post("/orders/7").status_code == 200, "the application goes on"
+
+    with pytest.raises(NotAuthorizedError, match="not authorized to read in this group"):
+        use()
+    with pytest.raises(ClosedError):
+        producer.send(Message("orders", b"x"))
 
 
 def test_without_a_lifespan_there_is_no_producer() -> None:
