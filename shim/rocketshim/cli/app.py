@@ -53,7 +53,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "List consumer groups; show a group's lag, subscriptions and locks; move its positions.",
     ),
     "topic": ("rocketshim.cli.topic", "Look into a topic, without consuming it."),
-    "console": ("rocketshim.console.command", "Look at dead letters and messages in a browser, and send them again."),
+    "console": (
+        "rocketshim.console.command",
+        "See what waits, fails and is dead in a browser, and send dead letters again.",
+    ),
     "acls": ("rocketshim.cli.acls", "Print the minimum ACLs of each role as kafka-acls commands."),
     "broker": (
         "rocketshim_local.cli.broker",

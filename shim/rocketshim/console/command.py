@@ -1,4 +1,4 @@
-"""`rocketshim console`: look at the cluster, and send dead letters again, in a browser."""
+"""`rocketshim console`: look at the cluster and send dead letters again, in a browser."""
 
 import os
 from ipaddress import ip_address
@@ -84,7 +84,7 @@ def console(
         ),
     ] = None,
 ) -> None:
-    r"""Show dead letters, plans and messages in a browser; read-only without --operate.
+    r"""Show what waits, retries, is dead or parked in a browser; read-only without --operate.
 
     Needs: pip install 'rocketshim\[console]'. Stop it with Ctrl-C; what it applies can be continued later.
     """

@@ -19,11 +19,15 @@ from rocketshim.console.settings import ConsoleSettings
 from rocketshim.kafka.bounded_reading import ReadLimits
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.look_up import OffsetLookup
+from rocketshim.observe.sampler import Sampler
+from rocketshim.observe.snapshot import Snapshot
 from rocketshim_topics import TopicNames
 
 __all__ = ["Console"]
 
 _PAGE_S: Final = 5.0
+_SNAPSHOT_S: Final = 15.0
 
 
 @dataclass
@@ -62,6 +66,26 @@ class Console:
     def runs(self) -> Runs:
         """The plans that are being applied."""
         return Runs(self.settings.bootstrap, client=self.settings.client, clients=self.clients)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """The sampler of offsets, which runs while pages ask for it."""
+        settings = self.settings
+        return Sampler(
+            lambda: OffsetLookup(settings.bootstrap, self.names, client=settings.client, clients=self.clients),
+            self.names,
+            settings.levels,
+        )
+
+    def snapshot(self) -> Snapshot | None:
+        """Return the newest snapshot of the cluster; None: there was none in time."""
+        with self.sampler.watch() as watch:
+            return watch.newest() or watch.wait_newer(None, _SNAPSHOT_S)
+
+    def close(self) -> None:
+        """Stop runs and sampler."""
+        self.runs.close()
+        self.sampler.close()
 
     @cached_property
     def templates(self) -> Templates:

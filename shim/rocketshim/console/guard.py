@@ -60,9 +60,10 @@ class Guard:
         scope = self._without_base_path(scope)
         answer = self._refusal(scope)
         if answer is not None:
-            await answer(scope, receive, _with_headers(send))
+            await answer(scope, receive, _with_headers(send, "no-store"))
         else:
-            await self._app(scope, receive, _with_headers(send))
+            is_static = scope["path"].startswith("/static/")
+            await self._app(scope, receive, _with_headers(send, "no-cache" if is_static else "no-store"))
 
     def _refusal(self, scope: Scope) -> Response | None:
         request = Request(scope)
@@ -112,13 +113,13 @@ def cookie_name(settings: ConsoleSettings) -> str:
     return f"rocketshim_{settings.port}"
 
 
-def _with_headers(send: Send) -> Send:
+def _with_headers(send: Send, cache: str) -> Send:
     async def sending(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in _HEADERS.items():
                 headers[name] = value
-            headers.setdefault("cache-control", "no-store")
+            headers["cache-control"] = cache
         await send(message)
 
     return sending

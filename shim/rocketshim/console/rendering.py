@@ -4,7 +4,7 @@
 writing or that show nothing; they are spelled out as on a terminal (`rocketshim.cli.escaping`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,6 +47,10 @@ class Templates:
     def picture(self, life: Biography) -> str:
         """Return the picture of a message's history, and the list below it."""
         return str(self._environment.get_template("macros.html").module.picture(life))  # type: ignore[attr-defined]
+
+    def histogram(self, bars: Sequence[object], most: int) -> str:
+        """Return a histogram and the table below it; `most`: the count of the highest bar."""
+        return str(self._environment.get_template("macros.html").module.histogram(bars, most))  # type: ignore[attr-defined]
 
     def _time(self, at_ms: int | None) -> Markup:
         """Return a time as UTC, and how long ago it is or how long it will take."""

@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rocketshim.console import dead, login, message, overview, plans
+from rocketshim.console import dead, doctor, groups, login, message, overview, parked, plans, retrying, waiting
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.guard import Guard
@@ -41,6 +41,14 @@ _LOG = safe_logger("rocketshim.console")
 
 _PAGES: Final[dict[str, Page]] = {
     "/": overview.show,
+    "/tiles": overview.tiles,
+    "/waiting": waiting.show,
+    "/waiting/records": waiting.listed,
+    "/retrying/{group}": retrying.show,
+    "/groups": groups.listed,
+    "/groups/{group}": groups.show,
+    "/parked": parked.show,
+    "/doctor": doctor.show,
     "/dead": dead.topics,
     "/dead/{topic}": dead.causes,
     "/dead/{topic}/letters": dead.letters,
@@ -93,6 +101,7 @@ def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token
         lifespan=_lifespan,
     )
     app.state.console = console
+    app.state.doctor = doctor.DoctorVisits(console)
     return app
 
 
@@ -111,7 +120,7 @@ def _users(settings: ConsoleSettings, token: Token, now_ms: Callable[[], int]) -
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     yield
-    await run_in_threadpool(app.state.console.runs.close)
+    await run_in_threadpool(app.state.console.close)
 
 
 def _operators_only(write: Write) -> Callable[[Request], Awaitable[Response]]:

@@ -211,8 +211,15 @@ class TopicReader:
             partitions: existing partitions.
             at_ms: epoch ms.
         """
-        wanted = list(partitions)
-        found = self._at_time(wanted, at_ms) if wanted else []
+        return self.offsets_at_times(dict.fromkeys(partitions, at_ms))
+
+    def offsets_at_times(self, times: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
+        """Return the first offset of each partition that is not older than its time; absent: every record is older.
+
+        Args:
+            times: existing partitions, each with a time, epoch ms.
+        """
+        found = self._at_times(times) if times else []
         failed = next((each.error for each in found if each.error is not None), None)
         if failed is not None:
             raise self.typed(KafkaException(failed))
@@ -371,7 +378,10 @@ class TopicReader:
         return self._at_time(partitions, since_ms)
 
     def _at_time(self, partitions: list[TopicPartitionKey], at_ms: int) -> list[TopicPartition]:
-        asked = [TopicPartition(*key, at_ms) for key in partitions]
+        return self._at_times(dict.fromkeys(partitions, at_ms))
+
+    def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
+        asked = [TopicPartition(*key, at_ms) for key, at_ms in times.items()]
         try:
             return self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
         except KafkaException as error:

@@ -1,6 +1,6 @@
 """A cluster in memory with dead letters of two causes, and consoles on it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class Stage:
         self.kafka.create_topics([*layout.shared(), layout.redrive_log(), *layout.for_group("payments", with_log=True)])
         self.kafka.create_topic("orders", 1)
         self.made = 0
+        self.consoles: list[Any] = []
 
     def add_dead(self, count: int, **fields: Any) -> None:
         for number in range(self.made, self.made + count):
@@ -68,6 +69,7 @@ class Stage:
         """Return a browser without a login."""
         found = clients or self.kafka.clients(blocking=False)
         app = make_app(self.settings(**given), clients=found, token=Token(TOKEN))
+        self.consoles.append(app.state.console)
         return TestClient(app, base_url=HOST, follow_redirects=False)
 
     def browser(self, clients: Clients | None = None, **given: Any) -> TestClient:
@@ -79,8 +81,11 @@ class Stage:
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path / "plans")
+def stage(tmp_path: Path) -> Iterator[Stage]:
+    made = Stage(tmp_path / "plans")
+    yield made
+    for console in made.consoles:
+        console.close()
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ def pages(browser: TestClient) -> list[str]:
     urls = [
         "/", "/dead", f"/dead/{DEAD}", f"/dead/{DEAD}/letters?all=1", f"/message/{DEAD}/0/0",
         f"/message/{DEAD}/0/0?everything=1", "/message?everything=1&id=m0", "/plans",
+        "/waiting", "/waiting/records", "/retrying/payments", "/parked", "/groups", "/groups/payments",
     ]  # fmt: skip
     found = [browser.get(url).text for url in urls]
     answer = browser.post(f"/dead/{DEAD}/plans", data={"again": "1"})
@@ -38,6 +39,8 @@ def assert_escaped(browser: TestClient) -> str:
 @pytest.mark.parametrize("name", TEXTS)
 def test_each_text_of_the_headers_is_escaped(stage: Stage, name: str) -> None:
     stage.add_dead(2, **{name: ATTACK})
+    for topic in (NAMES.schedule, NAMES.parked, RETRY):
+        stage.kafka.append(topic, b"x", headers=dead_letter(9, **{"real_topic": "%RETRY%payments", name: ATTACK}))
     assert_escaped(stage.browser(operate=True))
 
 

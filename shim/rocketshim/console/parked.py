@@ -1,0 +1,44 @@
+"""Parked records: those that the worker could not deliver, by reason."""
+
+from collections import Counter
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rocketshim.admin.parked import parked_record
+from rocketshim.admin.redrive import read_log
+from rocketshim.console.context import Console
+from rocketshim.console.reading import read_newest
+from rocketshim_topics.redrive_log import record_digest
+
+__all__ = ["show"]
+
+_ON_A_PAGE = 200
+
+
+def show(request: Request) -> Response:
+    """List parked records, newest first, and count them by reason; those that were sent again are left out."""
+    console = Console.of(request)
+    topic, everything = console.names.parked, bool(request.query_params.get("all"))
+    with console.reader() as reader:
+        log = read_log(reader, console.names.redrive_log)
+
+        def waits(record: object) -> bool:
+            at = (topic, record.partition(), record.offset())  # type: ignore[attr-defined]
+            if everything or not log.is_marked(*at):
+                return True
+            return log.settled(*at, record_digest(record)) is None  # type: ignore[arg-type]
+
+        cursor = request.query_params.get("from")
+        read = read_newest(console, reader, [topic], waits, results=_ON_A_PAGE, cursor=cursor)
+    found = [(record, parked_record(record)) for record in read.records]
+    return console.page(
+        request,
+        "parked.html",
+        topic=topic,
+        everything=everything,
+        found=[(record.partition(), record.offset(), entry) for record, entry in found],
+        reasons=Counter(entry.reason for _, entry in found).most_common(),
+        read=read,
+        command=console.command("parked ls"),
+    )

@@ -1,0 +1,125 @@
+"""Delayed and retried messages that wait: per queue, when they leave, and lists of them.
+
+The histogram reads no record. A queue's records are appended in order, and each leaves one fixed delay after it was
+appended. So "what leaves before 14:00" is "what was appended before 14:00 minus the delay", and Kafka finds that offset
+by its time index: one request for each bar, for all queues together. Counts are of offsets, and so upper bounds.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from rocketshim.admin.delayed import WaitingRecord, waiting_record
+from rocketshim.admin.record_filter import selecting
+from rocketshim.console.context import Console
+from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.selection import Selection
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import QueueSnapshot
+from rocketshim.worker.prober import is_probe
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.wire import headers_shown
+
+__all__ = ["Bar", "leaving", "listed", "show", "waiting_for_group"]
+
+_ON_A_PAGE: Final = 50
+_EDGES: Final = (
+    *((0, "due now"), (10_000, "10 s"), (60_000, "1 min"), (300_000, "5 min"), (900_000, "15 min")),
+    *((1_800_000, "30 min"), (3_600_000, "1 h"), (7_200_000, "2 h"), (21_600_000, "6 h"), (86_400_000, "1 d")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A bar of the histogram: how many leave their queue within a time from now that the bars before do not cover."""
+
+    within: str
+    count: int
+
+
+def show(request: Request) -> Response:
+    """Show the queues, and when what waits leaves them."""
+    console = Console.of(request)
+    snapshot = console.snapshot()
+    bars: list[Bar] = []
+    if snapshot is not None and snapshot.waiting:
+        with console.reader() as reader:
+            bars = leaving(reader, snapshot.queues, snapshot.at_ms)
+    return console.page(
+        request,
+        "waiting.html",
+        snapshot=snapshot,
+        bars=bars,
+        most=max((bar.count for bar in bars), default=1) or 1,
+        command=console.command("delayed stats"),
+    )
+
+
+def listed(request: Request) -> Response:
+    """List waiting records, newest first, by target, condition and tags."""
+    console = Console.of(request)
+    selection, target = Selection.of(request.query_params, console.settings), request.query_params.get("target")
+    selects = selecting(selection.where, selection.tags)
+    found, read = _waiting(
+        console, lambda record, entry: target in {None, "", entry.target} and selects(headers_shown(record))
+    )
+    return console.page(
+        request,
+        "waiting_list.html",
+        selection=selection,
+        target=target,
+        found=found,
+        read=read,
+        command=console.command("delayed ls", topic=target, where=selection.where, tags=selection.tags),
+    )
+
+
+def leaving(reader: TopicReader, queues: Iterable[QueueSnapshot], now_ms: int) -> list[Bar]:
+    """Return the histogram of when waiting records leave their queues, without reading one.
+
+    Args:
+        reader: asks for offsets by time.
+        queues: the queues; those without a delay of the level table are left out.
+        now_ms: the time, epoch ms.
+    """
+    spans = {}
+    delays = {}
+    for queue in queues:
+        if queue.waiting and queue.delay_ms is not None:
+            key = TopicPartitionKey(queue.standing.topic, queue.partition)
+            spans[key] = (max(queue.standing.low, queue.standing.position), queue.standing.end)
+            delays[key] = queue.delay_ms
+    bars: list[Bar] = []
+    before = 0
+    for edge_ms, text in _EDGES:
+        found = reader.offsets_at_times({key: max(0, now_ms + edge_ms - delay + 1) for key, delay in delays.items()})
+        until = sum(min(max(found.get(key, end), start), end) - start for key, (start, end) in spans.items())
+        bars.append(Bar(text, until - before))
+        before = until
+    later = sum(end - start for start, end in spans.values()) - before
+    return [*bars, Bar("later", later)] if later else bars
+
+
+def waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord], ReadRecords]:
+    """Return the newest waiting retries of a group."""
+    return _waiting(console, lambda _, entry: entry.group == group)
+
+
+def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRecords]:
+    """Return the newest waiting records, and how the reading ended."""
+    levels = console.settings.levels
+    snapshot = console.snapshot()
+    starts = {} if snapshot is None else {each.partition: each.standing.position for each in snapshot.queues}
+
+    def is_wanted(record: Any) -> bool:
+        if is_probe(record) or record.offset() < starts.get(record.partition(), 0):
+            return False
+        return bool(wanted(record, waiting_record(record, levels)))
+
+    with console.reader() as reader:
+        read = read_newest(console, reader, [console.names.schedule], is_wanted, results=_ON_A_PAGE)
+    found = [waiting_record(record, levels) for record in read.records]
+    return sorted(found, key=lambda entry: entry.due_ms or 0), read

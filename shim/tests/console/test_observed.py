@@ -1,0 +1,139 @@
+"""What waits, retries, is parked or unread; and what the doctor found."""
+
+import re
+from pathlib import Path
+
+from confluent_kafka import TopicPartition
+
+from rocketshim.admin.doctor import Finding, Severity
+from rocketshim.console.rendering import Templates
+from rocketshim.console.waiting import Bar, leaving
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import PartitionSnapshot, QueueSnapshot
+from rocketshim_topics import DelayLevels
+from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, encode_group_record
+
+from .conftest import NAMES, RETRY, Stage, dead_letter
+from .test_dead_letters import text_of
+
+GOLDEN = Path(__file__).parent / "golden"
+HEADERS: list[tuple[str, bytes | None]] = [("REAL_TOPIC", b"orders")]
+
+
+def commit(stage: Stage, group: str, topic: str, partition: int, offset: int) -> None:
+    consumer = stage.kafka.consumer({"bootstrap.servers": "memory:1", "group.id": group})
+    consumer.commit(offsets=[TopicPartition(topic, partition, offset)], asynchronous=False)
+    consumer.close()
+
+
+def test_the_overview_counts_by_offsets_and_refreshes_itself(stage: Stage) -> None:
+    stage.add_dead(7)
+    stage.kafka.append(NAMES.schedule, b"x", partition=3, headers=HEADERS)
+    stage.kafka.append(NAMES.parked, b"x", headers=[("PARK_REASON", b"forbidden-target")])
+    stage.kafka.append(RETRY, b"x", partition=0, headers=dead_letter(1))
+    stage.kafka.append(RETRY, b"x", partition=0, headers=dead_letter(2))
+    commit(stage, "payments", RETRY, 0, 1)
+    browser = stage.browser()
+    seen = text_of(browser.get("/").text)
+    for expected in ("Waiting 1", "Dead letters kept 7 7 ever", "Parked 1", "Groups behind 1 of 1", "As of"):
+        assert expected in seen
+    tiles = browser.get("/tiles").text
+    assert tiles.startswith('<div id="tiles" hx-get="/tiles" hx-trigger="every 5s"')
+    assert "<html" not in tiles
+
+
+def test_the_histogram_counts_by_append_times_without_reading_a_record(stage: Stage) -> None:
+    clock = stage.kafka.clock
+    queues = []
+    for partition, count in ((2, 3), (15, 4)):  # 10 s and 30 min
+        delay_ms = DelayLevels.default().queue_delay_ms(partition)
+        assert delay_ms is not None
+        for _ in range(count):
+            stage.kafka.append(NAMES.schedule, b"x", partition=partition, headers=HEADERS)
+            clock.advance(4_000)  # type: ignore[attr-defined]
+        standing = PartitionSnapshot(NAMES.schedule, partition, 0, 0, count)
+        queues.append(QueueSnapshot(partition, delay_ms, standing))
+    with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as reader:
+        bars = leaving(reader, queues, clock.wall_ms())
+    assert sum(bar.count for bar in bars) == 7
+    found = {bar.within: bar.count for bar in bars if bar.count}
+    assert found == {"due now": 3, "30 min": 4}
+    shown = Templates("", lambda: 0).histogram([Bar("due now", 3), Bar("10 s", 0), Bar("later", 4)], 4)
+    svg = re.search(r"<svg.*</svg>", shown, flags=re.DOTALL)
+    assert svg is not None
+    assert svg[0] + "\n" == (GOLDEN / "histogram.svg").read_text()
+
+
+def test_waiting_records_are_listed_by_target_and_condition(stage: Stage) -> None:
+    stage.kafka.append(NAMES.schedule, b"done", partition=3, headers=HEADERS)
+    stage.kafka.append(NAMES.schedule, b"x", partition=3, headers=[*HEADERS, ("UNIQ_KEY", b"one"), ("TAGS", b"paid")])
+    stage.kafka.append(NAMES.schedule, b"x", partition=4, headers=[("REAL_TOPIC", b"bills"), ("UNIQ_KEY", b"two")])
+    commit(stage, NAMES.worker_group, NAMES.schedule, 3, 1)
+    browser = stage.browser()
+    assert "3/1" in text_of(browser.get("/waiting/records").text)
+    assert "3/0" not in text_of(browser.get("/waiting/records").text)
+    by_target = text_of(browser.get("/waiting/records", params={"target": "bills"}).text)
+    assert ("two" in by_target, "one" in by_target) == (True, False)
+    by_tag = text_of(browser.get("/waiting/records", params={"tags": "paid"}).text)
+    assert ("two" in by_tag, "one" in by_tag) == (False, True)
+    page = text_of(browser.get("/waiting").text)
+    assert "When waiting records leave their queues" in page
+    assert "delayed stats" in page
+
+
+def test_retries_show_what_waits_and_what_came_back(stage: Stage) -> None:
+    stage.kafka.append(NAMES.schedule, b"x", partition=5, headers=dead_letter(1, real_topic="%RETRY%payments"))
+    stage.kafka.append(NAMES.schedule, b"x", partition=5, headers=dead_letter(2, consumer_group="other"))
+    stage.kafka.append(RETRY, b"x", partition=0, headers=dead_letter(3, reconsume_times=2))
+    seen = text_of(stage.browser().get("/retrying/payments").text)
+    assert "m1" in seen
+    assert "m2" not in seen
+    assert "m3" in seen
+    assert stage.browser().get("/retrying/unknown").status_code == 404
+
+
+def test_parked_records_are_counted_by_reason(stage: Stage) -> None:
+    for reason in (b"forbidden-target", b"forbidden-target", b"malformed"):
+        stage.kafka.append(NAMES.parked, b"x", headers=[("PARK_REASON", reason), ("REAL_TOPIC", b"orders")])
+    seen = text_of(stage.browser().get("/parked").text)
+    assert "2 forbidden-target" in seen
+    assert "1 malformed" in seen
+
+
+def test_a_group_shows_its_lag_and_its_locks_with_owner_token_and_lease(stage: Stage) -> None:
+    stage.kafka.append(RETRY, b"x", partition=0, headers=dead_letter(1))
+    commit(stage, "payments", RETRY, 0, 0)
+    base = stage.kafka.clock.wall_ms()
+    claim = ClaimRecord(
+        client_id=f"<b>{'x' * 3}", incarnation="i", seq=1, lease_ms=30_000, base=base,
+        queues=(ClaimedQueue(topic="orders", queue_id=4),),
+    )  # fmt: skip
+    stage.kafka.append(NAMES.group_log("payments"), encode_group_record(claim))
+    assert "<b>xxx" not in stage.browser().get("/groups/payments").text
+    seen = text_of(stage.browser().get("/groups/payments").text)
+    assert f"{RETRY} 0 0 1 1" in seen
+    assert f"orders/4 <b>xxx {base} 30 s" in seen
+    assert "rocketshim group lag payments" in seen
+    assert "Groups with a retry topic" in text_of(stage.browser().get("/groups").text)
+    assert stage.browser().get("/groups/unknown").status_code == 404
+
+
+def test_the_doctors_findings_are_kept_for_five_minutes(stage: Stage) -> None:
+    browser = stage.browser()
+    visits = browser.app.state.doctor  # type: ignore[attr-defined]
+    assert browser.get("/doctor").status_code == 400
+    visits.found = [Finding("check", Severity.ERROR, "orders", "what <b>", "the cost", "kafka-topics --fix")]
+    visits.at_ms = visits.console.now_ms()
+    page = browser.get("/doctor").text
+    assert "what &lt;b&gt;" in page
+    assert "kafka-topics --fix" in page
+    visits.at_ms -= 300_001
+    assert browser.get("/doctor").status_code == 400
+
+
+def test_the_sampler_runs_only_after_somebody_looked(stage: Stage) -> None:
+    browser = stage.browser()
+    browser.get("/plans")
+    assert not stage.consoles[-1].sampler.is_running
+    browser.get("/")
+    assert stage.consoles[-1].sampler.is_running
