@@ -140,7 +140,7 @@ def test_an_operator_finds_the_cause_sends_ten_and_a_killed_console_sends_each_o
         assert "1,000 dead letters by cause" in causes
         assert "900 900 Timeout Timeout of order #" in causes
         plan = browser.post(f"/dead/{topic}/plans", where="FAIL_CLASS = 'Timeout'")
-        assert "Send again 900 dead letters" in browser.get(plan)
+        assert "Send again 900 records" in browser.get(plan)
         assert not sent(broker, namespace, dead)
 
         browser.post(f"{plan}/apply", most="10")

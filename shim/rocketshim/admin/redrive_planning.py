@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
+from rocketshim.admin.parked import parked_record, redriven_parked
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import Make, read_log
@@ -17,10 +18,18 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
-from rocketshim_topics.redrive_log import RedriveLog
-from rocketshim_topics.redrive_plan import PlannedLetter, Planner, RedrivePlan, RedriveRules, next_hop, redrive_id
+from rocketshim_topics.redrive_log import RedriveLog, record_digest
+from rocketshim_topics.redrive_plan import (
+    HeldBack,
+    PlannedLetter,
+    Planner,
+    RedrivePlan,
+    RedriveRules,
+    next_hop,
+    redrive_id,
+)
 
-__all__ = ["check_cluster", "ensure_log", "make_plan", "record_maker"]
+__all__ = ["check_cluster", "ensure_log", "make_plan", "plan_parked", "record_maker"]
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
@@ -77,6 +86,33 @@ def _classified(
             yield dead_letter, is_wanted
 
 
+def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedrivePlan:
+    """Plan to send parked records with this reason to the worker again; those that were sent again are left out.
+
+    A record that names no target is held back: the worker would only park it again.
+    """
+    log = read_log(reader, names.redrive_log)
+    letters, held_back = [], []
+    for message in reader.read([names.parked]):
+        entry, digest = parked_record(message), record_digest(message)
+        position = (message.partition(), message.offset())
+        if entry.reason != reason or log.settled(names.parked, *position, digest) is not None:
+            continue
+        if entry.target:
+            letters.append(PlannedLetter(*position, digest, names.schedule, reason, entry.uniq_key or ""))
+        else:
+            held_back.append(HeldBack(*position, "no-target", reason))
+    return RedrivePlan(
+        source=names.parked,
+        cluster_id=reader.cluster_id(),
+        created_ms=time.time_ns() // 1_000_000,
+        rules=RedriveRules(namespace=names.namespace),
+        choice={"reason": reason},
+        letters=tuple(sorted(letters)),
+        held_back=tuple(sorted(held_back)),
+    )
+
+
 def check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
     """Refuse a plan for another cluster, or one whose topics are missing.
 
@@ -111,7 +147,9 @@ def ensure_log(
 
 def record_maker(plan: RedrivePlan, decoder: Decoder) -> Make:
     """Return the function that makes the record which sends a planned dead letter; None: it is only marked."""
-    plan_id = plan.id
+    plan_id, names = plan.id, TopicNames(plan.rules.namespace)
+    if plan.source == names.parked:
+        return lambda message, _: redriven_parked(message, names)
 
     def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
         if plan.rules.action == "discard":

@@ -3,15 +3,17 @@
 from collections import Counter
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.parked import parked_record
 from rocketshim.admin.redrive import read_log
+from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.console.context import Console
+from rocketshim.console.forms import Form
 from rocketshim.console.reading import read_newest
 from rocketshim_topics.redrive_log import record_digest
 
-__all__ = ["show"]
+__all__ = ["make_plan", "show"]
 
 _ON_A_PAGE = 200
 
@@ -42,3 +44,12 @@ def show(request: Request) -> Response:
         read=read,
         command=console.command("parked ls"),
     )
+
+
+def make_plan(request: Request, form: Form) -> Response:
+    """Store a plan for the parked records with one reason; it is reviewed and applied as for dead letters."""
+    console = Console.of(request)
+    with console.reader() as reader:
+        plan = plan_parked(reader, console.names, form.get("reason", ""))
+    console.plans.save(plan)
+    return RedirectResponse(console.url("plans", plan.id), 303)

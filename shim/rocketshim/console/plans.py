@@ -43,6 +43,7 @@ def show(request: Request) -> Response:
         "plan.html",
         plan=plan,
         summary=plan.summary(),
+        parked_topic=console.names.parked,
         start=start,
         letters=plan.letters[start : start + _ON_A_PAGE],
         rest=max(0, len(plan.letters) - start - _ON_A_PAGE),

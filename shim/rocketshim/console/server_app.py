@@ -64,6 +64,7 @@ _PAGES: Final[dict[str, Page]] = {
 
 _WRITES: Final[dict[str, Write]] = {
     "/dead/{topic}/plans": plans.make,
+    "/parked/plans": parked.make_plan,
     "/plans/{plan}/apply": plans.apply,
     "/plans/{plan}/stop": plans.stop,
 }

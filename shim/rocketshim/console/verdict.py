@@ -50,7 +50,7 @@ class Verdict:
         elsewhere: number that another plan has sent or discarded.
         left: number of the others.
         dead_again: number of records that are dead letters again after this plan sent them.
-        read: how the search for them ended.
+        read: how the search for them ended; None: nothing was searched (discarded or parked records, or nothing done).
         behind: the groups that get what was sent.
     """
 
@@ -71,7 +71,7 @@ def verdict(console: Console, plan: RedrivePlan) -> Verdict:
         for letter in plan.letters:
             settled += log.settled(plan.source, letter.partition, letter.offset, letter.digest) is not None
         read, behind = None, []
-        if done and plan.rules.action == "redrive":
+        if done and plan.rules.action == "redrive" and plan.source != console.names.parked:
             read = _dead_again(console, reader, plan)
             behind = _behind(console, reader, plan)
         again = 0 if read is None else len({_replay_id(record) for record in read.records})

@@ -91,7 +91,7 @@ def test_a_plan_is_reviewed_ten_are_sent_first_judged_and_then_the_rest(stage: S
     browser = stage.browser(operate=True)
     plan = make_plan(browser, where="FAIL_CLASS = 'Timeout'")
     page = text_of(browser.get(plan).text)
-    assert "Send again 40 dead letters" in page
+    assert "Send again 40 records" in page
     assert "Not applied yet" in page
     assert "40 go to rmq.retry.payments" in page
     assert "Send 10 first" in page

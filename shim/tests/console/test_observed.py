@@ -1,6 +1,7 @@
 """What waits, retries, is parked or unread; and what the doctor found."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from confluent_kafka import TopicPartition
@@ -14,7 +15,7 @@ from rocketshim_topics import DelayLevels
 from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, encode_group_record
 
 from .conftest import NAMES, RETRY, Stage, dead_letter
-from .test_dead_letters import text_of
+from .test_dead_letters import apply, text_of
 
 GOLDEN = Path(__file__).parent / "golden"
 HEADERS: list[tuple[str, bytes | None]] = [("REAL_TOPIC", b"orders")]
@@ -98,6 +99,28 @@ def test_parked_records_are_counted_by_reason(stage: Stage) -> None:
     seen = text_of(stage.browser().get("/parked").text)
     assert "2 forbidden-target" in seen
     assert "1 malformed" in seen
+
+
+def test_parked_records_are_sent_again_by_a_plan_and_each_once(
+    stage: Stage, wait_for: Callable[[Callable[[], bool]], None]
+) -> None:
+    headers: list[tuple[str, bytes | None]] = [("PARK_REASON", b"forbidden-target"), ("UNIQ_KEY", b"m1")]
+    stage.kafka.append(NAMES.parked, b"x", headers=[*headers, ("REAL_TOPIC", b"orders")])
+    stage.kafka.append(NAMES.parked, b"no target", headers=headers)
+    stage.kafka.append(NAMES.parked, b"other", headers=[("PARK_REASON", b"malformed"), ("REAL_TOPIC", b"orders")])
+    browser = stage.browser(operate=True)
+    plan = browser.post("/parked/plans", data={"reason": "forbidden-target"}).headers["location"]
+    page = text_of(browser.get(plan).text)
+    assert "Send again 1 records of rmq.parked ; 1 are held back" in page
+    assert "1 held back: no-target" in page
+    for _ in range(2):
+        apply(browser, plan, wait_for, count_typed="1")
+    sent = stage.kafka.records(NAMES.schedule)
+    assert [record.value() for record in sent] == [b"x"]
+    seen = text_of(browser.get(f"{plan}/progress").text)
+    assert "Applied" in seen
+    assert "dead letter again" not in seen
+    assert "forbidden-target" in browser.get("/parked").text, "the record without a target is still there"
 
 
 def test_a_group_shows_its_lag_and_its_locks_with_owner_token_and_lease(stage: Stage) -> None:
