@@ -20,7 +20,7 @@ from typing import Final
 from rocketshim.cli.run import missing_module, split_target
 from rocketshim.errors import RocketshimError
 from rocketshim.settings import WorkerSettings
-from rocketshim.worker.log_format import TextLines
+from rocketshim.worker.log_format import JsonLines, LogFormat, LogLevel, TextLines
 from rocketshim.worker.worker import DelayWorker
 
 __all__ = ["ConsumerProcess", "PartLogs", "WorkerThread", "changes", "check_target"]
@@ -49,12 +49,17 @@ def check_target(target: str) -> None:
 
 
 class PartLogs(logging.Handler):
-    """Prints the log lines of this process under the name of the part that logged them."""
+    """Prints the log lines of this process under the name of the part that logged them.
 
-    def __init__(self, show: Show) -> None:
-        super().__init__(logging.INFO)
+    Args:
+        show: prints a line.
+        log_format: format of the lines.
+    """
+
+    def __init__(self, show: Show, log_format: LogFormat = "text") -> None:
+        super().__init__()
         self._show = show
-        self.setFormatter(TextLines())
+        self.setFormatter(JsonLines() if log_format == "json" else TextLines())
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a record; of the Kafka clients only errors, since a new broker makes them warn of what is normal."""
@@ -96,12 +101,15 @@ class ConsumerProcess:
         target: `MODULE:NAME` of the consumer.
         bootstrap: address of the brokers, for `ROCKETSHIM_BOOTSTRAP`.
         show: prints its output.
+        log_format, log_level: of its log lines.
 
     Thread-safety: one thread, except for its own thread that reads the output.
     """
 
-    def __init__(self, target: str, bootstrap: str, show: Show) -> None:
-        self._target = target
+    def __init__(
+        self, target: str, bootstrap: str, show: Show, *, log_format: LogFormat = "text", log_level: LogLevel = "info"
+    ) -> None:
+        self._arguments = [target, "--supervised", "--log-format", log_format, "--log-level", log_level]
         self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ROCKETSHIM_BOOTSTRAP": bootstrap}
         self._show = show
         self._process: subprocess.Popen[str] | None = None
@@ -109,7 +117,7 @@ class ConsumerProcess:
     def start(self) -> None:
         """Start the process."""
         self._process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "rocketshim", "run", self._target, "--supervised"],
+            [sys.executable, "-m", "rocketshim", "run", *self._arguments],
             env=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from rocketshim.cli.options import LogFormatOption, LogLevelOption
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim.stop_signals import StopSignals
 
 if TYPE_CHECKING:
+    from rocketshim.worker.log_format import LogFormat, LogLevel
     from rocketshim_local.cluster import LocalCluster
     from rocketshim_local.dev import ConsumerProcess
 
@@ -33,6 +35,8 @@ def dev(
     port: Annotated[int, typer.Option(min=1, max=65_000, help="Port of Kafka on 127.0.0.1.")] = _PORT,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the data for the next `rocketshim dev --keep`.")] = False,
     data: Annotated[Path | None, typer.Option(help="Keep the data in this folder.")] = None,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = "info",
 ) -> None:
     """Run a real Kafka and the worker to develop with, until Ctrl-C; topics are created as they are used.
 
@@ -60,7 +64,7 @@ def dev(
                 "kafka", f"ready at {cluster.bootstrap}; data are {'kept in ' + str(folder) if folder else 'not kept'}"
             )
             try:
-                _work(cluster, target, signals)
+                _work(cluster, target, signals, log_format, log_level)
             finally:
                 cluster.stop()
     except KeyboardInterrupt:
@@ -68,15 +72,19 @@ def dev(
     _show("dev", "stopped")
 
 
-def _work(cluster: "LocalCluster", target: str | None, signals: StopSignals) -> None:
+def _work(
+    cluster: "LocalCluster", target: str | None, signals: StopSignals, log_format: "LogFormat", log_level: "LogLevel"
+) -> None:
     """Run the worker and the consumer until a signal, or until a part has ended."""
     from rocketshim_local.dev import ConsumerProcess, PartLogs, WorkerThread, changes  # noqa: PLC0415
 
     root = logging.getLogger()
-    root.handlers[:] = [PartLogs(_show)]
-    root.setLevel(logging.INFO)
+    root.handlers[:] = [PartLogs(_show, log_format)]
+    root.setLevel(log_level.upper())
     worker = WorkerThread(cluster.bootstrap)
-    consumer = None if target is None else ConsumerProcess(target, cluster.bootstrap, _show)
+    consumer = None
+    if target is not None:
+        consumer = ConsumerProcess(target, cluster.bootstrap, _show, log_format=log_format, log_level=log_level)
     try:
         if consumer is not None:
             consumer.start()

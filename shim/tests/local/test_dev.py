@@ -1,12 +1,14 @@
 """`rocketshim dev`: what it refuses before it starts anything, and which files it watches."""
 
+import json
+import logging
 import os
 from pathlib import Path
 
 import pytest
 
 from rocketshim.cli.app import ERROR, main
-from rocketshim_local.dev import _python_files
+from rocketshim_local.dev import ConsumerProcess, PartLogs, _python_files
 
 
 @pytest.mark.parametrize(
@@ -39,3 +41,27 @@ def test_python_files_are_watched_but_not_those_of_environments(tmp_path: Path) 
     os.utime(tmp_path / "shop.py", ns=(1, 1))
     assert _python_files(tmp_path) != before
     assert _python_files(None) == {}
+
+
+def test_log_lines_of_the_worker_have_the_chosen_format_and_of_kafka_s_clients_only_errors_are_shown() -> None:
+    shown: list[tuple[str, str]] = []
+    for log_format in ("text", "json"):
+        handler = PartLogs(lambda part, line: shown.append((part, line)), log_format)
+        for name, level in (("rocketshim.worker", logging.DEBUG), ("kafka", logging.INFO), ("kafka", logging.ERROR)):
+            handler.emit(logging.LogRecord(name, level, "", 0, "worker.parked", None, None))
+    assert [part for part, _ in shown] == ["worker", "kafka"] * 2
+    assert "DEBUG worker.parked" in shown[0][1]
+    assert json.loads(shown[2][1])["event"] == "worker.parked"
+
+
+def test_the_consumer_s_process_gets_the_log_options() -> None:
+    shown: list[str] = []
+    process = ConsumerProcess(
+        "no_such_shop:consumer", "127.0.0.1:1", lambda _, line: shown.append(line), log_format="json", log_level="debug"
+    )
+    process.start()
+    running = process._process
+    assert running is not None
+    assert running.args[-4:] == ["--log-format", "json", "--log-level", "debug"]  # type: ignore[index]
+    assert running.wait(60) == ERROR, "the options are known, the module is not"
+    process.stop()
