@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
+from rocketshim.core.failure_rules import ExceptionTypes
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
@@ -24,6 +26,7 @@ from rocketshim_topics.names import check_group
 
 __all__ = [
     "ConnectionSettings",
+    "ListenerOptions",
     "LitePullConsumerOptions",
     "LitePullConsumerSettings",
     "ProducerOptions",
@@ -274,6 +277,19 @@ class PushConsumerOptions(TypedDict, total=False):
     lock_lease_ms: int
     lock_hold_ms: int
     lock_renew_ms: int
+
+
+class ListenerOptions(TypedDict, total=False):
+    """The names of the options of `PushConsumer.listener`, which documents them, for editors and type checkers."""
+
+    tags: str | None
+    sql: str | None
+    selector: Any
+    orderly: bool
+    dead_on: ExceptionTypes | None
+    retry_on: ExceptionTypes | None
+    body: type[Any] | None
+    codec: Codec[Any] | None
 
 
 class PushConsumerSettings(ConnectionSettings):

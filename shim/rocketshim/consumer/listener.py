@@ -33,7 +33,7 @@ from rocketshim.core.consume_concurrently import (
     item_answers,
     succeeded_count,
 )
-from rocketshim.core.failure_rules import FailureRules
+from rocketshim.core.failure_rules import Rules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.subscriptions import Subscription
@@ -240,11 +240,7 @@ class ChunkRunner:
         return FailedMessage(message, failure, asked_level=DEAD_LETTER_LEVEL)
 
     def _raised(
-        self,
-        message: Any,
-        error: BaseException,
-        context: ConsumeConcurrentlyContext,
-        rules: FailureRules | None = None,
+        self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext, rules: Rules = None
     ) -> FailedMessage:
         level, delay_ms = self._asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED)), None
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
@@ -258,11 +254,7 @@ class ChunkRunner:
         return FailedMessage(message, self._failures.of(error), asked_level=level, asked_delay_ms=delay_ms)
 
     def _answered(
-        self,
-        batch: Sequence[Any],
-        status: object,
-        context: ConsumeConcurrentlyContext,
-        rules: FailureRules | None,
+        self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext, rules: Rules
     ) -> Iterable[FailedMessage]:
         """Return the messages that did not succeed in a call that returned."""
         items = item_answers(status, len(batch)) if self._batch_count > 1 else None
@@ -285,9 +277,7 @@ class ChunkRunner:
         level = self._asked_level(context.delay_level_when_next_consume)
         return [FailedMessage(message, failure, asked_level=level) for message in batch[done:]]
 
-    def _item(
-        self, message: Any, answer: object, context: ConsumeConcurrentlyContext, rules: FailureRules | None
-    ) -> FailedMessage:
+    def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext, rules: Rules) -> FailedMessage:
         """Make the outcome of one message of a batch that the listener has reported as failed."""
         if issubclass(type(answer), BaseException):
             return self._raised(message, cast("BaseException", answer), context, rules)

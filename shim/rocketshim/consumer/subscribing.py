@@ -4,7 +4,7 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypedDict
+from typing import Any
 
 from rocketshim.codecs import Codec, codec_of
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
@@ -14,20 +14,7 @@ from rocketshim.decoding import decoding
 from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
 
-__all__ = ["ListenerOptions", "WithoutContext", "adapt", "is_async", "subscription_of"]
-
-
-class ListenerOptions(TypedDict, total=False):
-    """The names of the options of `PushConsumer.listener`, which documents them, for editors and type checkers."""
-
-    tags: str | None
-    sql: str | None
-    selector: Any
-    orderly: bool
-    dead_on: ExceptionTypes | None
-    retry_on: ExceptionTypes | None
-    body: type[Any] | None
-    codec: Codec[Any] | None
+__all__ = ["WithoutContext", "adapt", "is_async", "subscription_of"]
 
 
 def adapt(function: Callable[..., Any]) -> Listener:

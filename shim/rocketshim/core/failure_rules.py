@@ -10,7 +10,7 @@ from typing import Final
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["ExceptionTypes", "FailureRules", "failure_rules"]
+__all__ = ["ExceptionTypes", "FailureRules", "Rules", "failure_rules"]
 
 ExceptionTypes = type[BaseException] | tuple[type[BaseException], ...]
 """A class of exceptions or several, as in an `except` clause."""
@@ -36,6 +36,9 @@ class FailureRules:
         if _contain(bases, self.dead_on):
             return True
         return self.retry_on is not None and not _contain(bases, self.retry_on)
+
+
+Rules = FailureRules | None
 
 
 def _contain(bases: set[int], kinds: Iterable[type]) -> bool:

@@ -25,7 +25,7 @@ from rocketshim.consumer.subscribing import WithoutContext
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
-from rocketshim.core.failure_rules import FailureRules
+from rocketshim.core.failure_rules import Rules
 from rocketshim.core.lease import Lease
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
@@ -293,12 +293,7 @@ class OrderlyRunner:
         return answer
 
     def _raised(
-        self,
-        task: OrderlyTask,
-        error: BaseException,
-        context: ConsumeOrderlyContext,
-        messages: list[Any],
-        rules: FailureRules | None,
+        self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any], rules: Rules
     ) -> BatchAnswer:
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
         task.failure = self._failures.of(error)

@@ -29,7 +29,7 @@ from typing import Any, Final
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext, ConsumeStatus
-from rocketshim.core.failure_rules import FailureRules
+from rocketshim.core.failure_rules import Rules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.subscriptions import Subscription
@@ -66,11 +66,7 @@ class AsyncRunner(ChunkRunner):
             return self.raised(batch, error, context, subscription.rules)
 
     def raised(
-        self,
-        batch: list[Any],
-        error: BaseException,
-        context: ConsumeConcurrentlyContext,
-        rules: FailureRules | None = None,
+        self, batch: list[Any], error: BaseException, context: ConsumeConcurrentlyContext, rules: Rules = None
     ) -> list[FailedMessage]:
         """Return the outcomes of a call that raised."""
         return [self._raised(message, error, context, rules) for message in batch]

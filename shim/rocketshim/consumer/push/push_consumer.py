@@ -23,7 +23,7 @@ from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook
 from rocketshim.consumer.requests import Request, Resize, Resume, Seek, SeekToTime, Subscribe, Suspend, Unsubscribe
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerState
-from rocketshim.consumer.subscribing import ListenerOptions, subscription_of
+from rocketshim.consumer.subscribing import subscription_of
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
@@ -31,7 +31,7 @@ from rocketshim.core.subscriptions import Subscription, Subscriptions, is_patter
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.settings import PushConsumerOptions, PushConsumerSettings
+from rocketshim.settings import ListenerOptions, PushConsumerOptions, PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
