@@ -50,7 +50,7 @@ def show(request: Request) -> Response:
         next_start=start + _ON_A_PAGE,
         first=min(_FIRST, len(plan.letters)),
         stop_ratio=DEFAULT_STOP_RATIO,
-        command=console.command("dlq apply", str(console.settings.state_dir / f"{plan.id}.json")),
+        command=console.command("dlq apply", str(console.settings.state_dir / f"{plan.id}.json"), namespace=None),
         **_state(console, plan),
     )
 

@@ -1,0 +1,92 @@
+"""The command line: addresses, users, and the commands that the pages name."""
+
+import html
+import re
+import shlex
+from typing import Any
+
+import pytest
+import typer
+
+from rocketshim.cli.app import build, main
+from rocketshim.console.command import _address, _welcome
+from rocketshim.console.people import Token, Users, user_line
+from rocketshim.errors import ConfigError
+
+from .conftest import DEAD, NAMES, Stage
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [("8085", ("127.0.0.1", 8085)), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:80", ("::1", 80))],  # noqa: S104
+)
+def test_an_address_is_this_machine_unless_it_names_another(text: str, address: tuple[str, int]) -> None:
+    assert _address(text) == address
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", "host:port", "1:999999"])
+def test_an_address_without_a_port_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="HOST:PORT"):
+        _address(text)
+
+
+def test_the_token_is_printed_in_the_address_and_only_where_it_counts(stage: Stage) -> None:
+    assert "http://127.0.0.1:8085/login?token=abc" in _welcome(stage.settings(), Token("abc"))[0]
+    public = stage.settings(public_url="https://ops.example/shim/")
+    assert "https://ops.example/shim/login?token=abc" in _welcome(public, Token("abc"))[0]
+    assert "[::1]:8085" in _welcome(stage.settings(host="::1"), Token("abc"))[0]
+    proxied = stage.settings(auth="proxy", trusted_proxies=("127.0.0.1",))
+    assert "abc" not in "".join(_welcome(proxied, Token("abc")))
+
+
+@pytest.mark.parametrize(
+    ("name", "role", "password"),
+    [("", "viewer", "x" * 12), ("a:b", "viewer", "x" * 12), ("a", "root", "x" * 12), ("a", "viewer", "short")],
+)
+def test_a_user_without_a_name_a_role_or_a_long_password_is_refused(name: str, role: str, password: str) -> None:
+    with pytest.raises(ConfigError):
+        user_line(name, role, password)
+
+
+@pytest.mark.parametrize("line", ["ada", "ada:operator", "ada:operator:plain", "ada:root:scrypt$1", ":viewer:scrypt$"])
+def test_a_broken_line_of_the_users_file_is_refused_without_its_content(line: str) -> None:
+    with pytest.raises(ConfigError, match="line 2") as caught:
+        Users(["# users", line])
+    assert "plain" not in str(caught.value)
+
+
+def test_the_console_needs_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["console"]) == 1
+    assert "--bootstrap" in capsys.readouterr().err
+
+
+def test_each_page_names_a_command_that_exists_with_its_options(stage: Stage) -> None:
+    stage.add_dead(1)
+    browser = stage.browser(operate=True)
+    plan = browser.post(f"/dead/{DEAD}/plans", data={}).headers["location"]
+    query = {"where": "FAIL_CLASS = 'it''s'", "tags": "a || b", "since": "9000d", "key": "k"}
+    pages = ["/", f"/dead/{DEAD}", f"/dead/{DEAD}/letters", f"/message/{DEAD}/0/0", "/message?id=m0", "/waiting",
+             "/waiting/records?target=orders", "/retrying/payments", "/parked", "/groups", plan]  # fmt: skip
+    for page in pages:
+        shown = browser.get(page, params=query if page.startswith("/dead") else None).text
+        found = re.search(r"command line: <code>(.*?)</code>", shown)
+        assert found is not None, page
+        assert_is_a_command(shlex.split(html.unescape(found[1]))[1:])
+    assert NAMES.namespace == ""
+
+
+def assert_is_a_command(words: list[str]) -> None:
+    command: Any = typer.main.get_command(build(words))
+    rest = list(words)
+    while getattr(command, "commands", None):
+        command = command.commands[rest.pop(0)]
+    known = {name for parameter in command.params for name in parameter.opts}
+    assert {word for word in rest if word.startswith("--")} <= known, words
+
+
+def test_a_command_names_the_namespace_only_where_it_can(stage: Stage) -> None:
+    stage.browser(namespace="pay")
+    console = stage.consoles[-1]
+    assert "--namespace pay" in console.command("dlq stats")
+    assert "--namespace" not in console.command("dlq apply", "plan.json", namespace=None)
+    assert_is_a_command(shlex.split(console.command("trace", "x"))[1:])
