@@ -91,7 +91,7 @@ lock: $(VENV)/.run ## resolve the development versions again
 	@$(PIP) install uv
 	@$(BIN)/uv pip compile pyproject.toml --extra local --group build --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -o locks/run.lock
-	@$(BIN)/uv pip compile pyproject.toml --extra local --extra metrics --extra console --group dev --universal --python-version 3.11 \
+	@$(BIN)/uv pip compile pyproject.toml --extra local --extra console --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -c locks/run.lock -o locks/dev.lock
 
 vendor: $(VENV)/.dev ## fetch the browser's files of the console again from npm, as their lock file says

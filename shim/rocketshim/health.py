@@ -6,23 +6,30 @@ request never waits for the loop or delays it. The age of the state shows a loop
 * `/live`: 200 while the loop runs, else 503. The state decides what that means.
 * `/ready`: 200 while the process does its work, else 503.
 * `/state`: the state as JSON.
-* `/metrics`: Prometheus' text format; written here, so that no package is needed.
+* `/metrics`: Prometheus' text format, with `rocketshim_build_info`.
 
 The server listens on the configured address. The default is this machine only, because the state names topics.
 """
 
+import importlib.metadata
 import json
+import platform
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+import confluent_kafka
 
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 from rocketshim.logs import safe_logger
 
-__all__ = ["HealthServer", "LoopState", "Metric", "Shown", "address", "metrics_text"]
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as PrometheusMetric
+
+__all__ = ["HealthServer", "LoopState", "Metric", "Shown", "address", "build_info", "families", "metrics_text"]
 
 _LOG = safe_logger("rocketshim.health")
 _LIVE_NS: Final = 30_000_000_000
@@ -101,22 +108,49 @@ class Metric:
     samples: tuple[tuple[str, Mapping[str, str], float], ...]
 
 
+def families(metrics: Iterable[Metric]) -> Iterable["PrometheusMetric"]:
+    """Yield metrics as families of prometheus-client, for a registry."""
+    from prometheus_client.metrics_core import Metric as PrometheusMetric  # noqa: PLC0415 - it is slow to import
+
+    for metric in metrics:
+        family = PrometheusMetric(metric.name.removesuffix("_total"), metric.about, metric.kind)
+        for suffix, labels, value in metric.samples:
+            family.add_sample(metric.name + suffix, dict(labels), value)
+        yield family
+
+
 def metrics_text(metrics: Iterable[Metric]) -> str:
     """Return metrics in Prometheus' text exposition format."""
-    lines: list[str] = []
-    for metric in metrics:
-        lines.append(f"# HELP {metric.name} {metric.about}")
-        lines.append(f"# TYPE {metric.name} {metric.kind}")
-        lines.extend(f"{metric.name}{suffix}{_labels(labels)} {value}" for suffix, labels, value in metric.samples)
-    return "\n".join(lines) + "\n"
+    from prometheus_client import CollectorRegistry, generate_latest  # noqa: PLC0415 - it is slow to import
+
+    registry = CollectorRegistry()
+    registry.register(_Families(families(metrics)))
+    return generate_latest(registry).decode()
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items()) + "}" if labels else ""
+class _Families:
+    """A collector of given families."""
+
+    def __init__(self, given: Iterable["PrometheusMetric"]) -> None:
+        self._given = given
+
+    def describe(self) -> Iterable["PrometheusMetric"]:
+        """Return nothing: the registry need not know the names before it collects."""
+        return ()
+
+    def collect(self) -> Iterable["PrometheusMetric"]:
+        """Return the families."""
+        return self._given
 
 
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+def build_info() -> Metric:
+    """Return the metric that names the versions of this program, always 1."""
+    versions = {
+        "version": importlib.metadata.version("rocketshim"),
+        "python": platform.python_version(),
+        "librdkafka": confluent_kafka.libversion()[0],
+    }
+    return Metric("rocketshim_build_info", "gauge", "1; the labels name the versions", (("", versions, 1),))
 
 
 def address(text: str) -> tuple[str, int]:
@@ -196,7 +230,7 @@ class HealthServer:
             case "/state" if state is not None:
                 return 200, "application/json", json.dumps(state.shown(now_ns), indent=1).encode()
             case "/metrics" if state is not None:
-                return 200, "text/plain; version=0.0.4", metrics_text(state.metrics()).encode()
+                return 200, "text/plain; version=0.0.4", metrics_text([*state.metrics(), build_info()]).encode()
             case "/state" | "/metrics":
                 return _verdict(good=False)
             case _:

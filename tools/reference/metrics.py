@@ -6,7 +6,6 @@ from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.health import Metric
-from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.health import QueueState, WorkerState
 from tools.reference.tables import table
 
@@ -16,8 +15,8 @@ _INTRODUCTION = """\
 # Metrics
 
 `rocketshim run --health PORT` and `rocketshim worker --health PORT` serve these metrics at `/metrics` in Prometheus'
-text format. In your own program register `ConsumerCollector(consumer)` with your Prometheus registry
-(`rocketshim[metrics]`). [Consuming](../consumer.md#running-as-processes-health-and-metrics) and
+text format. In your own program register `ConsumerCollector(consumer)` with your Prometheus registry.
+[Consuming](../consumer.md#running-as-processes-health-and-metrics) and
 [the worker](../worker.md#monitoring) name the metrics to alert on.
 """
 
@@ -49,11 +48,8 @@ def _consumer() -> ConsumerState:
 
 
 def _worker() -> WorkerState:
-    counts = WorkerCounts()
-    counts.alarms["worker.parked"] = 1
-    counts.parked["no-topic"] = 1
     queue = QueueState(partition=0, delay_ms=1_000, position=0, committed=0, backlog=0, held=0, next_due_in_ms=0)
     return WorkerState(
         at_ns=0, mode="at-least-once", group="rmq.sched", topic="rmq.sched", is_member=True,
-        commits_fail_since_ns=None, avoided={}, queues=(queue,), counts=counts,
+        commits_fail_since_ns=None, avoided={}, queues=(queue,),
     )  # fmt: skip

@@ -5,10 +5,17 @@ from typing import Final
 
 from rocketshim.worker.allow_list import NOT_ALLOWED
 
-__all__ = ["LATENESS_BOUNDS_MS", "WorkerCounts", "re_append_event"]
+__all__ = ["LATENESS_BOUNDS_MS", "PARK_REASONS", "WorkerCounts", "re_append_event"]
 
 LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
 """Upper bounds of the buckets of lateness (from due to delivered), in ms; one more bucket is above the last."""
+
+PARK_REASONS: Final = (
+    "bad-header-key", "bad-number", "due-too-late", "duplicate-header", "forbidden-target", "hop-refused",
+    "missing-header", "no-append-time", "null-header", "target-refused", "two-due-times", "unknown-topic",
+    "unknown-version",
+)  # fmt: skip
+"""Reasons for which records are parked, each up to its first colon."""
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Final, Literal, TextIO
 
 from rocketshim.logs import one_line
 
-__all__ = ["EVENTS", "JsonLines", "LogFormat", "LogLevel", "TextLines", "configure"]
+__all__ = ["ALARM_EVENTS", "EVENTS", "JsonLines", "LogFormat", "LogLevel", "TextLines", "configure"]
 
 LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -50,6 +50,9 @@ EVENTS: Final[dict[str, str]] = {
     "health.listening": "health and metrics are served here",
 }
 """Every event the worker logs, with its meaning. `docs/worker.md` lists it."""
+
+ALARM_EVENTS: Final = tuple(event for event, about in EVENTS.items() if about.startswith("alarm: "))
+"""The events that count as alarms (`rocketshim_worker_alarms_total`)."""
 
 _PLAIN: Final = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {
     *("message", "asctime", "taskName"),

@@ -356,6 +356,7 @@ class DelayWorker:
             avoided=self._targets.avoided(now_ns),
             queues=tuple(queue_state(consumer, self.names.schedule, each, now_ns) for each in assigned),
             counts=self.counts.copy(),
+            namespace=self.names.namespace,
         )
 
     def _leave(self, leaving: list[AssignedPartition]) -> None:

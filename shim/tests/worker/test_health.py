@@ -1,14 +1,20 @@
 """The worker's state, health and metrics."""
 
 import json
+import re
 import urllib.error
 import urllib.request
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.health import HealthServer, metrics_text
+from rocketshim.worker import log_format
+from rocketshim.worker.counts import PARK_REASONS
+from rocketshim.worker.log_format import ALARM_EVENTS, EVENTS
 
 
 def get(server: HealthServer, path: str) -> tuple[int, bytes]:
@@ -42,6 +48,33 @@ def test_state_and_metrics_report_waiting_and_finished_records(sim: Any) -> None
     assert next(s.value for s in lateness.samples if s.name.endswith("_count")) == 1
 
 
+def test_a_series_exists_before_its_first_event_and_every_alarm_has_one(sim: Any) -> None:
+    """`increase()` does not see the first event of a series that begins with it."""
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    families = {family.name: family for family in text_string_to_metric_families(metrics_text(worker.state.metrics()))}
+    alarms = {sample.labels["event"]: sample.value for sample in families["rocketshim_worker_alarms"].samples}
+    assert alarms == dict.fromkeys((name for name, about in EVENTS.items() if about.startswith("alarm:")), 0)
+    parked = {sample.labels["reason"]: sample.value for sample in families["rocketshim_worker_parked"].samples}
+    assert parked == dict.fromkeys(PARK_REASONS, 0)
+
+
+def test_metrics_of_a_namespace_name_it_and_others_have_no_such_label(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    text = metrics_text(replace(worker.state, namespace="shop").metrics())
+    assert 'rocketshim_worker_delivered_total{namespace="shop"} 0.0' in text
+    assert 'rocketshim_worker_alarms_total{event="worker.parked",namespace="shop"} 0.0' in text
+    assert "namespace" not in metrics_text(worker.state.metrics())
+
+
+def test_every_alarm_that_the_worker_raises_is_named_an_alarm() -> None:
+    sources = "".join(path.read_text() for path in Path(log_format.__file__).parent.glob("*.py"))
+    raised = set(re.findall(r'_alarm\(\s*"([a-z.-]+)"', sources)) | {"worker.not-allowed", "worker.re-appended"}
+    assert len(raised) > 10
+    assert raised <= set(ALARM_EVENTS)
+
+
 def test_the_server_answers_and_reports_a_blocked_loop(sim: Any) -> None:
     worker = sim.worker()
     server = HealthServer("127.0.0.1", 0, lambda: worker.state, sim.clock)
@@ -55,6 +88,7 @@ def test_the_server_answers_and_reports_a_blocked_loop(sim: Any) -> None:
         shown = json.loads(get(server, "/state")[1])
         assert (shown["ready"], len(shown["queues"])) == (True, 32)
         assert get(server, "/metrics")[1].startswith(b"# HELP")
+        assert b"rocketshim_build_info{" in get(server, "/metrics")[1]
         assert get(server, "/etc/passwd")[0] == 404
         sim.clock.advance(31_000)
         assert get(server, "/live")[0] == 503

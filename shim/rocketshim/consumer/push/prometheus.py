@@ -1,13 +1,13 @@
-"""Metrics of a push consumer for the user's Prometheus registry; needs the extra `rocketshim[metrics]`."""
+"""Metrics of a push consumer for the user's Prometheus registry."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.errors import ConfigError
+from rocketshim.health import families
 
 if TYPE_CHECKING:
-    from prometheus_client.core import Metric
+    from prometheus_client.metrics_core import Metric
 
 __all__ = ["ConsumerCollector"]
 
@@ -22,18 +22,10 @@ class ConsumerCollector:
     Args:
         consumer: started or not; before the first turn of its loop there is nothing to collect.
 
-    Raises:
-        ConfigError: prometheus-client is not installed.
-
     Thread-safety: any thread may collect.
     """
 
     def __init__(self, consumer: PushConsumer) -> None:
-        try:
-            from prometheus_client import core  # noqa: PLC0415 - an extra
-        except ImportError as error:
-            raise ConfigError("prometheus-client is not installed: pip install 'rocketshim[metrics]'") from error
-        self._families = {"counter": core.CounterMetricFamily, "gauge": core.GaugeMetricFamily}
         self._consumer = consumer
 
     def describe(self) -> Iterable["Metric"]:
@@ -45,9 +37,4 @@ class ConsumerCollector:
         state = self._consumer.state
         if state is None:
             return
-        for metric in state.metrics():
-            labels = sorted({name for _, given, _ in metric.samples for name in given})
-            family = self._families[metric.kind](metric.name, metric.about, labels=labels)
-            for _, given, value in metric.samples:
-                family.add_metric([given[name] for name in labels], value)
-            yield family
+        yield from families(state.metrics())

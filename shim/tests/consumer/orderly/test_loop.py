@@ -533,7 +533,7 @@ def test_what_holds_up_a_queue_is_a_metric_while_it_does(stage: Stage) -> None:
     assert failing.reconsume_times in {2, 3}
     assert 2_000 <= failing.failing_ms <= 3_000
     assert (calm.reconsume_times, calm.failing_ms) == (0, 0)
-    metric = 'rocketshim_consumer_failing_reconsume_times{group="g",topic="orders",queue_id="0"}'
+    metric = 'rocketshim_consumer_failing_reconsume_times{group="g",queue_id="0",topic="orders"}'
     assert f"{metric} {failing.reconsume_times}" in metrics_text(member.loop.state.metrics())
     stage.answer = lambda _: None
     stage.wait(3_000)
