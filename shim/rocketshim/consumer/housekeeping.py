@@ -126,7 +126,10 @@ class Housekeeping(Generic[QueueT]):
             in_flight=dispatch.in_flight,
             messages={"SUCCESS": counts.succeeded, **(counts.failed_by_type or {"FAILED": counts.failed})},
             listener_s=counts.listener_ns / 1e9,
+            listener_times=counts.listener_times.copy(),
+            latencies=counts.latencies.copy(),
             send_back=replace(dispatch.send_back.counts),
+            failures=dispatch.send_back.failures.copy(),
             subscription_conflicts=dict(self._reader.starts.conflicts),
             queues=tuple(self._queue_state(queue, now_ms) for queue in self._queues),
         )

@@ -10,7 +10,7 @@ never succeed, because the record with its headers is too large for the next top
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -29,11 +29,13 @@ from rocketshim_topics import Failure, TopicNames
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["SendBack", "SendBackCounts"]
+__all__ = ["FailureCounts", "SendBack", "SendBackCounts"]
 
 _LOG = safe_logger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
 _LAST_REPORTS_S: Final = 1.0
+_ATTEMPTS: Final = (*map(str, range(1, 17)), "more")
+_MOST_CAUSES: Final = 51  # any text may be a class name: a bound on the number of series
 
 
 @dataclass(slots=True)
@@ -46,6 +48,37 @@ class SendBackCounts:
     parked: int = 0
     not_stored: int = 0
     dropped: int = 0
+
+
+@dataclass(slots=True)
+class FailureCounts:
+    """Counts of stored retries and dead letters; any thread reads them, the poll thread writes them.
+
+    Attributes:
+        retries: number of retries by failed attempts so far: `1` to `16`, `more`.
+        dead: number of dead letters by the class of the failure. After 50 classes: `other`.
+    """
+
+    retries: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ATTEMPTS, 0))
+    dead: dict[str, int] = field(default_factory=lambda: {"other": 0})
+
+    def add(self, hop: Hop) -> None:
+        """Count a stored hop."""
+        match hop.kind:
+            case HopKind.RETRY:
+                attempt = str(hop.reconsume_times)
+                self.retries[attempt if attempt in self.retries else "more"] += 1
+            case HopKind.DEAD_LETTER | HopKind.BY_REFERENCE:
+                cause = hop.failed.failure.exception_class
+                if cause not in self.dead and len(self.dead) < _MOST_CAUSES:
+                    self.dead = self.dead | {cause: 0}  # a new dictionary, as other threads may be reading it
+                self.dead[cause if cause in self.dead else "other"] += 1
+            case HopKind.PARKED:
+                pass
+
+    def copy(self) -> "FailureCounts":
+        """Return a copy for another thread."""
+        return FailureCounts(dict(self.retries), dict(self.dead))
 
 
 class _Sending:
@@ -85,6 +118,7 @@ class SendBack:
         names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
         levels, group = settings.delay_levels, settings.group
         self.counts = SendBackCounts()
+        self.failures = FailureCounts()
         self._make_producer = make_producer
         self._producer: ProducerClient | None = None  # None: not open
         self._broken: KafkaError | None = None
@@ -186,6 +220,7 @@ class SendBack:
                 continue
             if error is None:
                 self._count(sending.hop.kind)
+                self.failures.add(sending.hop)
                 stored[sending.chunk].append(sending.hop.failed.message)
             else:
                 self._not_stored(sending, error, now_ms)

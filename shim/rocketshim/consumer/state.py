@@ -4,10 +4,11 @@ A suspended consumer is ready: it does what the program has requested.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rocketshim.consumer.send_back import SendBackCounts
+from rocketshim.consumer.send_back import FailureCounts, SendBackCounts
+from rocketshim.core.histogram import Histogram
 from rocketshim.health import LoopState, Metric
 
 __all__ = ["ConsumerQueueState", "ConsumerState"]
@@ -66,6 +67,9 @@ class ConsumerState(LoopState):
         send_back: counts of sent-back messages.
         subscription_conflicts: topics on which another subscription of the group has committed, with its text.
         queues: the queues that the consumer reads.
+        listener_times: seconds per message, by bucket (`DispatchCounts.listener_times`).
+        latencies: seconds from the append of a message to the end of its call, by bucket.
+        failures: retries by attempt, and dead letters by cause.
     """
 
     at_ns: int
@@ -81,6 +85,9 @@ class ConsumerState(LoopState):
     send_back: SendBackCounts
     subscription_conflicts: dict[str, str]
     queues: tuple[ConsumerQueueState, ...]
+    listener_times: Histogram = field(default_factory=lambda: Histogram(()))
+    latencies: Histogram = field(default_factory=lambda: Histogram(()))
+    failures: FailureCounts = field(default_factory=FailureCounts)
 
     @property
     def oldest_in_work_ms(self) -> int:
@@ -99,9 +106,20 @@ class ConsumerState(LoopState):
             named = tuple(("", mine | labels, value) for labels, value in samples)
             return Metric(f"rocketshim_consumer_{name}", kind, about, named)
 
+        def histogram(name: str, about: str, values: Histogram) -> Metric:
+            samples = tuple((suffix, mine | labels, value) for suffix, labels, value in values.samples())
+            return Metric(f"rocketshim_consumer_{name}", "histogram", about, samples)
+
         ended = [({"result": name}, count) for name, count in sorted(self.messages.items())]
         yield metric("messages_total", "counter", "messages by how their listener call ended", *ended)
         yield metric("listener_seconds_total", "counter", "time listeners had messages in hand", ({}, self.listener_s))
+        times = "time a listener takes for a message; the messages of a chunk share its mean"
+        yield histogram("listener_duration_seconds", times, self.listener_times)
+        yield histogram("latency_seconds", "from the append of a message to the end of its call", self.latencies)
+        retries = [({"attempt": attempt}, count) for attempt, count in self.failures.retries.items()]
+        yield metric("retries_total", "counter", "retries stored, by failed attempts of the message", *retries)
+        dead = [({"cause": cause}, count) for cause, count in sorted(self.failures.dead.items())]
+        yield metric("dead_letters_total", "counter", "dead letters stored, by class of the failure", *dead)
         hops = [({"hop": name}, float(count)) for name, count in asdict(self.send_back).items()]
         yield metric("sent_back_total", "counter", "failed messages by where they went", *hops)
         yield metric("commits_failed_total", "counter", "commits that were refused", ({}, self.commits_failed))

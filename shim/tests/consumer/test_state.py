@@ -10,11 +10,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.consumer.push.prometheus import ConsumerCollector
 from rocketshim.consumer.requests import Suspend
+from rocketshim.consumer.send_back import FailureCounts
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type_of
+from rocketshim.core.next_hop import FailedMessage, Hop, HopKind
 from rocketshim.errors import ConfigError
 from rocketshim.health import HealthServer, address, metrics_text
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.hops import Failure
 
 Make = Callable[..., Any]
 
@@ -82,6 +85,42 @@ def test_a_differing_subscription_is_reported_until_the_commits_agree(kafka: InM
     b.commit_now()
     b.clock.advance(20_000)
     assert shown(b).subscription_conflicts == {}
+
+
+def test_durations_age_retries_and_dead_letters_are_counted(kafka: InMemoryKafka, bench: Make) -> None:
+    """Also before the first: a series that begins with its first event hides that event from `increase`."""
+    b = bench(mixed)
+    state = shown(b)
+    text = metrics_text(state.metrics())
+    for sample in (
+        'retries_total{attempt="1",group="g"} 0.0',
+        'retries_total{attempt="more",group="g"} 0.0',
+        'dead_letters_total{cause="other",group="g"} 0.0',
+        'listener_duration_seconds_count{group="g"} 0.0',
+        'latency_seconds_count{group="g"} 0.0',
+    ):
+        assert f"rocketshim_consumer_{sample}" in text
+    kafka.append("orders", b"")
+    b.run()
+    state = shown(b)
+    assert sum(state.listener_times.counts) == sum(state.latencies.counts) == 1
+    assert (state.failures.retries["1"], sum(state.failures.dead.values())) == (1, 0)
+    assert state.latencies.total < 10
+
+
+def hop(kind: HopKind, failure: Failure, reconsume_times: int = 1) -> Hop:
+    record: Any = None
+    return Hop(kind, record, FailedMessage(record, failure), reconsume_times)
+
+
+def test_causes_of_dead_letters_are_bounded_in_number() -> None:
+    counts = FailureCounts()
+    for number in range(60):
+        failure = Failure(f"Error{number}", "", 0)
+        counts.add(hop(HopKind.DEAD_LETTER, failure))
+    assert (len(counts.dead), counts.dead["Error0"], counts.dead["other"]) == (51, 1, 10)
+    counts.add(hop(HopKind.RETRY, Failure("E", "", 0), reconsume_times=17))
+    assert counts.retries["more"] == 1
 
 
 def test_ready_while_it_is_a_member_and_commits_and_live_while_it_runs(kafka: InMemoryKafka, bench: Make) -> None:

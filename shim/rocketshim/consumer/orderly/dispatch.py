@@ -32,5 +32,5 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         stopped = sum(answer.msg_count for answer in answers if answer.stops)
         self.counts.failed += stopped
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
-        self.counts.listener_ns += result.elapsed_ns
+        self.counts.add_call(result.elapsed_ns, task.messages, self._wall_ms)
         task.queue.report(task, answers)

@@ -282,7 +282,7 @@ class PushAssembly:
 def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
     """Make the loop of a concurrent consumer."""
     batch_count = parts.settings.consume_message_batch_max_size
-    dispatch = ChunkDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms)
+    dispatch = ChunkDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms, parts.clock.wall_ms)
     queues: AssignedQueues[ProcessQueue[Any]] = AssignedQueues(
         lambda key, epoch: ProcessQueue(*key, epoch), dispatch, parts
     )
@@ -296,7 +296,8 @@ def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[
         often = parts.settings.model_copy(update={"persist_consumer_offset_interval_ms": often_ms})
         parts = replace(parts, settings=often)
     reader, now_ms = parts.reader, parts.reader.now_ms
-    dispatch = OrderlyDispatch(parts.pool, parts.settings.consume_message_batch_max_size, parts.send_back, now_ms)
+    batch_count = parts.settings.consume_message_batch_max_size
+    dispatch = OrderlyDispatch(parts.pool, batch_count, parts.send_back, now_ms, parts.clock.wall_ms)
     made = OrderlyQueues(settings, reader.ownership, parts.send_back, parts.clock, now_ms)
     queues = AssignedQueues(made.make, dispatch, parts)
     mode = OrderlyMode(reader, queues, dispatch, made, log=parts.log, now_ms=now_ms)
