@@ -86,7 +86,7 @@ def test_a_topic_and_a_body_are_sent_like_the_message_of_the_same_arguments(
     producer.send_oneway("orders", b"1", **given)
     producer.flush()
     sent = records(kafka, "orders")
-    own = {"UNIQ_KEY": b"", "BORN_TIMESTAMP": b""}  # differ in each message
+    own: dict[str, bytes | None] = {"UNIQ_KEY": b"", "BORN_TIMESTAMP": b""}  # differ in each message
     found = [(each.partition(), each.key(), each.value(), headers(each) | own) for each in sent]
     assert found == [found[0]] * 4
     assert (sent[0].key(), sent[0].value(), headers(sent[0])["TAGS"], headers(sent[0])["p"]) == (
