@@ -200,12 +200,9 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         self.take()
 
     def drain(self, queues: Collection[QueueT], others: Callable[[], Iterable[QueueT]], deadline_ms: int) -> None:
-        """Hand out nothing more of these queues, and wait until they have nothing in progress.
+        """Hand out nothing more of these queues, and wait until they have nothing in progress, or until the deadline.
 
-        Args:
-            queues: the queues.
-            others: returns the queues whose messages are handed out meanwhile.
-            deadline_ms: end of the wait at the latest, monotonic ms.
+        Messages of the `others` are handed out meanwhile.
         """
         self.withhold(queues)
         while any(not queue.settled for queue in queues):

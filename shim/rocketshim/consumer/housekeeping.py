@@ -136,7 +136,7 @@ class Housekeeping(Generic[QueueT]):
 
     def _queue_state(self, queue: PartitionQueue, now_ms: int) -> ConsumerQueueState:
         key = TopicPartitionKey.of(queue)
-        position, committed = queue.next_offset, self._queues.commits.stored(key)
+        position, committed = queue.next_offset, self._queues.commits.positions.stored(key)
         try:
             _, high = self._reader.client().get_watermark_offsets(TopicPartition(*key), cached=True)
         except (KafkaException, TypeError):

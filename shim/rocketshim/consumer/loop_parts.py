@@ -18,19 +18,7 @@ __all__ = ["LoopParts"]
 
 @dataclass(frozen=True, slots=True)
 class LoopParts:
-    """What a poll loop is made from.
-
-    Attributes:
-        reader: reads the partitions; not opened.
-        source: what the consumer subscribes to.
-        pool: runs the listeners.
-        send_back: stores what has failed.
-        settings: the settings of the consumer.
-        limits: when a queue has so much that it is paused.
-        clock: tells the time.
-        log: the group-log thread, not started; None: the group needs no locks.
-        membership: detects that the group has assigned no partitions; None: Kafka's client tells.
-    """
+    """What a poll loop is made from; neither `reader` nor `log` is open."""
 
     reader: PartitionReader
     source: Subscriptions
@@ -39,5 +27,5 @@ class LoopParts:
     settings: PushConsumerSettings
     limits: FlowLimits
     clock: Clock
-    log: GroupLogThread | None = None
-    membership: MemberCheck | None = None
+    log: GroupLogThread | None = None  # None: the group needs no locks
+    membership: MemberCheck | None = None  # None: Kafka's client tells that nothing is assigned

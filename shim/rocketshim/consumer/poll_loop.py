@@ -11,7 +11,7 @@ the listeners, and `Housekeeping` does the recurring work. Concurrent and orderl
   leave a queue, the loop checks whether it may be resumed.
 * No message of a partition is handed out before its start is known and committed (`start_offsets.PartitionStarter`).
 * Commits are the offsets after the longest finished prefixes, every `commit_interval_ms`, and at revoke, suspend
-  and close. `commits.Committer` prevents them from going backwards.
+  and close. `core.commit_positions` prevents them from going backwards.
 * Offsets that go backwards within an assignment mean that the log was cut or created again. The queue is dropped, and a
   new epoch starts where the log continues. Messages may be repeated, but none is lost.
 * Closing: no new call begins, and running calls may finish until the deadline while the group is still served. Then the

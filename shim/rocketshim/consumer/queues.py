@@ -66,7 +66,7 @@ class AssignedQueues(Generic[QueueT]):
         self._drop(key)
         self._epoch += 1
         self.by_key[key] = self._make_queue(key, self._epoch)
-        self.commits.adopt(key, offset)
+        self.commits.positions.adopt(key, offset)
         self._share_limits()
 
     def take_out(self, key: TopicPartitionKey) -> QueueT | None:
@@ -79,7 +79,7 @@ class AssignedQueues(Generic[QueueT]):
         """Drop the queues of partitions that are no longer assigned."""
         for key in keys:
             self._drop(key)
-            self.commits.forget(key)
+            self.commits.positions.forget(key)
         self._share_limits()
 
     def _drop(self, key: TopicPartitionKey) -> None:
@@ -143,7 +143,7 @@ class AssignedQueues(Generic[QueueT]):
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return the offset that was last sent, or the start; None: the partition is not read now."""
-        return self.commits.position(key) if key in self.by_key else None
+        return self.commits.positions.sent(key) if key in self.by_key else None
 
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit."""

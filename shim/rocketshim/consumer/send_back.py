@@ -180,12 +180,7 @@ class SendBack:
         self.send(chunk, FailedMessage(message, failure, asked_level=TIMED_OUT_LEVEL))
 
     def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
-        """Process delivery reports, and send hops again whose pause is over.
-
-        Args:
-            now_ms: monotonic time in ms.
-            wait_s: maximum wait for the first report, in seconds.
-        """
+        """Process delivery reports (wait up to `wait_s` for the first), and send hops again whose pause is over."""
         if self._producer is None:
             return
         self._broken = poll_callbacks(self._producer, wait_s) or self._broken

@@ -223,7 +223,7 @@ class OrderlyMode:
         consumer, pauses = self._reader.client(), self._reader.pauses
         pauses.hold(consumer, [key], PauseReason.LOCK)
         pauses.release(consumer, [key], PauseReason.FLOW)
-        self._queues.commits.forget(key)
+        self._queues.commits.positions.forget(key)
 
     def _release(self, started: QueueStarted, run: OrderlyPartition | None) -> None:
         progress = (started.next_offset, started.reconsume_counts)
@@ -323,9 +323,9 @@ class OrderlyMode:
         queue = self._queues.by_key.get(key)
         if queue is None:
             return
-        commits = self._queues.commits
+        commits = self._queues.commits.positions
         first = run[0].offset()
-        expected = commits.position(key) if queue.is_fresh else queue.next_put
+        expected = commits.sent(key) if queue.is_fresh else queue.next_put
         if first < expected:
             not_before = [message for message in run if message.offset() >= expected]
             if self._is_stale(key, expected, seek=not not_before):
@@ -333,7 +333,7 @@ class OrderlyMode:
                     return
                 run, first = not_before, not_before[0].offset()  # keep these: later records must not pass them
         try:
-            if queue.is_fresh and first < commits.position(key):
+            if queue.is_fresh and first < commits.sent(key):
                 commits.adopt(key, first)  # the log is shorter than the commit: created again, or cut
                 self._log_cut(key, first)
             queue.put(run)

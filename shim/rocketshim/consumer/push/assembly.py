@@ -54,21 +54,13 @@ _ORDERLY_COMMIT_MS: Final = 500
 
 @dataclass(frozen=True, slots=True)
 class PushParts:
-    """What a push consumer runs.
-
-    Attributes:
-        loop: the poll loop, not opened.
-        pool: runs the listeners.
-        orderly_counts: counts of orderly consumption.
-        store: the local offset store; None: offsets are in Kafka.
-        topics: looks up topics; None: there is no admin client.
-    """
+    """What a push consumer runs; the loop is not open."""
 
     loop: PollLoop[Any]
     pool: ListenerPool[Any, Any] | AsyncPool
     orderly_counts: OrderlyCounts
-    store: LocalOffsetStore | None
-    topics: GroupTopics | None
+    store: LocalOffsetStore | None  # None: offsets are in Kafka
+    topics: GroupTopics | None  # None: there is no admin client
 
     def close(self) -> None:
         """Release what the loop does not own: the local offset file, and the admin client, which has a thread."""

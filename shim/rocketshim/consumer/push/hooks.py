@@ -90,12 +90,7 @@ class Hooks:
         self._wrapped: dict[int, tuple[Subscription, Subscription]] = {}
 
     def wrap(self, find: Callable[[str], Subscription | None], *, awaits: bool) -> Callable[[str], Subscription | None]:
-        """Return a function that finds subscriptions and wraps them with the hooks.
-
-        Args:
-            find: finds the subscription of a logical topic.
-            awaits: whether the listeners are `async def`.
-        """
+        """Return `find`, wrapped so that the listeners of what it finds are called with the hooks around them."""
         if not self.consuming and not self.filtering:
             return find
 

@@ -1,9 +1,7 @@
-"""Offset commits: which offsets may be committed, which are on their way, which are stored. Owned by the poll thread.
+"""Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
 
-Kafka accepts offsets that go backwards without an error (our measurement). So the check is here: within an assignment
-an offset is sent only if it is above every offset sent before. An offset that was sent and refused is sent again with
-the next commit. A failed commit never ends the consumer, because the next commit covers it. How long commits have been
-failing is recorded for monitoring.
+A failed commit never ends the consumer, because the next commit covers it. How long commits have been failing is
+recorded for monitoring.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +10,7 @@ from typing import Literal, Protocol
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
+from rocketshim.core.commit_positions import CommitPositions
 from rocketshim.core.ownership import Ownership
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.logs import safe_logger
@@ -55,15 +54,10 @@ class Committer:
         self._metadata = metadata
         self._ownership = ownership
         self._store = store
-        self._sent: dict[TopicPartitionKey, int] = {}
-        self._stored: dict[TopicPartitionKey, int] = {}
+        self.positions = CommitPositions()
         self.outstanding = 0  # asynchronous commits that have no answer yet
         self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
-
-    def adopt(self, key: TopicPartitionKey, start: int) -> None:
-        """Add an assigned partition that starts at `start`, which counts as committed."""
-        self._sent[key] = self._stored[key] = start
 
     def move(self, consumer: ConsumerClient, key: TopicPartitionKey, position: int) -> None:
         """Commit an offset, above or below earlier commits; only higher offsets are sent from now on.
@@ -72,26 +66,13 @@ class Committer:
             KafkaException: the commit was refused; nothing has changed here.
         """
         self.commit_starts(consumer, {key: position})
-        self.adopt(key, position)
+        self.positions.adopt(key, position)
 
     def commit_starts(self, consumer: ConsumerClient, starts: Mapping[TopicPartitionKey, int]) -> None:
         """Commit where partitions start. Raises as `commit_now`."""
         metadata = self._metadata
         asked = [TopicPartition(*key, offset, metadata=metadata(key)) for key, offset in starts.items()]
         commit_now(self._store or consumer, asked)
-
-    def position(self, key: TopicPartitionKey) -> int:
-        """Return the offset that was last sent for an assigned partition, or its start."""
-        return self._sent[key]
-
-    def stored(self, key: TopicPartitionKey) -> int:
-        """Return the offset that was last stored, or the partition's start; -1: the partition is not assigned."""
-        return self._stored.get(key, -1)
-
-    def forget(self, key: TopicPartitionKey) -> None:
-        """Remove a partition that is no longer assigned."""
-        self._sent.pop(key, None)
-        self._stored.pop(key, None)
 
     def commit(
         self, consumer: ConsumerClient, queues: Iterable[PartitionQueue], *, now_ms: int, asynchronous: bool
@@ -118,9 +99,7 @@ class Committer:
         refused = {TopicPartitionKey.of(item): item.error for item in results if item.error is not None}
         taken = {TopicPartitionKey.of(item): item.offset for item in offsets}
         taken = {key: offset for key, offset in taken.items() if key not in refused}
-        self._sent.update(taken)
-        if not asynchronous:
-            self._stored.update(taken)
+        self.positions.send(taken, is_stored=not asynchronous)
         if refused:
             self._refused(str(refused), now_ms)
         elif not asynchronous:
@@ -132,7 +111,7 @@ class Committer:
 
         Do nothing if offsets are not stored in Kafka.
         """
-        known = [(key, self._sent.get(key, -1)) for key in keys if self._ownership.owns(key)]
+        known = [(key, self.positions.sent(key)) for key in keys if self._ownership.owns(key)]
         offsets = [TopicPartition(*key, sent, metadata=self._metadata(key)) for key, sent in known if sent >= 0]
         if not offsets or self._store is not None:
             return
@@ -145,13 +124,9 @@ class Committer:
     def _due(self, queues: Iterable[PartitionQueue]) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
-            key = TopicPartitionKey.of(queue)
-            position = queue.next_offset
-            sent = self._sent.get(key)
-            if position is None or sent is None or position <= sent:
-                continue
-            if self._ownership.owns(key):
-                due.append(TopicPartition(*key, position, metadata=self._metadata(key)))
+            key, offset = TopicPartitionKey.of(queue), queue.next_offset
+            if offset is not None and self.positions.may_send(key, offset) and self._ownership.owns(key):
+                due.append(TopicPartition(*key, offset, metadata=self._metadata(key)))
         return due
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition], now_ms: int) -> None:
@@ -159,15 +134,11 @@ class Committer:
         self.outstanding = max(0, self.outstanding - 1)
         refused = False
         for item in partitions:
-            key = TopicPartitionKey.of(item)
-            wrong = error or item.error
-            if wrong is None:
-                if item.offset <= self._sent.get(key, -1):  # else `move` has set a lower offset since
-                    self._stored[key] = max(self._stored[key], item.offset)
-                continue
-            refused = True
-            if self._sent.get(key) == item.offset:  # else a later commit or assignment has replaced it
-                self._sent[key] = self._stored[key]
+            if error is None and item.error is None:
+                self.positions.confirm(TopicPartitionKey.of(item), item.offset)
+            else:
+                refused = True
+                self.positions.refuse(TopicPartitionKey.of(item), item.offset)
         if refused or error is not None:
             self._refused(str(error or [item.error for item in partitions]), now_ms)
         else:

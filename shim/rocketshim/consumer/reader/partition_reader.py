@@ -194,12 +194,7 @@ class PartitionReader:
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def fetch(self, count: int, wait_s: float) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
-        """Fetch messages; yield them in runs of one partition.
-
-        Args:
-            count: maximum number of messages, 1 or more.
-            wait_s: how long to wait for the first message, in seconds.
-        """
+        """Fetch up to `count` messages, wait up to `wait_s` for the first; yield them in runs of one partition."""
         consumer, owner = self.client(), self._owned()
         first = consumer.poll(wait_s)
         if first is None:

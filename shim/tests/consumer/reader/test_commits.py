@@ -36,7 +36,7 @@ def client() -> Any:
 
 def committer() -> Committer:
     made = Committer(lambda place: f"of {place[0]}", Ownership(lambda: 0))
-    made.adopt(KEY, 0)
+    made.positions.adopt(KEY, 0)
     return made
 
 
@@ -60,7 +60,7 @@ def test_a_position_is_sent_once_with_its_metadata(client: Any, *, asynchronous:
 
 def test_a_position_below_the_start_is_not_sent(client: Any) -> None:
     commits = committer()
-    commits.adopt(KEY, 9)
+    commits.positions.adopt(KEY, 9)
     assert not commits.commit(client, [queue_done_to(4)], now_ms=0, asynchronous=False)
     assert client.commits == []
 
@@ -91,17 +91,17 @@ def test_a_commit_that_is_refused_later_is_sent_again(client: Any) -> None:
 def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    commits.forget(KEY)
-    commits.adopt(KEY, 6)
+    commits.positions.forget(KEY)
+    commits.positions.adopt(KEY, 6)
     commits.answered(KafkaError(KafkaError.ILLEGAL_GENERATION), [TopicPartition(*KEY, 4)], 5)
-    assert commits.position(KEY) == 6
+    assert commits.positions.sent(KEY) == 6
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
 
 
 def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    commits.forget(KEY)
+    commits.positions.forget(KEY)
     commits.answered(None, [TopicPartition(*KEY, 4)], 5)
     assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
 
@@ -109,8 +109,8 @@ def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
 def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> None:
     said = ["old"]
     commits = Committer(lambda _: said[0], Ownership(lambda: 0))
-    commits.adopt(KEY, 3)
-    commits.adopt(TopicPartitionKey("orders", 1), -1)  # its start is not known
+    commits.positions.adopt(KEY, 3)
+    commits.positions.adopt(TopicPartitionKey("orders", 1), -1)  # its start is not known
     said[0] = "new"
     commits.commit_again(client, [KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)], now_ms=0)
     assert client.commits == [(3, "new")]
@@ -119,10 +119,10 @@ def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> N
 
 def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
     commits = Committer(lambda _: "", Ownership(lambda: 0, needs_lease=True))
-    commits.adopt(KEY, 3)
+    commits.positions.adopt(KEY, 3)
     commits.commit_again(client, [KEY], now_ms=0)
     stored = Committer(lambda _: "", Ownership(lambda: 0), store=client)
-    stored.adopt(KEY, 3)
+    stored.positions.adopt(KEY, 3)
     stored.commit_again(client, [KEY], now_ms=0)
     assert client.commits == []
 
