@@ -13,7 +13,8 @@ from rocketshim_local import Broker
 from rocketshim_spark import events
 from rocketshim_spark.cli import main
 from rocketshim_spark.jobs import audit, delays, lineage, replay
-from rocketshim_spark.land import land, read_records
+from rocketshim_spark.lake import read_records
+from rocketshim_spark.land import land
 from rocketshim_spark.running import open_lake
 from rocketshim_topics import TopicNames, decode
 from rocketshim_topics.errors import MalformedRecordError

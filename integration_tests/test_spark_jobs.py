@@ -17,7 +17,7 @@ from rocketshim.cli import main as rocketshim
 from rocketshim_local import Broker
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli import main
-from rocketshim_spark.jobs import replay
+from rocketshim_spark.jobs import replay, replay_send
 from rocketshim_spark.running import find_published, local_folder, open_lake
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import DelayLevels, Message, TopicNames, provision
@@ -321,4 +321,4 @@ def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> N
 
     landed = replay.landed_letters(planned, lake.records)
     cli_replay.record_target_ends(lake, planned, "monday", Cluster(day.bootstrap))
-    replay.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)
+    replay_send.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)

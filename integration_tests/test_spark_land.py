@@ -21,7 +21,8 @@ from rocketshim_spark import land as landing
 from rocketshim_spark import sources
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
 from rocketshim_spark.jobs.lineage import HIGH_CARDINALITY
-from rocketshim_spark.land import Gap, land, positions, read_gaps, read_records
+from rocketshim_spark.lake import Gap, positions, read_gaps, read_records
+from rocketshim_spark.land import land
 from rocketshim_spark.running import open_lake, publish_lifecycles
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics.errors import TopicMissingError

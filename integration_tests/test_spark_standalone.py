@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 import rocketshim_spark
 from rocketshim_local import Broker
 from rocketshim_spark.cli import main
-from rocketshim_spark.land import read_records
+from rocketshim_spark.lake import read_records
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics import Message, TopicNames, hops
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from rocketshim.core.redrive import RedriveProgress
-    from rocketshim_spark.jobs.replay import RunResult
+    from rocketshim_spark.jobs.replay_send import RunResult
     from rocketshim_spark.running import OpenLake
     from rocketshim_spark.sources import Cluster, PartitionBounds
 
@@ -123,18 +123,18 @@ def run(
     config = client_settings(client)
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
         from rocketshim.admin.redrive_planning import ensure_log  # noqa: PLC0415
-        from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark.jobs import replay, replay_send  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         planned = _read_plan(view, plan_name)
         cluster = Cluster(bootstrap, config)
         _check_sources(view, planned, cluster)
-        landed = job.landed_letters(planned, view.records)
+        landed = replay.landed_letters(planned, view.records)
         if not dry_run:
             record_target_ends(view, planned, plan_name, cluster)
             ensure_log(bootstrap, TopicNames(namespace), client=config)
-        done = job.send(
+        done = replay_send.send(
             bootstrap,
             planned,
             landed,
@@ -199,7 +199,7 @@ def verify(
     """Read the target topics and list what differs from the plan. Exit code 2 if a record is missing or altered."""
     kafka, config = client_settings(java_client, "--java-client"), client_settings(client)
     with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
-        from rocketshim_spark import events  # noqa: PLC0415 Spark is installed
+        from rocketshim_spark import redrive_marks  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
@@ -212,7 +212,9 @@ def verify(
         log = TopicNames(namespace).redrive_log
         settled = view.settled
         if log in cluster.topics():  # the landed copy of the redrive log may be out of date
-            settled = events.settled(read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace)
+            settled = redrive_marks.settled(
+                read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace
+            )
         checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
         report = job.verify_report(checked)
         write_report(view, report, as_json=as_json)

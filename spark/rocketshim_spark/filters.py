@@ -22,8 +22,6 @@ truth value, or a minus before anything but a number. RocketMQ defines these, bu
 Texts are compared with the session's default collation, which must be Spark's default, `UTF8_BINARY`.
 """
 
-import functools
-import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -33,13 +31,6 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 
 from rocketshim.errors import FilterError, FilterEvaluationError
 from rocketshim.filters import MessageFilter, SqlFilter, TagFilter
-from rocketshim.filters.java_text import (
-    DECIMAL_PATTERN,
-    HEXADECIMAL_PATTERN,
-    INT32_MAX,
-    INT32_MIN,
-    TRIMMED_CHARACTERS,
-)
 from rocketshim.filters.sql_ast import (
     And,
     Between,
@@ -63,9 +54,17 @@ from rocketshim.filters.sql_ast import (
 )
 from rocketshim.filters.sql_evaluator import compile_test
 from rocketshim.filters.tag import TAG_HEADER
+from rocketshim_spark.java_columns import PARSERS, java_order, to_double
 from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 
-__all__ = ["FilterNotTranslatedError", "PropertyColumn", "SqlOutcome", "header_property", "selects", "sql_outcome"]
+__all__ = [
+    "FilterNotTranslatedError",
+    "PropertyColumn",
+    "SqlOutcome",
+    "header_property",
+    "selects",
+    "sql_outcome",
+]
 
 _MAX_COMPARISONS: Final = 64
 """Spark compiles a condition to one Java method; a thousand comparisons overflow its stack (measured with 4.0.0)."""
@@ -315,7 +314,7 @@ class _Translation:
                     text, _apply_operator(operator, text.rlike(_TRUE), F.lit(constant.value)), missing
                 )
             )
-        number = _PARSERS[constant.type](text)
+        number = PARSERS[constant.type](text)
         value = _apply_operator(operator, number, _number_literal(constant))
         return SqlOutcome(_with_value_if_missing(text, value, missing), text.isNotNull() & number.isNull())
 
@@ -340,8 +339,6 @@ _MIRRORED = {
     Operator.LESS_OR_EQUAL: Operator.GREATER_OR_EQUAL,
 }
 _TRUE = r"\A(?i:true)\z"
-_INTEGER = r"\A[+-]?[0-9]+\z"
-_DOUBLE = rf"\A(?:{DECIMAL_PATTERN}|{HEXADECIMAL_PATTERN}|[+-]?(?:NaN|Infinity))\z"
 
 
 def _unknown() -> Column:
@@ -410,14 +407,9 @@ def _equal_texts(operator: Operator, left: Column, right: Column) -> SqlOutcome:
 def _ordered_texts(operator: Operator, left: Column, right: Column) -> SqlOutcome:
     """Order two properties as doubles, −0.0 before 0.0. The result is unknown if one is missing."""
     both = left.isNotNull() & right.isNotNull()
-    lhs, rhs = _double(left), _double(right)
-    value = _apply_operator(operator, _java_order(left, lhs), _java_order(right, rhs))
+    lhs, rhs = to_double(left), to_double(right)
+    value = _apply_operator(operator, java_order(left, lhs), java_order(right, rhs))
     return SqlOutcome(F.when(lhs.isNotNull() & rhs.isNotNull(), value), both & (lhs.isNull() | rhs.isNull()))
-
-
-def _java_order(text: Column, number: Column) -> Column:
-    negative_zero = (number == 0) & F.btrim(text, F.lit(TRIMMED_CHARACTERS)).startswith("-")
-    return F.struct(number.alias("number"), F.when(negative_zero, 0).otherwise(1).alias("sign"))
 
 
 # --- numbers ------------------------------------------------------------------------------------------------------
@@ -425,34 +417,3 @@ def _java_order(text: Column, number: Column) -> Column:
 
 def _number_literal(constant: _Constant) -> Column:
     return F.lit(constant.value).cast("double" if constant.type is LiteralType.DOUBLE else "bigint")
-
-
-def _int32(text: Column) -> Column:
-    number = _int64(text)
-    return F.when(number.between(INT32_MIN, INT32_MAX), number)
-
-
-def _int64(text: Column) -> Column:
-    """Read an integer as Java does, which accepts the digits of all scripts in its `char`; null if it is not one."""
-    scripts, ascii_digits = _digits_of_all_scripts()
-    plain = F.when(text.rlike(_INTEGER), text).otherwise(F.translate(text, scripts, ascii_digits))
-    return F.when(plain.rlike(_INTEGER), plain.try_cast("bigint"))
-
-
-def _double(text: Column) -> Column:
-    trimmed = F.btrim(text, F.lit(TRIMMED_CHARACTERS))
-    return F.when(trimmed.rlike(_DOUBLE), trimmed.try_cast("double"))
-
-
-_PARSERS: dict[LiteralType, Callable[[Column], Column]] = {
-    LiteralType.INTEGER: _int32,
-    LiteralType.LONG: _int64,
-    LiteralType.DOUBLE: _double,
-}
-
-
-@functools.cache
-def _digits_of_all_scripts() -> tuple[str, str]:
-    """Return the non-ASCII decimal digits of the Basic Multilingual Plane, and the ASCII digit of each."""
-    digits = [character for character in map(chr, range(0x80, 0x10000)) if character.isdecimal()]
-    return "".join(digits), "".join(str(unicodedata.decimal(digit)) for digit in digits)

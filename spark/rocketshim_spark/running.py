@@ -18,10 +18,10 @@ import typer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark import events
+from rocketshim_spark import events, redrive_marks
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.jobs import lineage
-from rocketshim_spark.land import (
+from rocketshim_spark.lake import (
     Snapshot,
     find_table,
     latest_version,
@@ -56,7 +56,7 @@ class OpenLake:
         out: the folder of results, without a trailing slash.
         records: the landed records, in the columns of Spark's Kafka source.
         events: one row per record, as `rocketshim_spark.events.transform` returns them.
-        settled: dead letters that were sent again or discarded, as `rocketshim_spark.events.settled` returns them.
+        settled: dead letters that were sent again or discarded, as `redrive_marks.settled` returns them.
         gaps: offsets that retention deleted before they were landed.
         snapshot: the committed positions.
     """
@@ -157,7 +157,7 @@ def open_lake(
         out=(out or f"{lake}/reports").rstrip("/"),
         records=records,
         events=events.transform(records, events.EventParams(namespace=namespace, delay_levels=delay_levels)),
-        settled=events.settled(records, namespace),
+        settled=redrive_marks.settled(records, namespace),
         gaps=read_gaps(spark, lake, at),
         snapshot=read_snapshot(spark, lake, at),
     )

@@ -13,7 +13,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from rocketshim.admin.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
-from rocketshim_spark.events import EventParams, event_topics, join_settled, kind_of, settled, transform
+from rocketshim_spark.events import EventParams, event_topics, kind_of, transform
+from rocketshim_spark.redrive_marks import join_settled, settled
 from rocketshim_topics import Envelope, TopicNames, decode, encode
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import redrive_count

@@ -6,7 +6,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.filters import SqlFilter
-from rocketshim_spark import events
+from rocketshim_spark import events, redrive_marks
 from rocketshim_spark.filters import header_property, selects
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_spark.small_frames import small_frame
@@ -29,7 +29,7 @@ def records(spark: SparkSession) -> DataFrame:
 def plans(spark: SparkSession) -> dict[str, DataFrame]:
     """Return the last frame of each job; its query plan contains the frames that it is made from."""
     read = records(spark)
-    event_frame, settled = events.transform(read), events.settled(read)
+    event_frame, settled = events.transform(read), redrive_marks.settled(read)
     lifecycles = lineage.transform(event_frame, lineage.LineageParams(committed=COMMITTED))
     waited = delays.outcomes(event_frame, delays.DelayParams(now=ms(NOW_MS), worker=COMMITTED[NAMES.worker_group]))
     missing = audit.residuals(lifecycles, small_frame(spark, [], GAPS))

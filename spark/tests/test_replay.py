@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim_spark import events
+from rocketshim_spark import events, redrive_marks
 from rocketshim_spark.jobs import replay
 from rocketshim_topics import OutgoingRecord, TopicNames
 from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, encode_redrive_record, record_digest
@@ -70,7 +70,7 @@ def by_replay_plan(
     spark: SparkSession, stored: list[Stored], chosen: list[str], params: replay.PlanParams
 ) -> dict[str, str]:
     event_frame = events.transform(frame(spark, stored)).cache()
-    marks = events.settled(frame(spark, stored))
+    marks = redrive_marks.settled(frame(spark, stored))
     topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     wanted = spark.createDataFrame([(each,) for each in chosen], "coordinates string")
     named = replay.named_targets(event_frame, params)

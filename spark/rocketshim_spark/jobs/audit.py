@@ -45,7 +45,7 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
 
     Args:
         lifecycles: as `lineage.transform` returns them.
-        gaps: as `land.read_gaps` returns them.
+        gaps: as `lake.read_gaps` returns them.
 
     Returns:
         topic, grp, msg_id, reason, explained, state, origin, last_at.
@@ -151,7 +151,7 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
     Args:
         account: as `transform` returns it.
         missing: as `residuals` returns it.
-        gaps: as `land.read_gaps` returns them.
+        gaps: as `lake.read_gaps` returns them.
         malformed_records: as `malformed` returns them.
     """
     counted = account.orderBy("topic", "grp").collect()

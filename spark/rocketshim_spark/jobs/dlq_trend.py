@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
-from rocketshim_spark.events import empty_settled, join_settled
+from rocketshim_spark.redrive_marks import empty_settled, join_settled
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
 
@@ -52,7 +52,7 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
 
     Args:
         events: as `rocketshim_spark.events.transform` returns them.
-        settled: as `rocketshim_spark.events.settled` returns it; None: no redrive log was landed.
+        settled: as `rocketshim_spark.redrive_marks.settled` returns it; None: no redrive log was landed.
 
     Returns:
         grp, topic, arrived_at, replayed_at, discarded_at (null: not yet), coordinates.

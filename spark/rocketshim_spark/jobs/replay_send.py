@@ -1,0 +1,180 @@
+"""The second step of a replay: send the planned dead letters."""
+
+from collections import Counter
+from collections.abc import Callable, Container, Generator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
+
+from rocketshim.admin.redrive import Redriver
+from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim_topics import TopicNames, hops
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.redrive_plan import PlannedLetter, redrive_id
+
+__all__ = ["RunResult", "send"]
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """The result of a run, or of a `dry_run`.
+
+    Attributes:
+        sent: number of dead letters sent, each with its mark.
+        settled: number of dead letters that this plan or another command had sent or discarded before.
+        failed: reason to number of dead letters that could not be sent; those that the plan skips are not counted.
+        dead_again: number of sent messages that became dead again during the run.
+        left: number of dead letters that were not tried, because too many failed.
+    """
+
+    sent: int
+    settled: int
+    failed: Mapping[str, int]
+    dead_again: int
+    left: int
+
+
+class _LandedRecord:
+    """A landed record with the methods of `rocketshim_topics.wire.Record`."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+
+    def topic(self) -> str:
+        return str(self._row.topic)
+
+    def partition(self) -> int:
+        return int(self._row.partition)
+
+    def offset(self) -> int:
+        return int(self._row.offset)
+
+    def key(self) -> bytes | None:
+        return _bytes(self._row.key)
+
+    def value(self) -> bytes | None:
+        return _bytes(self._row.value)
+
+    def headers(self) -> list[tuple[str, bytes | None]]:
+        return [(each.key, _bytes(each.value)) for each in self._row.headers or []]
+
+    def timestamp(self) -> tuple[int, int]:
+        return (
+            self._row.timestampType + 1,
+            self._row.stored_ms,
+        )  # librdkafka's types begin with "not available" = 0, Spark's with "create time" = 0
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
+
+
+def send(
+    bootstrap: str,
+    planned: DataFrame,
+    landed: DataFrame,
+    *,
+    namespace: str = "",
+    config: Mapping[str, Any] | None = None,
+    max_per_second: float | None = None,
+    stop_ratio: float = DEFAULT_STOP_RATIO,
+    dry_run: bool = False,
+    report: Callable[[str, RedriveProgress], None] | None = None,
+    point: Callable[[str], None] = lambda _name: None,
+) -> RunResult:
+    """Send the planned dead letters that are not settled yet, topic by topic, in the order of their partitions.
+
+    The plan's rows, without the values of the dead letters, are kept in the driver's memory.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        planned: as `plan` returns it.
+        landed: as `landed_letters` returns them.
+        namespace: namespace of the shim's topics; its redrive log must exist.
+        config: further librdkafka settings; None: none.
+        max_per_second: maximum number of dead letters a second, above 0; None: no limit.
+        stop_ratio: stop if more than this share of a topic's dead letters fails, or of the sent ones is dead again; 0
+            to 1.
+        dry_run: make every record, but send none.
+        report: called with topic and progress after each transaction; None: no reports.
+        point: as for `Redriver`, for fault tests.
+
+    Raises:
+        TopicMissingError, RedriveError, RocketshimError: as `Redriver.run`. Sent dead letters are marked, so another
+            run sends only the others.
+
+    Thread-safety: any number of calls at a time, on any machine. The later one takes over and the earlier one stops.
+    """
+    names = TopicNames(namespace)
+    columns = ("topic", "partition", "offset", "digest", "target", "fail_class", "msg_id", "redrive", "to_source")
+    rows = planned.filter("action = 'send'").select(*columns).orderBy(*columns[:3]).collect()
+    done: list[RedriveProgress] = []
+    for source, of_source in groupby(rows, key=lambda row: row.topic):
+        letters = list(of_source)
+        plan_id, to_source = letters[0].redrive, letters[0].to_source
+        progress = RedriveProgress(
+            [PlannedLetter._make([*row[1:5], row.fail_class or "", row.msg_id]) for row in letters],
+            rate_per_s=max_per_second,
+            stop_ratio=stop_ratio,
+        )
+        done.append(progress)
+        redriver = Redriver(
+            bootstrap,
+            names.redrive_log,
+            source=source,
+            plan=plan_id,
+            state="redriven",
+            make=_record_maker(names, plan_id, to_source=to_source),
+            fetch=_fetcher(landed, source),
+            progress=progress,
+            report=_reporter(report, source, progress),
+            client=config,
+            point=point,
+        )
+        try:
+            if dry_run:
+                redriver.dry_run()
+            else:
+                redriver.run()
+        finally:
+            redriver.close()
+    failures = sum((each.failures for each in done), Counter[str]())
+    left = sum(each.waiting for each in done)
+    return RunResult(
+        sent=left if dry_run else sum(each.sent for each in done),
+        settled=sum(each.settled for each in done),
+        failed=dict(failures),
+        dead_again=sum(each.dead_again for each in done),
+        left=0 if dry_run else left,
+    )
+
+
+def _record_maker(
+    names: TopicNames, plan_id: str, *, to_source: bool
+) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
+    def make(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord:
+        mark = redrive_id(plan_id, letter.partition, letter.offset)
+        out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
+        if out.topic != letter.target:
+            raise MalformedRecordError("other-target", f"the target is {out.topic}, but the plan has {letter.target}")
+        return out
+
+    return make
+
+
+def _fetcher(landed: DataFrame, source: str) -> Callable[[Container[tuple[int, int]]], Generator[Any]]:
+    def fetch(offsets: Container[tuple[int, int]]) -> Generator[_LandedRecord]:
+        for row in landed.filter(F.col("topic") == source).toLocalIterator():
+            if (row.partition, row.offset) in offsets:
+                yield _LandedRecord(row)
+
+    return fetch
+
+
+def _reporter(
+    report: Callable[[str, RedriveProgress], None] | None, source: str, progress: RedriveProgress
+) -> Callable[[], None]:
+    return lambda: None if report is None else report(source, progress)
