@@ -24,7 +24,8 @@ from typing import Final, NamedTuple
 from rocketshim.errors import FilterEvaluationError, FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql_ast import Expression, property_names
-from rocketshim.filters.sql_evaluator import Test, compile_test
+from rocketshim.filters.sql_comparison import Test
+from rocketshim.filters.sql_evaluator import compile_test
 from rocketshim.filters.sql_parser import parse
 from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 
