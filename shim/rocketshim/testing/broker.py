@@ -14,11 +14,11 @@ Not handled: several brokers with own state, replication, quotas, compression, a
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError
 from confluent_kafka.admin import (  # type: ignore[attr-defined] # there at run time; the package does not say so
     BrokerMetadata,
     ClusterMetadata,
@@ -305,6 +305,27 @@ class InMemoryBroker:
                 partition_counts=lambda: {name: len(topic.partitions) for name, topic in self.topics.items()},
             )
         return found
+
+    def commit(
+        self, group_id: str, member_id: str, generation: int, positions: Mapping[Partition, CommittedOffset]
+    ) -> KafkaError | None:
+        """Commit as a group's coordinator; return the error of the call, None if everything is committed."""
+        doing = "Commit failed"
+        if not positions:
+            return kafka_error(Code.NO_OFFSET, doing)
+        if self.faults.is_broker_down:
+            return kafka_error(Code.WAIT_COORD, doing)
+        fault = self.faults.take_commit(group_id)
+        if fault is not None and not fault.is_stored:
+            return fault.error
+        code = self.group(group_id).check_commit(member_id, generation)
+        if code is not None:
+            return kafka_error(code, doing)
+        known = [(partition, at) for partition, at in positions.items() if self.log(*partition) is not None]
+        self.store_offsets(group_id, member_id, known)
+        if fault is not None:
+            return fault.error
+        return None if len(known) == len(positions) else kafka_error(Code.UNKNOWN_TOPIC_OR_PART, doing)
 
     def store_offsets(
         self, group_id: str, member_id: str, offsets: Iterable[tuple[Partition, CommittedOffset]]

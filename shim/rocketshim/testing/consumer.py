@@ -561,26 +561,11 @@ class InMemoryConsumer:
             self._commit(changed)
 
     def _commit(self, wanted: Sequence[TopicPartition]) -> KafkaError | None:
-        """Commit as the coordinator would; what the call ends in (locked)."""
-        doing = "Commit failed"
+        """Commit at the coordinator; what the call ends in (locked)."""
         positions = {named(p): CommittedOffset(p.offset, p.metadata) for p in wanted if p.offset >= 0}
-        if not positions:
-            return kafka_error(Code.NO_OFFSET, doing)
-        if self._broker.faults.is_broker_down:
-            return kafka_error(Code.WAIT_COORD, doing)
-        fault = self._broker.faults.take_commit(self.group_id)
-        if fault is not None and not fault.is_stored:
-            return fault.error
         member_id = self.member.member_id if self.member is not None else ""
         generation = self.member.generation if self.member is not None else -1
-        code = self._broker.group(self.group_id).check_commit(member_id, generation)
-        if code is not None:
-            return kafka_error(code, doing)
-        known = [(part, at) for part, at in positions.items() if self._broker.log(*part) is not None]
-        self._broker.store_offsets(self.group_id, member_id, known)
-        if fault is not None:
-            return fault.error
-        return None if len(known) == len(positions) else kafka_error(Code.UNKNOWN_TOPIC_OR_PART, doing)
+        return self._broker.commit(self.group_id, member_id, generation, positions)
 
 
 def _after(message: Message) -> TopicPartition:

@@ -31,16 +31,15 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition, consistent, fnv1a, murmur2
+from confluent_kafka import KafkaException, TopicPartition
 
+from rocketshim.testing.addressing import KnownTopics, choose_partition, leader_refusal
 from rocketshim.testing.broker import InMemoryBroker, Topic
 from rocketshim.testing.client_settings import ProducerSettings
 from rocketshim.testing.consumer import GroupMetadata
 from rocketshim.testing.group_coordinator import CommittedOffset
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
 from rocketshim.testing.outgoing import (
-    BATCH_OVERHEAD_BYTES,
-    CLIENT_OVERHEAD_BYTES,
     DeliveryCallback,
     Outgoing,
     to_headers,
@@ -68,8 +67,7 @@ class InMemoryProducer:
         self._session = TransactionSession(broker, settings.transactional_id, settings.transaction_timeout_ms)
         self._queue: deque[Outgoing] = deque()
         self._done: deque[Outgoing] = deque()
-        self._known_counts: dict[str, tuple[int, int]] = {}  # partitions of a topic; until when that counts, ns
-        self._missing_topics: set[str] = set()
+        self._known = KnownTopics(broker, settings.metadata_refresh_ms)
         self._fatal_is_told = False
         self._is_gone = False
         with broker.lock:
@@ -120,25 +118,13 @@ class InMemoryProducer:
         if outgoing.size_bytes() > self._settings.message_max_bytes:
             raise failure(Code.MSG_SIZE_TOO_LARGE, doing)
         topic = self._broker.topics.get(outgoing.topic)
-        if topic is None and outgoing.topic in self._missing_topics:
+        if topic is None and outgoing.topic in self._known.missing:
             raise failure(Code.UNKNOWN_TOPIC, doing)
-        if topic is not None and outgoing.partition >= self._known_count(topic, outgoing.partition + 1):
+        if topic is not None and outgoing.partition >= self._known.count(topic, outgoing.partition + 1):
             raise failure(Code.UNKNOWN_PARTITION, doing)
         fault = self._broker.faults.take_produce(outgoing.topic, outgoing.partition, is_synchronous=True)
         if fault is not None:
             raise KafkaException(fault.error)
-
-    def _learn(self, name: str, count: int) -> int:
-        until_ns = self._broker.clock.monotonic_ns() + self._settings.metadata_refresh_ms * NS_PER_MS
-        self._known_counts[name] = count, until_ns
-        return count
-
-    def _known_count(self, topic: Topic, unknown: int) -> int:
-        """How many partitions of a topic this producer knows; `unknown`: it has not heard of it (locked)."""
-        count, until_ns = self._known_counts.get(topic.name, (unknown, -1))
-        if 0 <= until_ns <= self._broker.clock.monotonic_ns():
-            return self._learn(topic.name, len(topic.partitions))
-        return count
 
     def transmit(self) -> None:
         """Send on what waits, as far as it goes (locked)."""
@@ -170,14 +156,15 @@ class InMemoryProducer:
         """Find topic and partition; None, and the message has failed, where there is none."""
         topic = self._broker.topics.get(outgoing.topic)
         if topic is None:
-            self._missing_topics.add(outgoing.topic)
+            self._known.missing.add(outgoing.topic)
             self._fail(outgoing, Code.UNKNOWN_TOPIC_OR_PART)
             return None
-        if topic.name not in self._known_counts:
-            self._learn(topic.name, len(topic.partitions))
+        self._known.learn_first(topic)
         if outgoing.partition == PARTITION_UNKNOWN:
-            count = min(self._known_count(topic, 0), len(topic.partitions))
-            outgoing.partition = self._choose_partition(outgoing.key, count)
+            count = min(self._known.count(topic, 0), len(topic.partitions))
+            outgoing.partition = choose_partition(
+                self._settings.partitioner, outgoing.key, count, self._broker.next_keyless_turn
+            )
         if outgoing.partition >= len(topic.partitions):
             self._fail(outgoing, Code.UNKNOWN_PARTITION)
             return None
@@ -188,7 +175,7 @@ class InMemoryProducer:
         if outgoing.topic in self._broker.faults.denied_writes:
             self._fail(outgoing, Code.TOPIC_AUTHORIZATION_FAILED)
             return
-        refusal = _leader_refusal(outgoing, topic)
+        refusal = leader_refusal(outgoing, topic)
         if refusal is not None:
             self._fail(outgoing, refusal, by_broker=True)
             return
@@ -221,18 +208,6 @@ class InMemoryProducer:
     def _fail(self, outgoing: Outgoing, code: int, *, by_broker: bool = False) -> None:
         outgoing.fail(kafka_error(code))
         self._session.message_failed(kafka_error(code), by_broker=by_broker)
-
-    def _choose_partition(self, key: bytes | None, partition_count: int) -> int:
-        """By librdkafka's partitioners; where those take any at random, one after another."""
-        name = self._settings.partitioner
-        is_keyless = not key if name == "consistent_random" else key is None and name.endswith("_random")
-        if is_keyless or name == "random":
-            return self._broker.next_keyless_turn() % partition_count
-        if name.startswith("murmur2"):
-            return int(murmur2(key or b"", partition_count))
-        if name.startswith("fnv1a"):
-            return int(fnv1a(key or b"", partition_count))
-        return int(consistent(key or b"", partition_count))
 
     # --- reports -------------------------------------------------------------------------------------------------
 
@@ -311,8 +286,7 @@ class InMemoryProducer:
             metadata = self._broker.cluster_metadata(topic)
             for name, found in metadata.topics.items():
                 if found.error is None:
-                    self._learn(name, len(found.partitions))
-                    self._missing_topics.discard(name)
+                    self._known.learn(name, len(found.partitions))
             return metadata
 
     def __len__(self) -> int:
@@ -328,7 +302,7 @@ class InMemoryProducer:
         self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._broker.settle()
-            self._need_broker("init_transactions")
+            self._session.require_broker("init_transactions")
             self._session.initialise()
             self._broker.touch()
 
@@ -351,8 +325,8 @@ class InMemoryProducer:
         with self._broker.lock:
             self._broker.settle()
             self._session.check_open(call)
-            self._need_broker(call)
-            self._raise_ordered(call)
+            self._session.require_broker(call)
+            self._session.raise_ordered(call)
             valid = [(named(p), CommittedOffset(p.offset, p.metadata)) for p in positions if p.offset >= 0]
             if valid:
                 group = group_metadata
@@ -371,7 +345,7 @@ class InMemoryProducer:
             self._broker.settle()
             self._session.check_open(call)
             self._session.is_committing = True
-            self._need_broker(call)
+            self._session.require_broker(call)
             self.transmit()
         self._serve_reports()
         with self._broker.lock:
@@ -379,7 +353,7 @@ class InMemoryProducer:
             if len(self):
                 raise failure(Code.TIMED_OUT, call, retriable=True)
             self._session.is_committing = False
-            self._end(call, is_commit=True)
+            self._session.end_as_ordered(call, is_commit=True)
 
     def abort_transaction(self, timeout: float = -1) -> None:
         """Abort: what waits is purged, what is in the log is never seen by `read_committed`; serves the reports.
@@ -392,33 +366,11 @@ class InMemoryProducer:
         with self._broker.lock:
             self._broker.settle()
             self._session.check_abort()
-            self._need_broker(call)
+            self._session.require_broker(call)
             self._purge()
         self._serve_reports()
         with self._broker.lock:
-            self._end(call, is_commit=False)
-
-    def _end(self, call: str, *, is_commit: bool) -> None:
-        """Commit or abort at the coordinator, or fail as ordered, before or after it took effect (locked)."""
-        fault = self._raise_ordered(call)
-        self._session.end(is_commit=is_commit)
-        if fault is not None:
-            if fault.fatal():
-                self._session.die(fault)
-            raise KafkaException(fault)
-
-    def _raise_ordered(self, call: str) -> KafkaError | None:
-        """Raise what a test has ordered for this call; return it where the call takes effect all the same (locked)."""
-        fault = self._broker.faults.take_transaction(self._session.name or "", call)
-        if fault is None or fault.is_applied:
-            return None if fault is None else fault.error
-        if fault.error.fatal():
-            self._session.die(fault.error)
-        raise KafkaException(fault.error)
-
-    def _need_broker(self, call: str) -> None:
-        if self._broker.faults.is_broker_down:
-            raise failure(Code.TIMED_OUT, call, retriable=True)
+            self._session.end_as_ordered(call, is_commit=False)
 
     # --- end -----------------------------------------------------------------------------------------------------
 
@@ -436,12 +388,3 @@ class InMemoryProducer:
             if not self._is_gone:
                 self._is_gone = True
                 self._broker.producers.remove(self)
-
-
-def _leader_refusal(outgoing: Outgoing, topic: Topic) -> int | None:
-    """The code with which a leader refuses this record; None: it takes it."""
-    if outgoing.size_bytes() - CLIENT_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES > topic.max_message_bytes:
-        return Code.MSG_SIZE_TOO_LARGE
-    if topic.is_compacted and outgoing.key is None:
-        return Code.INVALID_RECORD
-    return None

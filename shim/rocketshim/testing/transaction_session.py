@@ -145,6 +145,33 @@ class TransactionSession:
         self.is_open = self.is_committing = False
         self._abortable = None
 
+    def end_as_ordered(self, call: str, *, is_commit: bool) -> None:
+        """Commit or abort, or fail as a test has ordered, before or after it took effect.
+
+        Raises:
+            KafkaException: the ordered error; or see `end`.
+        """
+        fault = self.raise_ordered(call)
+        self.end(is_commit=is_commit)
+        if fault is not None:
+            if fault.fatal():
+                self.die(fault)
+            raise KafkaException(fault)
+
+    def raise_ordered(self, call: str) -> KafkaError | None:
+        """Raise the error that a test has ordered for a call; return it if the call takes effect nevertheless."""
+        fault = self._broker.faults.take_transaction(self.name or "", call)
+        if fault is None or fault.is_applied:
+            return None if fault is None else fault.error
+        if fault.error.fatal():
+            self.die(fault.error)
+        raise KafkaException(fault.error)
+
+    def require_broker(self, call: str) -> None:
+        """Raise `_TIMED_OUT` (retriable) while the broker is stopped."""
+        if self._broker.faults.is_broker_down:
+            raise failure(Code.TIMED_OUT, call, retriable=True)
+
     def die(self, error: KafkaError) -> None:
         """A fatal error: nothing works any more."""
         self.fatal = error

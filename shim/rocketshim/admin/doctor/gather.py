@@ -1,4 +1,4 @@
-"""Read the doctor's facts from a cluster. This is the only module of the doctor that talks to Kafka.
+"""Read the doctor's facts from a cluster. Of the doctor's modules only this one and `leader_clocks` talk to Kafka.
 
 The requests are independent: one that is refused or not answered is noted in `Facts.unread`, and the others continue.
 Only a cluster that does not answer at all is an error. Records are read outside all groups: the doctor joins no group
@@ -11,7 +11,7 @@ The functions block for seconds. Use them from one thread.
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from functools import partial
 from itertools import islice
 from typing import Any, Final, TypeVar
@@ -24,16 +24,16 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 )
 
 from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
+from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
 from rocketshim.admin.group_lag import GroupReader, GroupStanding
-from rocketshim.errors import BrokerUnavailableError, ConfigError, MalformedRecordError, RocketshimError
+from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.layout import Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames, check_group
@@ -41,7 +41,9 @@ from rocketshim_topics.partitioner import partition_for
 from rocketshim_topics.provision import read_topics
 from rocketshim_topics.wire import PARK_REASON, decode, headers_shown, read_headers
 
-__all__ = ["gather"]
+__all__ = [
+    "gather",
+]
 
 _TIMEOUT_S: Final = 10.0
 _SAMPLES: Final = 5
@@ -49,6 +51,7 @@ _KEY_SPAN: Final = 200
 _KEYS_PER_PARTITION: Final = 50
 _DAY_MS: Final = 86_400_000
 _MAX_PARKED: Final = 1_000
+_PROBE: Final = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
 
 _EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
@@ -91,8 +94,8 @@ def gather(
         brokers = cluster.brokers()
         visible = cluster.reader.topics()
         user_topics = tuple(names.physical(topic) for topic in topics)
-        found = tuple(dict.fromkeys([*map(check_group, groups), *_groups(names, visible)]))
-        described = cluster.topics([name for name in _topics_to_read(names, found, user_topics) if name in visible])
+        found = tuple(dict.fromkeys([*map(check_group, groups), *groups_with_retries(names, visible)]))
+        described = cluster.topics([name for name in topics_to_read(names, found, user_topics) if name in visible])
         standings, operations = cluster.standings([names.worker_group, *found])
         spans = cluster.spans(names.schedule, described, standings.get(names.worker_group))
         sources = {name: described[name] for name in user_topics if name in described}
@@ -128,25 +131,6 @@ _REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.key
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _groups(names: TopicNames, visible: Iterable[str]) -> list[str]:
-    """Return the groups whose retry topic exists. Groups with an encoded topic name are not found."""
-    prefix = f"{names.prefix}rmq.retry."
-    found = []
-    for suffix in sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix)):
-        with suppress(ConfigError):  # another program's topic, whose suffix is not a group name
-            if names.retry(suffix) == prefix + suffix:
-                found.append(suffix)
-    return found
-
-
-def _topics_to_read(names: TopicNames, groups: Iterable[str], user_topics: Iterable[str]) -> list[str]:
-    """Return the topics to read, each once."""
-    ours = [names.schedule, names.parked, names.redrive_log]
-    for group in groups:
-        ours += [names.retry(group), names.dead_letter(group), names.group_log(group)]
-    return list(dict.fromkeys([*ours, *user_topics]))
 
 
 def _layout(names: TopicNames, levels: DelayLevels, sources: list[TopicFacts]) -> Layout:
@@ -380,31 +364,12 @@ class _ClusterReader:
         if schedule is None:
             return {}
         leaders = {each.leader: number for number, each in enumerate(schedule.partitions) if each.leader is not None}
-        return self._request("clocks", partial(self._probe, leaders), {})
 
-    def _probe(self, leaders: Mapping[int, int]) -> dict[int, int]:
-        defaults = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
-        producer = self._clients.producer(self._settings(PROTECTED_PRODUCER, defaults))
-        checked = DeliveryReports()
-        ahead: dict[int, int] = {}
-        for node, number in leaders.items():
-            out = clock_probe(self._names, partition=number)
-            for _ in range(2):  # the first opens the connection; only the second is measured
-                reports: list[tuple[Any, Any]] = []
+        def request() -> dict[int, int]:
+            config = self._settings(PROTECTED_PRODUCER, _PROBE)
+            return clocks_ahead_ms(self._clients.producer, config, self._names, leaders, _TIMEOUT_S + 5)
 
-                def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
-                    into.append((checked.error(error, message), message))
-
-                sent_ms = _now_ms()
-                producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
-                producer.flush(_TIMEOUT_S + 5)
-                if not reports:
-                    raise TimeoutError(f"broker {node} did not confirm a probe")
-                error, message = reports[0]
-                if error is not None:
-                    raise KafkaException(error)
-                ahead[node] = message.timestamp()[1] - (sent_ms + _now_ms()) // 2
-        return ahead
+        return self._request("clocks", request, {})
 
 
 def _sample(record: Any) -> Sample:

@@ -1,0 +1,56 @@
+"""Measure how far the clocks of the leaders are ahead of this machine's, by writing probes to the schedule topic."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from rocketshim.kafka.clients import ProducerFactory, close_producer
+from rocketshim.kafka.reports import DeliveryReports
+from rocketshim_topics.hops import clock_probe
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["clocks_ahead_ms"]
+
+
+def clocks_ahead_ms(
+    make: ProducerFactory, config: dict[str, Any], names: TopicNames, leaders: Mapping[int, int], timeout_s: float
+) -> dict[int, int]:
+    """Write probes to one partition of each leader; return how far each leader's clock is ahead, in ms.
+
+    Args:
+        make: creates the producer, which is closed afterwards.
+        config: its settings.
+        names: topic names of the namespace.
+        leaders: node id to a partition of the schedule topic that it leads.
+        timeout_s: longest wait for one delivery report, in seconds.
+
+    Raises:
+        TimeoutError: a leader did not confirm a probe in time.
+        KafkaException: a leader refused a probe.
+    """
+    producer = make(config)
+    checked = DeliveryReports()
+    ahead: dict[int, int] = {}
+    try:
+        for node, number in leaders.items():
+            out = clock_probe(names, partition=number)
+            for _ in range(2):  # the first opens the connection; only the second is measured
+                reports: list[tuple[Any, Any]] = []
+
+                def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
+                    into.append((checked.error(error, message), message))
+
+                sent_ms = time.time_ns() // 1_000_000
+                producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
+                producer.flush(timeout_s)
+                if not reports:
+                    raise TimeoutError(f"broker {node} did not confirm a probe")
+                error, message = reports[0]
+                if error is not None:
+                    raise KafkaException(error)
+                ahead[node] = message.timestamp()[1] - (sent_ms + time.time_ns() // 1_000_000) // 2
+    finally:
+        close_producer(producer, timeout_s)
+    return ahead
