@@ -75,7 +75,8 @@ class PushAssembly:
     """Builds the parts of one push consumer.
 
     `timestamp_ms` (epoch ms) is for `ConsumeFromWhere.TIMESTAMP`. Without an `event_loop`, `async def` listeners get a
-    new one.
+    new one. `make_pool` makes the pool of the other listeners from what runs a chunk, its size, and a name, because a
+    simulation runs listeners in turns instead of in threads.
     """
 
     settings: PushConsumerSettings
@@ -86,6 +87,7 @@ class PushAssembly:
     clock: Clock
     timestamp_ms: int
     event_loop: asyncio.AbstractEventLoop | None = None
+    make_pool: Callable[[Callable[[Any], Any], int, str], Any] = ListenerPool
 
     @property
     def _retry_topic(self) -> str:
@@ -244,7 +246,8 @@ class PushAssembly:
     def _make_pool(self) -> ListenerPool[Any, Any] | AsyncPool:
         settings, name = self.settings, f"rocketshim-listener-{self.settings.group}"
         if not self.subscriptions.awaits:
-            return ListenerPool(self._make_runner(), settings.consume_thread_min, name)
+            pool: ListenerPool[Any, Any] = self.make_pool(self._make_runner(), settings.consume_thread_min, name)
+            return pool
         batch_count = settings.consume_message_batch_max_size
         find = self.hooks.wrap(self.subscriptions.get, awaits=True)
         runner = AsyncRunner(
