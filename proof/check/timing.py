@@ -5,12 +5,15 @@
 * Host: a listener is called at least the delay after the send, or after the failed call, *began*. An append time is cut
   to a millisecond, so a message may seem to leave up to one millisecond before.
 
-Where a fault has set a broker's clock, stamps of before and after do not compare. Then only messages that waited in one
-queue are judged, by the host's clock.
+Where a fault has set a broker's clock, stamps of before and after do not compare. Then only messages whose first queue
+has their whole delay are judged, by the host's clock: the others wait for a time on the clock that was set. A step
+forward ends the waiting of every message, since its delay has then passed on the broker's clock: messages that wait
+during a step are judged only if it is known to go back (`clock-back`).
 """
 
 from collections.abc import Iterator
 
+from proof.history import Delivery
 from proof.index import NS_PER_MS, Index, Stored
 from proof.violation import Violation
 
@@ -59,21 +62,42 @@ def _by_stamps(index: Index) -> Iterator[Violation]:
 
 def _by_host_clock(index: Index) -> Iterator[Violation]:
     for record in index.messages():
-        if record.topic != index.names.schedule or record.envelope.delay_ms is None:
+        delay_ms = record.envelope.delay_ms
+        if record.topic != index.names.schedule or delay_ms is None:
             continue
         begun = _begun_ns(index, record)
         if begun is None:
             continue
-        for final, hops in _finals(index, record):
-            if hops > 1 and index.stepped_clocks:
-                continue
-            for group in index.setup.groups:
-                for reader in index.readers(group):
-                    for delivery in index.deliveries.get((reader, final.it.where), []):
-                        early_ns = begun + record.envelope.delay_ms * NS_PER_MS - _CUT_NS - delivery.begin_ns
-                        if early_ns > 0:
-                            what = f"{reader} was given {final.it.where} {early_ns / NS_PER_MS:.3f} ms early"
-                            yield Violation.of("early", what, [record.source, delivery.source])
+        for reader, final, delivery in _arrivals(index, record):
+            early_ns = begun + delay_ms * NS_PER_MS - _CUT_NS - delivery.begin_ns
+            if early_ns > 0 and not _was_set_forward(index, begun, delivery.begin_ns):
+                what = f"{reader} was given {final.it.where} {early_ns / NS_PER_MS:.3f} ms early"
+                yield Violation.of("early", what, [record.source, delivery.source])
+
+
+def _arrivals(index: Index, record: Stored) -> Iterator[tuple[str, Stored, Delivery]]:
+    """Each delivery of what became of a schedule record, if the host's clock can judge it."""
+    for final, hops in _finals(index, record):
+        if index.stepped_clocks and (hops > 1 or _needs_more_queues(index, record)):
+            continue
+        for group in index.setup.groups:
+            for reader in index.readers(group):
+                for delivery in index.deliveries.get((reader, final.it.where), []):
+                    yield reader, final, delivery
+
+
+def _needs_more_queues(index: Index, record: Stored) -> bool:
+    """Whether the queue of a schedule record is shorter than the delay of its message."""
+    return (index.levels.queue_delay_ms(record.partition) or 0) < (record.envelope.delay_ms or 0)
+
+
+def _was_set_forward(index: Index, begin_ns: int, end_ns: int) -> bool:
+    """Whether a broker's clock may have been set forward between two times."""
+    return any(
+        fault.kind.startswith("clock-") and fault.kind != "clock-back"
+        and fault.begin_ns <= end_ns and fault.end_ns >= begin_ns
+        for _, fault in index.faults
+    )  # fmt: skip
 
 
 def _begun_ns(index: Index, record: Stored) -> int | None:
