@@ -14,7 +14,7 @@ PYTEST_ARGS ?=
 PROCESSES ?= 2
 SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
 
-.PHONY: help demo test test-unit test-integration test-long chaos check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos simulate check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,10 @@ SEED ?= 1
 MINUTES ?= 15
 chaos: $(VENV)/.dev broker-jars ## run under faults on a real broker, and judge it: MINUTES=15 SEED=1
 	@$(BIN)/python -m proof chaos --seed $(SEED) --minutes $(MINUTES)
+
+SEEDS ?= 20000
+simulate: $(VENV)/.dev ## run the real shells in memory under faults that a seed chooses: SEEDS=20000
+	@$(BIN)/python -m proof simulate --seeds $(SEEDS)
 
 bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read it
 	@$(BIN)/python -m benchmarks

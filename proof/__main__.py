@@ -1,4 +1,4 @@
-"""`python -m proof check FOLDER` judges a history; `python -m proof chaos` makes one on a real broker."""
+"""`check` judges a history; `chaos` makes one on a real broker; `simulate` makes many without a broker."""
 
 import argparse
 import sys
@@ -21,10 +21,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chaos.add_argument("--minutes", type=float, default=1.0, help="how long faults are done (1)")
     chaos.add_argument("--exactly-once", action="store_true", help="run the workers with --exactly-once")
     chaos.add_argument("--folder", type=Path, help="where the history goes; default: reports/chaos-SEED")
+    simulate = commands.add_parser("simulate", help="run many seeds in memory and virtual time, and judge each")
+    simulate.add_argument("--seeds", type=int, default=2_000, help="how many (2000)")
+    simulate.add_argument("--first", type=int, default=0, help="the first seed (0)")
+    simulate.add_argument("--seed", type=int, help="replay this seed alone; if it fails, shrink it and print its trace")
     options = parser.parse_args(arguments)
     if options.command == "check":
         return _check(options.folder)
-    return _chaos(options)
+    return _simulate(options) if options.command == "simulate" else _chaos(options)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from proof.simulate.command import replay, run_seeds  # noqa: PLC0415 judging needs no shell of the library
+
+    if options.seed is not None:
+        return 0 if replay(options.seed, print) else 1
+    return 0 if run_seeds(options.first, options.seeds, print) else 1
 
 
 def _chaos(options: argparse.Namespace) -> int:

@@ -1,0 +1,282 @@
+"""Planted defects: each switches off one safeguard of the library. The simulation has to find every one.
+
+A defect is a replacement of one attribute, made from the original. It is planted for the time of a `with` block.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.level_queue import LevelQueue
+from rocketshim.core.next_hop import NextHops
+from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.worker.allow_list import AllowList
+from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.at_least_once import AtLeastOnce
+from rocketshim.worker.exactly_once import ExactlyOnce
+from rocketshim.worker.hop_writer import HopBatch
+from rocketshim.worker.transaction import Transaction
+from rocketshim.worker.worker_clients import WorkerClients
+from rocketshim_topics.wire import decode, read_headers
+
+__all__ = ["BUGS", "Bug", "planted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One planted defect.
+
+    Attributes:
+        name: which safeguard is off.
+        owner: the class that has it.
+        attribute: its name there.
+        make: makes the defective attribute from the original.
+    """
+
+    name: str
+    owner: Any
+    attribute: str
+    make: Callable[[Any], Any]
+
+
+@contextmanager
+def planted(bug: Bug) -> Iterator[None]:
+    """Plant a defect for the time of the block."""
+    original = bug.owner.__dict__[bug.attribute]
+    setattr(bug.owner, bug.attribute, bug.make(original))
+    try:
+        yield
+    finally:
+        setattr(bug.owner, bug.attribute, original)
+
+
+def _returns(value: Any) -> Callable[[Any], Any]:
+    return lambda _: lambda *_, **__: value
+
+
+def _property(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda _: property(value)
+
+
+# --- consumer --------------------------------------------------------------------------------------------------------
+
+
+def _sent_back_when_produced(original: Any) -> Any:
+    def produce(self: Any, sending: Any) -> None:
+        original(self, sending)
+        self._reports.append((sending, None))
+        self._outstanding += 1
+        sending.reports = type(self._reports)()  # the true report is ignored
+
+    return produce
+
+
+def _refused_hop_is_dropped(_: Any) -> Any:
+    def not_stored(self: Any, sending: Any, error: Any, now_ms: int) -> None:
+        del self, error, now_ms
+        sending.chunk.stored([sending.hop.failed.message])
+
+    return not_stored
+
+
+def _refused_hop_is_forgotten(_: Any) -> Any:
+    return lambda self, sending, error, now_ms: None  # noqa: ARG005
+
+
+def _counted_twice(original: Any) -> Any:
+    def first(self: Any, failed: Any, **named: Any) -> Any:
+        before = decode(read_headers(failed.message), trusted=True).reconsume_times
+        return original(self, replace(failed, reconsume_times=before + 1) if before else failed, **named)
+
+    return first
+
+
+def _limit_plus_one(original: Any) -> Any:
+    def init(self: Any, *values: Any, limit: int, **named: Any) -> None:
+        original(self, *values, limit=limit + 1, **named)
+
+    return init
+
+
+def _key_is_lost(original: Any) -> Any:
+    def first(self: Any, failed: Any, **named: Any) -> Any:
+        hop = original(self, failed, **named)
+        hop.out = replace(hop.out, key=b"another")
+        return hop
+
+    return first
+
+
+def _value_is_lost(original: Any) -> Any:
+    def first(self: Any, failed: Any, **named: Any) -> Any:
+        hop = original(self, failed, **named)
+        hop.out = replace(hop.out, value=(hop.out.value or b"") + b" ")
+        return hop
+
+    return first
+
+
+def _commit_of_what_was_put(self: Any) -> Any:
+    return None if self._newest < 0 else self._newest + 1
+
+
+def _commit_of_what_was_taken(self: Any) -> Any:
+    last = self._tracker.last_offset
+    return None if last < 0 else last + 1
+
+
+def _failed_are_finished(original: Any) -> Any:
+    def report(self: Any, chunk: Any, failed: Any = ()) -> Any:
+        to_send = original(self, chunk, failed)
+        if to_send:
+            self.stored(chunk, to_send)
+        return []
+
+    return report
+
+
+def _start_one_later(original: Any) -> Any:
+    def begin(self: Any, key: Any, offset: int) -> None:
+        if offset > 0:
+            self.client().seek(_partition(key, offset + 1))
+        original(self, key, offset)
+
+    return begin
+
+
+def _partition(key: Any, offset: int) -> Any:
+    from confluent_kafka import TopicPartition  # noqa: PLC0415 - only where a defect needs it
+
+    return TopicPartition(key.topic, key.partition, offset)
+
+
+def _never_commits_again_after_an_error(_: Any) -> Any:
+    return lambda self, error, partitions, now_ms: None  # noqa: ARG005
+
+
+def _believes(_: Any) -> Any:
+    return lambda self, error, message: error  # noqa: ARG005
+
+
+# --- worker ----------------------------------------------------------------------------------------------------------
+
+
+def _confirmed_when_produced(original: Any) -> Any:
+    def register(self: Any, batch: Any) -> None:
+        original(self, batch)
+        if not batch.is_done:
+            self._finished(batch.flight, len(batch.indexes))
+            batch.flight.pending += 10**6
+
+    return register
+
+
+def _position_of_the_head(self: Any) -> Any:
+    last = self.queue._last_offset  # noqa: SLF001
+    return None if last < 0 else last + 1
+
+
+def _refused_counts_as_stored(_: Any) -> Any:
+    return lambda self: {}  # noqa: ARG005
+
+
+def _delay_shorter(original: Any) -> Any:
+    def init(self: Any, delay_ms: int, *values: Any) -> None:
+        original(self, max(0, delay_ms - 200), *values)
+
+    return init
+
+
+def _no_offsets_in_transaction(_: Any) -> Any:
+    return lambda self: []  # noqa: ARG005
+
+
+def _lost_after_abort(_: Any) -> Any:
+    return lambda self, due: self.confirmed(due.run)
+
+
+def _uncertain_is_committed(_: Any) -> Any:
+    def resolve(self: Any, consumer: Any) -> None:
+        del consumer
+        for flight in self._uncertain:
+            self._confirm(flight)
+        self._uncertain = []
+
+    return resolve
+
+
+def _uncertain_is_aborted(_: Any) -> Any:
+    def resolve(self: Any, consumer: Any) -> None:
+        del consumer
+        for flight in reversed(self._uncertain):
+            if not flight.assigned.gone:
+                flight.assigned.queue.failed(flight.due)
+        self._uncertain = []
+
+    return resolve
+
+
+def _read_uncommitted(original: Any) -> Any:
+    def consumer(self: Any) -> Any:
+        made = self._connection
+
+        def connection(required: Any, defaults: Any) -> Any:
+            return {**made(required, defaults), "isolation.level": "read_uncommitted"}
+
+        self._connection = connection
+        try:
+            return original(self)
+        finally:
+            del self._connection
+
+    return consumer
+
+
+def _repeats_on_every_revoke(_: Any) -> Any:
+    return lambda self, assigned, *, asynchronous: None  # noqa: ARG005
+
+
+def _forgets_records(original: Any) -> Any:
+    def offer(self: Any, records: Any, *values: Any) -> None:
+        original(self, records[:-1] if len(records) > 1 else records, *values)
+
+    return offer
+
+
+def _waits_for_nothing(_: Any) -> Any:
+    return lambda self, flight, indexes, now_ns, reason="": None  # noqa: ARG005
+
+
+BUGS: Final = (
+    Bug("a hop counts as stored when it is produced", SendBack, "_produce", _sent_back_when_produced),
+    Bug("a refused hop counts as stored", SendBack, "_not_stored", _refused_hop_is_dropped),
+    Bug("a refused hop is not sent again", SendBack, "_not_stored", _refused_hop_is_forgotten),
+    Bug("failed attempts are counted twice", NextHops, "first", _counted_twice),
+    Bug("one attempt too many", NextHops, "__init__", _limit_plus_one),
+    Bug("the key changes on a hop", NextHops, "first", _key_is_lost),
+    Bug("the value changes on a hop", NextHops, "first", _value_is_lost),
+    Bug("commits pass what was only read", ProcessQueue, "next_offset", _property(_commit_of_what_was_put)),
+    Bug("commits pass what is in flight", ProcessQueue, "next_offset", _property(_commit_of_what_was_taken)),
+    Bug("failed messages are finished before their hop", ProcessQueue, "report", _failed_are_finished),
+    Bug("reading begins behind the committed position", PartitionReader, "_begin", _start_one_later),
+    Bug("a refused commit is not made again", Committer, "answered", _never_commits_again_after_an_error),
+    Bug("a report without an offset is believed", DeliveryReports, "error", _believes),
+    Bug("a hop of the worker counts as stored when produced", AtLeastOnce, "_register", _confirmed_when_produced),
+    Bug("the worker commits what it has fetched", AssignedPartition, "position", _property(_position_of_the_head)),
+    Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),
+    Bug("a refused record is not sent again", AtLeastOnce, "_send_again", _waits_for_nothing),
+    Bug("queues are 200 ms too short", LevelQueue, "__init__", _delay_shorter),
+    Bug("everything is allowed", AllowList, "refusal", _returns(None)),
+    Bug("a transaction commits no positions", Transaction, "offsets", _no_offsets_in_transaction),
+    Bug("records of an aborted transaction are not sent again", LevelQueue, "failed", _lost_after_abort),
+    Bug("an uncertain transaction counts as committed", ExactlyOnce, "_resolve", _uncertain_is_committed),
+    Bug("an uncertain transaction counts as aborted", ExactlyOnce, "_resolve", _uncertain_is_aborted),
+    Bug("the schedule topic is read uncommitted", WorkerClients, "consumer", _read_uncommitted),
+    Bug("the worker commits nothing", AtLeastOnce, "commit", _repeats_on_every_revoke),
+    Bug("a fetched record is forgotten", LevelQueue, "offer", _forgets_records),
+)

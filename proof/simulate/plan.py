@@ -1,0 +1,75 @@
+"""The steps of a simulated run, all chosen by its seed before it begins.
+
+A step carries every number that it needs, and takes effect in any state of the run. So steps can be left out of a plan,
+which is how a failing one is shrunk. Each seed also chooses which kinds of faults it has: runs without faults find
+repeats that nothing explains, runs with few kinds get deeper into each.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Final, Literal
+
+__all__ = ["FAULTS", "Kind", "Plan", "Step", "make_plan"]
+
+Kind = Literal[
+    "send",  # a message
+    "turn",  # of a worker's or a consumer's loop
+    "listen",  # a listener runs a chunk
+    "hear",  # results of listeners that were late arrive
+    "report",  # the sender's thread polls
+    "pass",  # time
+    "crash",  # a process dies at one of its next calls of Kafka
+    "freeze",  # a process stands still
+    "leave",  # a process ends in order
+    "evict",  # the group puts a member out
+    "refuse",  # the broker refuses records
+    "lose-reply",  # the broker stores records, and the answer is lost
+    "repeat-reply",  # the broker calls records duplicates, and has not stored them
+    "hold",  # delivery reports wait, so that results arrive in another order
+    "release",  # … and arrive
+    "commit-fails",  # a commit of positions is refused, or its answer is lost
+    "transaction-fails",  # a call of a transaction fails, and may have taken effect
+    "broker-down",  # for a while
+    "clock",  # the brokers' clock is set
+]
+
+FAULTS: Final[tuple[Kind, ...]] = (
+    "crash", "freeze", "leave", "evict", "refuse", "lose-reply", "repeat-reply", "hold", "commit-fails",
+    "transaction-fails", "broker-down", "clock",
+)  # fmt: skip
+_OFTEN: Final[dict[Kind, int]] = {"turn": 12, "listen": 4, "send": 3, "hear": 1, "report": 1, "pass": 1, "release": 1}
+_WORK: Final[tuple[Kind, ...]] = tuple(kind for kind, share in _OFTEN.items() for _ in range(share))
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step: what, whom it concerns, and a number that the kind interprets."""
+
+    kind: Kind
+    who: int
+    amount: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run does: the mode of its workers, and its steps."""
+
+    seed: int
+    exactly_once: bool
+    steps: tuple[Step, ...]
+
+
+def make_plan(seed: int, *, length: int = 160) -> Plan:
+    """Make the plan of a seed."""
+    dice = Random(seed)  # noqa: S311 - repeatable, no secret
+    faults = dice.sample(FAULTS, dice.choice([0, 1, 2, 3, 5]))
+    share = dice.choice([0.02, 0.05, 0.12]) if faults else 0.0
+    steps = [
+        Step(
+            dice.choice(faults) if faults and dice.random() < share else dice.choice(_WORK),
+            dice.randrange(4),
+            dice.randrange(10_000),
+        )
+        for _ in range(length)
+    ]
+    return Plan(seed, seed % 2 == 1, tuple(steps))

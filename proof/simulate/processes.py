@@ -1,0 +1,340 @@
+"""The simulated processes: a sender, delay workers and push consumers, each the real shell, run turn by turn.
+
+A place is where a process runs: when it has died, its successor starts there after a while, under a new name.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, Protocol
+
+from proof.lines import Process
+from proof.simulate.clients import CrashedError, ProcessClients
+from proof.simulate.world import ALLOWED, GROUP, LEVELS, World
+from rocketshim import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
+from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.push.assembly import PushAssembly
+from rocketshim.errors import RocketshimError, SendTimeoutError
+from rocketshim.settings import WorkerSettings
+from rocketshim.worker.worker import DelayWorker
+
+__all__ = ["Consumer", "Place", "Sender", "Shell", "Worker", "fails"]
+
+_SESSION: Final = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
+_RESTART_MS: Final = 300
+
+
+def fails(number: int, attempt: int) -> bool:
+    """Return whether a listener fails with a message: one in five once or twice, one in eleven always."""
+    return number % 11 == 10 or (number % 5 == 3 and attempt <= number % 2)
+
+
+class _FailedError(Exception):
+    """The listener fails with this message."""
+
+
+class SteppedPool:
+    """Listeners that run when the simulation says so, each in the simulation's thread, and in any order.
+
+    Args:
+        world: its clock moves while the owner waits for a result.
+        run: runs a chunk.
+    """
+
+    shares_chunks = False
+
+    def __init__(self, world: World, run: Callable[[Any], Any]) -> None:
+        self.results: SimpleQueue[Result[Any, Any]] = SimpleQueue()
+        self.tasks: deque[Any] = deque()
+        self.late: deque[Result[Any, Any]] = deque()
+        self.size = 2
+        self._world = world
+        self._run = run
+
+    def submit(self, chunk: Any) -> None:
+        """Keep a chunk until `work`."""
+        self.tasks.append(chunk)
+
+    def report_part(self, chunk: Any) -> None:
+        """Do nothing: one listener has a chunk."""
+
+    def work(self, which: int, *, late: bool) -> None:
+        """Run a chunk; `late`: the owner gets the result only by `hear`."""
+        if self.tasks:
+            self.tasks.rotate(-(which % len(self.tasks)))
+            chunk = self.tasks.popleft()
+            result = Result(chunk, self._run(chunk), 0)
+            if late:
+                self.late.append(result)
+            else:
+                self.results.put(result)
+
+    def hear(self) -> None:
+        """Give the owner the results that are late."""
+        while self.late:
+            self.results.put(self.late.popleft())
+
+    def wait(self, timeout_s: float, gather_s: float) -> Result[Any, Any]:
+        """Return a result; if there is none, let time pass and raise `queue.Empty`."""
+        del gather_s
+        if not self.results.qsize():
+            self._world.clock.advance(max(timeout_s * 1_000, 1))
+            raise Empty
+        return self.results.get()
+
+    def resize(self, size: int) -> None:
+        """Do nothing: the simulation decides what runs."""
+        self.size = size
+
+    def stop(self, timeout_s: float) -> bool:
+        """Return whether nothing is left to do."""
+        del timeout_s
+        return not self.tasks
+
+
+class Shell(Protocol):
+    """A process that runs in turns."""
+
+    name: str
+    clients: ProcessClients
+
+    def turn(self) -> None:
+        """Do one turn of its loop."""
+
+    def close(self) -> None:
+        """End in order."""
+
+
+class Worker:
+    """A delay worker."""
+
+    def __init__(self, world: World, place: str, name: str, *, exactly_once: bool) -> None:
+        self.name = name
+        self.clients = ProcessClients(world, name)
+        world.process(Process(name=name, role="worker"))
+        settings = WorkerSettings.make(
+            bootstrap="memory", allow=ALLOWED, delay_levels=LEVELS, exactly_once=exactly_once, instance=place,
+            client=_SESSION, commit_interval_ms=200,
+        )  # fmt: skip
+        self._worker = DelayWorker(
+            settings, clients=self.clients.factories(), clock=world.clock, sleep=world.clock.sleep
+        )
+        self._is_started = False
+
+    def turn(self) -> None:
+        """Do a turn of the worker's loop."""
+        if not self._is_started:
+            self._worker.start()
+            self._is_started = True
+        self._worker.step(50)
+
+    def close(self) -> None:
+        """End in order."""
+        self._worker.close()
+
+
+class Consumer:
+    """A push consumer, concurrent; its poll loop and its listeners run in turns."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self.clients = ProcessClients(world, name, GROUP.name)
+        self._world = world
+        world.process(Process(name=name, role="consumer", group=GROUP.name))
+        facade = PushConsumer(
+            "memory", group=GROUP.name, delay_levels=LEVELS, consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            max_reconsume_times=GROUP.limit or 0, persist_consumer_offset_interval_ms=200, hop_back_off_ms=500,
+            client=_SESSION,
+        )  # fmt: skip
+        facade.register_message_listener("orders", self._handle)
+        pools: list[SteppedPool] = []
+
+        def make_pool(run: Callable[[Any], Any], size: int, name: str) -> SteppedPool:
+            del size, name
+            pools.append(SteppedPool(world, run))
+            return pools[0]
+
+        parts = PushAssembly(
+            facade.settings,
+            facade.names,
+            facade._subscriptions,  # noqa: SLF001 - what the facade gives its assembly
+            facade._hooks,  # noqa: SLF001
+            self.clients.factories(),
+            world.clock,
+            0,
+            make_pool=make_pool,
+        ).build()
+        self.loop = parts.loop
+        self.pool = pools[0]
+
+    def turn(self) -> None:
+        """Do a turn of the poll loop."""
+        if not self.loop.is_open:
+            self.loop.open()
+        self.loop.turn()
+
+    def close(self) -> None:
+        """End in order: running calls finish."""
+        self.pool.hear()
+        self.loop.stop(1_000)
+        self.loop.close()
+        error = self.loop.error
+        if isinstance(error, CrashedError):
+            raise error
+
+    def _handle(self, message: MessageView) -> None:
+        end = self._world.delivery_began(self.name, message)
+        number = int((message.body or b"0").partition(b" ")[0])
+        if fails(number, message.reconsume_times):
+            end("fail")
+            raise _FailedError
+        end("ok")
+
+
+class Sender:
+    """A producer. It is never killed; its thread polls when it is given a turn."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sent = 0
+        self._pending: list[Future[Any]] = []
+        world.process(Process(name="sender", role="sender"))
+        clients = ProcessClients(world, "sender").factories(in_turns=True)
+        self._producer = Producer("memory", delay_levels=LEVELS, clients=clients, clock=world.clock)
+
+    def send(self, kind: int, amount: int) -> None:
+        """Send the next message: directly, at a level, with a delay, at a time, or to a topic that is not allowed."""
+        number, self._sent = self._sent, self._sent + 1
+        delay: dict[str, Any] = {}
+        match kind % 8:
+            case 0 | 1:
+                delay = {"delay_level": 1 + amount % 4}
+            case 2:
+                delay = {"delay": f"{100 + amount % 3_000}ms"}
+            case 3:
+                delay = {"deliver_at": self._world.clock.wall_ms() + amount % 2_000}
+            case _:
+                pass
+        topic = "secret" if kind % 32 == 1 else "orders"
+        body = b"%d body" % number
+        message = Message(topic, body, key=f"k{amount % 5}", properties=[("trace", b"%d" % number)], **delay)
+        end = self._world.send_began("sender", message)
+        try:
+            future = self._producer.send_async(message)
+        except (RocketshimError, BufferError):
+            end("fail", None)
+            return
+        self._pending.append(future)
+        future.add_done_callback(partial(_sent, end))
+
+    def turn(self) -> None:
+        """Let the producer's thread process the reports that have arrived."""
+        for each in self._world.turns:
+            each.turn()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether each send has its result."""
+        return all(future.done() for future in self._pending)
+
+    def close(self) -> None:
+        """Close the producer, which ends its thread."""
+        for each in self._world.turns:
+            each.free()
+        self._producer.close(0)
+
+
+def _sent(end: Callable[[Any, Any], None], future: Future[Any]) -> None:
+    error = future.exception()
+    if error is None:
+        end("ok", future.result())
+    else:
+        end("info" if isinstance(error, SendTimeoutError) else "fail", None)
+
+
+class Place:
+    """Where one process runs after the other.
+
+    Args:
+        world: what it runs in.
+        name: of the place; its processes are numbered.
+        start: starts a process with this name.
+
+    Attributes:
+        shell: the process that runs; None: it has died, and its successor has not started.
+    """
+
+    def __init__(self, world: World, name: str, start: Callable[[str], Shell]) -> None:
+        self.name = name
+        self.shell: Shell | None = None
+        self.frozen_until_ms = 0
+        self._world = world
+        self._start = start
+        self._count = 0
+        self._starts_ms = 0
+        self._died: tuple[str, str, int] | None = None
+
+    def turn(self, act: Callable[[Shell], None]) -> None:
+        """Let the process do something, unless it is frozen or dead; its successor starts when it is time."""
+        now_ms = self._world.now_ms
+        if now_ms < self.frozen_until_ms:
+            return
+        if self.shell is None:
+            if now_ms < self._starts_ms:
+                return
+            self._begin()
+        shell = self.shell
+        if shell is None:
+            return
+        try:
+            act(shell)
+        except CrashedError:
+            self.died("crash")
+        except RocketshimError as error:  # it cannot go on, and a supervisor starts it again
+            self._world.note(shell.name, "fails", type(error).__name__)
+            self._end(shell)
+            self.died("failed")
+        else:
+            if shell.clients.is_dead:  # the library has kept the end of the process as an error of its loop
+                self.died("crash")
+
+    def freeze(self, ms: int) -> None:
+        """Stop the process for a while; its session may end meanwhile, and it does not know that."""
+        if self.shell is not None and self._world.now_ms >= self.frozen_until_ms:
+            begin_ns = self._world.event_ns()
+            self.frozen_until_ms = self._world.now_ms + ms
+            for consumer in self.shell.clients.consumers:
+                self._world.kafka.freeze(consumer)
+            self._world.fault("freeze", self.shell.name, begin_ns, begin_ns + ms * 1_000_000)
+
+    def leave(self) -> None:
+        """Stop the process in order; its successor starts later."""
+        shell = self.shell
+        if shell is not None and self._world.now_ms >= self.frozen_until_ms:
+            self._end(shell)
+            self.died("leave")
+
+    def died(self, kind: str) -> None:
+        """Note that the process has ended."""
+        shell, self.shell = self.shell, None
+        if shell is not None:
+            if not shell.clients.is_dead:
+                shell.clients.die()
+            self._died = kind, shell.name, self._world.event_ns()
+            self._starts_ms = self._world.now_ms + _RESTART_MS
+
+    def _end(self, shell: Shell) -> None:
+        try:
+            shell.close()
+        except (CrashedError, RocketshimError) as error:
+            self._world.note(shell.name, "does not close", type(error).__name__)
+
+    def _begin(self) -> None:
+        self._count += 1
+        self.shell = self._start(f"{self.name}-{self._count}")
+        if self._died is not None:
+            kind, target, begin_ns = self._died
+            self._world.fault(kind, target, begin_ns)
+            self._died = None

@@ -1,0 +1,256 @@
+"""Execute a plan, wait until nothing is pending, and have the checker judge the history."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from confluent_kafka import KafkaError
+
+from proof.check import run as judge
+from proof.simulate.plan import Plan, Step
+from proof.simulate.processes import Consumer, Place, Sender, Shell, Worker
+from proof.simulate.world import GROUP, NAMES, World
+
+__all__ = ["Outcome", "simulate"]
+
+_DRAIN_TURNS: Final = 1_500
+_REFUSALS: Final = (
+    KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT  # noqa: SLF001
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        plan: what was executed.
+        problems: what is wrong, each beginning with its kind; none: nothing.
+        trace: what happened, in order.
+        sends, deliveries, faults: how many.
+    """
+
+    plan: Plan
+    problems: tuple[str, ...]
+    trace: tuple[str, ...]
+    sends: int
+    deliveries: int
+    faults: int
+
+    @property
+    def kinds(self) -> frozenset[str]:
+        """The kinds of what is wrong."""
+        return frozenset(problem.partition(":")[0] for problem in self.problems)
+
+
+class Simulation:
+    """One run."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.world = World(exactly_once=plan.exactly_once)
+        self.sender = Sender(self.world)
+        self.places = [
+            *(Place(self.world, name, partial(self._worker, name)) for name in ("worker-a", "worker-b")),
+            *(Place(self.world, name, self._consumer) for name in ("pay-a", "pay-b")),
+        ]
+        self._broker_back_ms: int | None = None
+        self._down_ns = 0
+        self._skew_ms = self._most_skew_ms = 0
+
+    def _worker(self, place: str, name: str) -> Shell:
+        return Worker(self.world, place, name, exactly_once=self.plan.exactly_once)
+
+    def _consumer(self, name: str) -> Shell:
+        return Consumer(self.world, name)
+
+    def step(self, step: Step) -> None:
+        """Execute a step of the plan."""
+        world, amount = self.world, step.amount
+        place = self.places[step.who % len(self.places)]
+        if self._broker_back_ms is not None and world.now_ms >= self._broker_back_ms:
+            self._start_broker()
+        match step.kind:
+            case "send":
+                self.sender.send(step.who + 4 * (amount % 8), amount // 8)
+            case "turn":
+                world.longest_wait_ms = (1, 5, 20, 100)[amount % 4]
+                place.turn(lambda shell: shell.turn())
+            case "listen":
+                self._listen(self.places[2 + step.who % 2], amount)
+            case "hear":
+                self._hear(self.places[2 + step.who % 2])
+            case "report":
+                self.sender.turn()
+            case "pass":
+                world.clock.advance(amount % 1_500)
+            case "release":
+                world.kafka.release()
+            case _:
+                world.note("fault", step.kind, f"{place.name} {amount}")
+                self._fault(step, place)
+
+    def _listen(self, place: Place, amount: int) -> None:
+        def listen(shell: Shell) -> None:
+            if isinstance(shell, Consumer):
+                shell.pool.work(amount // 8, late=amount % 8 == 0)
+
+        if place.shell is not None:
+            place.turn(listen)
+
+    def _hear(self, place: Place) -> None:
+        if isinstance(place.shell, Consumer):
+            place.shell.pool.hear()
+
+    def _fault(self, step: Step, place: Place) -> None:
+        world, amount = self.world, step.amount
+        match step.kind:
+            case "crash":
+                if place.shell is not None:
+                    place.shell.clients.crash_at(amount // 2 % 40, after=amount % 2 == 1)
+            case "repeat-reply":
+                self._repeat_reply(place, 1 + amount % 2)
+            case "freeze":
+                place.freeze((200, 2_000, 8_000, 12_000)[amount % 4])
+            case "leave":
+                place.leave()
+            case "evict":
+                self._evict(place)
+            case "clock":
+                self._set_clock((-3_600_000, -500, 0, 500, 3_600_000)[amount % 5])
+            case "broker-down":
+                self._stop_broker((50, 500, 3_000)[amount % 3])
+            case _:
+                begin_ns = world.event_ns()
+                self._answer_wrongly(step)
+                world.fault(step.kind, "cluster", begin_ns)
+
+    def _repeat_reply(self, place: Place, count: int) -> None:
+        if place.shell is not None and self._broker_back_ms is None:
+            begin_ns = self.world.event_ns()
+            place.shell.clients.repeat_replies(count)
+            self.world.fault("repeat-reply", "cluster", begin_ns)
+
+    def _set_clock(self, skew_ms: int) -> None:
+        begin_ns = self.world.event_ns()
+        self.world.kafka.set_leader_clock(skew_ms)
+        kind = "clock-back" if skew_ms < self._skew_ms else "clock-forward"
+        self._skew_ms, self._most_skew_ms = skew_ms, max(skew_ms, self._most_skew_ms)
+        self.world.fault(kind, "cluster", begin_ns)
+
+    def _answer_wrongly(self, step: Step) -> None:
+        kafka, amount = self.world.kafka, step.amount
+        topics = [NAMES.schedule, "orders", NAMES.retry(GROUP.name), NAMES.dead_letter(GROUP.name), None]
+        topic, count = topics[amount % 5], 1 + amount // 5 % 3
+        match step.kind:
+            case "refuse":
+                kafka.fail_produce(KafkaError(_REFUSALS[amount // 16 % 3]), topic=topic, count=count)
+            case "lose-reply":
+                kafka.fail_produce(KafkaError(KafkaError._MSG_TIMED_OUT), topic=topic, count=count, stored=True)  # noqa: SLF001
+            case "hold":
+                kafka.hold_reports(topic)
+            case "commit-fails":
+                error = KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE)
+                kafka.fail_commits(error, count=count, stored=amount % 2 == 1)
+            case "transaction-fails":
+                self._fail_transaction(amount)
+            case _:
+                raise ValueError(f"{step.kind} is no wrong answer")
+
+    def _fail_transaction(self, amount: int) -> None:
+        calls = ["commit_transaction", "commit_transaction", "send_offsets_to_transaction", "abort_transaction"]
+        call = calls[amount % 4]
+        can_apply = call != "send_offsets_to_transaction" and amount // 4 % 2 == 1
+        error = KafkaError(
+            KafkaError._TIMED_OUT, retriable=amount // 8 % 2 == 0, txn_requires_abort=amount // 8 % 2 == 1  # noqa: SLF001
+        ) if not can_apply else KafkaError(KafkaError._TIMED_OUT, retriable=True)  # noqa: SLF001  # fmt: skip
+        self.world.kafka.fail_transaction(error, call=call, applied=can_apply)
+
+    def _evict(self, place: Place) -> None:
+        shell = place.shell
+        if shell is None:
+            return
+        begin_ns = self.world.event_ns()
+        for consumer in shell.clients.consumers:
+            self.world.kafka.evict(consumer)
+        group = GROUP.name if isinstance(shell, Consumer) else NAMES.worker_group
+        self.world.fault("evict", f"group:{group}", begin_ns)
+
+    def _stop_broker(self, ms: int) -> None:
+        if self._broker_back_ms is None:
+            self._down_ns = self.world.event_ns()
+            self._broker_back_ms = self.world.now_ms + ms
+            self.world.kafka.stop_broker()
+
+    def _start_broker(self) -> None:
+        self._broker_back_ms = None
+        self.world.kafka.start_broker()
+        self.world.fault("broker-down", "broker-1", self._down_ns)
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def drain(self) -> bool:
+        """End all faults, and run every process until nothing is pending; return whether that happens in time."""
+        world = self.world
+        world.note("run", "drains")
+        if self._broker_back_ms is not None:
+            self._start_broker()
+        world.kafka.release()
+        if self._skew_ms < self._most_skew_ms:  # messages wait for a time that a clock has shown
+            self._set_clock(self._most_skew_ms)
+        world.longest_wait_ms = 20
+        for place in self.places:
+            place.frozen_until_ms = 0
+            if place.shell is not None:
+                place.shell.clients.cancel_faults()
+        for number in range(_DRAIN_TURNS):
+            self.sender.turn()
+            for place in self.places:
+                place.turn(lambda shell: shell.turn())
+                self._hear(place)
+                self._listen(place, 1)
+            if number % 25 == 24 and self.sender.is_idle and world.is_drained():
+                return True
+        return False
+
+    def close(self) -> None:
+        """Release everything."""
+        for place in self.places:
+            if place.shell is not None:
+                place.shell.clients.die()
+        self.sender.close()
+
+
+def simulate(plan: Plan) -> Outcome:
+    """Execute a plan, and judge what came of it."""
+    simulation = Simulation(plan)
+    world = simulation.world
+    problems: list[str] = []
+    try:
+        for step in plan.steps:
+            simulation.step(step)
+        if not simulation.drain():
+            problems.append("not-drained: positions do not reach the end of what is stored")
+    except Exception as error:  # noqa: BLE001 - whatever a shell raises is a finding
+        world.note("run", "fails", repr(error))
+        problems.append(f"error: {error!r}")
+    finally:
+        _quietly(simulation.close, problems)
+    history = world.finish()
+    problems += [f"{each.kind}: {each.what}" for each in judge(history)]
+    return Outcome(
+        plan,
+        tuple(problems),
+        tuple(world.trace),
+        len(history.sends),
+        len(history.deliveries),
+        len(history.faults),
+    )
+
+
+def _quietly(act: Callable[[], None], problems: list[str]) -> None:
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 - likewise
+        problems.append(f"error: closing: {error!r}")

@@ -1,0 +1,198 @@
+"""What all simulated processes share: the cluster, the virtual clock, the trace, and the history for the checker.
+
+Time passes where a client waits, and where a step of the plan says so. The history's clock is the virtual one, moved on
+by a nanosecond with each event, so that no two events have the same time.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from proof.history import CommitCall, Delivery, History, Hop, Outcome, Seen, Send, Source
+from proof.lines import Commit, Fault, Group, Process, Record, Setup, digest_of, encoded, headers_to_json
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.worker.prober import is_probe
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.message import Message, MessageView
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import coordinates, headers_shown
+
+__all__ = ["GROUP", "LEVELS", "NAMES", "World"]
+
+NAMES: Final = TopicNames("")
+LEVELS: Final = DelayLevels.parse("1s 2s 3s 4s")
+GROUP: Final = Group(name="pay", mode="concurrent", topics=("orders",), limit=2)
+PARTITIONS: Final = 2
+ALLOWED: Final = ("orders",)
+RECOVERY_MS: Final = 15_000
+_START_MS: Final = 1_700_000_000_000
+_LOG_APPEND_TIME: Final = 2
+
+
+class _Turn(Protocol):
+    def turn(self) -> None: ...
+    def free(self) -> None: ...
+
+
+class World:
+    """One simulated installation.
+
+    Attributes:
+        kafka, clock: the cluster, and the clock of everything.
+        trace: what happened, in order: the same for each run of a seed.
+        history: for the checker; records and commits are added at the end.
+        longest_wait_ms: how far the clock moves at most when a client waits.
+        turns: producers whose threads run when they are given a turn.
+    """
+
+    def __init__(self, *, exactly_once: bool) -> None:
+        self.clock = VirtualClock(start_wall_ms=_START_MS, auto_advance=True)
+        self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
+        self.trace: list[str] = []
+        self.longest_wait_ms = 20.0
+        self.turns: list[_Turn] = []
+        self._last_ns = 0
+        self._line = 0
+        self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
+        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP.name, with_log=False))
+        self.kafka.create_topic("orders", PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+        self.kafka.create_topic("secret", 1)
+        self.history = History(
+            Setup(
+                levels=str(LEVELS), groups=(GROUP,), allow=ALLOWED, exactly_once=exactly_once, recovery_ms=RECOVERY_MS,
+                broker_minus_host_ns=_START_MS * 1_000_000,
+            )
+        )  # fmt: skip
+
+    def _wait(self, seconds: float) -> None:
+        longest_ms = self.longest_wait_ms
+        self.clock.advance(min(seconds * 1_000, longest_ms) if seconds >= 0 else longest_ms)
+
+    # --- time and trace ----------------------------------------------------------------------------------------------
+
+    @property
+    def now_ms(self) -> int:
+        """Monotonic virtual time in ms."""
+        return self.clock.monotonic_ns() // 1_000_000
+
+    def event_ns(self) -> int:
+        """Return the time of an event: later than that of every event before."""
+        self._last_ns = max(self._last_ns + 1, self.clock.monotonic_ns())
+        return self._last_ns
+
+    def source(self) -> Source:
+        """Return the place of the next line of the history."""
+        self._line += 1
+        return Source("trace", len(self.trace) + 1)
+
+    def note(self, who: str, what: str, detail: str = "") -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"{self.clock.monotonic_ns() / 1e6:11.3f} {who:12} {what} {detail}".rstrip())
+
+    # --- history -----------------------------------------------------------------------------------------------------
+
+    def process(self, process: Process) -> None:
+        """Record that a process starts."""
+        self.history.processes[process.name] = process
+
+    def fault(self, kind: str, target: str, begin_ns: int, end_ns: int | None = None) -> None:
+        """Record a fault."""
+        end_ns = self.event_ns() if end_ns is None else end_ns
+        fault = Fault(kind=kind, target=target, begin_ns=begin_ns, end_ns=end_ns)
+        self.history.faults.append(Seen(self.source(), fault))
+
+    def commit_called(self, process: str, group: str, epoch: int, positions: dict[str, int]) -> None:
+        """Record a call of `commit`."""
+        source, at_ns = self.source(), self.event_ns()
+        self.history.commit_calls.append(
+            CommitCall(
+                source=source, process=process, begin_ns=at_ns, end_ns=at_ns, outcome="info", group=group, epoch=epoch,
+                positions=positions,
+            )
+        )  # fmt: skip
+
+    def hop_began(self, process: str, group: str, made_from: str, topic: str) -> Callable[[str | None], None]:
+        """Record that a hop is produced; call the result with the coordinates of the stored record."""
+        source, begin_ns = self.source(), self.event_ns()
+
+        def end(where: str | None) -> None:
+            outcome: Outcome = "info" if where is None else "ok"
+            self.history.hops.append(
+                Hop(
+                    source=source, process=process, begin_ns=begin_ns, end_ns=self.event_ns(), outcome=outcome,
+                    group=group, made_from=made_from, topic=topic, where=where,
+                )
+            )  # fmt: skip
+
+        return end
+
+    def send_began(self, process: str, message: Message) -> Callable[[Outcome, Any], None]:
+        """Record that a message is sent; call the result with the outcome and the result of the send."""
+        source, begin_ns = self.source(), self.event_ns()
+        level = message.delay_level
+        delay_ms = message.delay_ms if level is None else LEVELS.delay_ms(level)
+
+        def end(outcome: Outcome, result: Any) -> None:
+            offset = None if result is None else result.queue_offset
+            self.history.sends.append(
+                Send(
+                    source=source, process=process, begin_ns=begin_ns, end_ns=self.event_ns(), outcome=outcome,
+                    topic=message.topic, key=encoded(message.key_bytes), digest=digest_of(message.body),
+                    headers=headers_to_json(message.headers), delay_ms=delay_ms, deliver_at_ms=message.deliver_at_ms,
+                    where=None if offset is None or offset < 0 else result.offset_msg_id,
+                    id=None if result is None else result.msg_id,
+                )
+            )  # fmt: skip
+
+        return end
+
+    def delivery_began(self, process: str, message: MessageView) -> Callable[[Outcome], None]:
+        """Record that a listener is called; call the result with the outcome."""
+        source, begin_ns = self.source(), self.event_ns()
+        self.note(process, "handles", f"{message.offset_msg_id} attempt {message.reconsume_times}")
+
+        def end(outcome: Outcome) -> None:
+            self.history.deliveries.append(
+                Delivery(
+                    source=source, process=process, begin_ns=begin_ns, end_ns=self.event_ns(), outcome=outcome,
+                    group=GROUP.name, where=message.offset_msg_id, id=message.msg_id, attempt=message.reconsume_times,
+                    replay=None, token=None, key=encoded(message.key), digest=digest_of(message.body),
+                    headers=headers_to_json(message.headers), then="retry" if outcome == "fail" else None,
+                )
+            )  # fmt: skip
+
+        return end
+
+    def finish(self) -> History:
+        """Add what lies in the topics, and the commits, and return the history."""
+        for topic in self.kafka.topics():
+            visible = {coordinates(record) for record in self.kafka.records(topic)}
+            for record in self.kafka.records(topic, read_committed=False):
+                stamp, stamped_ms = record.timestamp()
+                where = coordinates(record)
+                line = Record(
+                    where=where, ms=stamped_ms, stamp="append" if stamp == _LOG_APPEND_TIME else "create",
+                    key=encoded(record.key()), digest=digest_of(record.value()),
+                    headers=headers_to_json(headers_shown(record)), committed=where in visible,
+                )  # fmt: skip
+                self.history.records.append(Seen(self.source(), line))
+        for group in (GROUP.name, NAMES.worker_group):
+            for each in self.kafka.commits(group):
+                commit = Commit(
+                    group=group, queue=f"{each.topic}/{each.partition}", position=each.next_offset,
+                    ms=_START_MS + each.monotonic_ns // 1_000_000, metadata=each.metadata or "",
+                )  # fmt: skip
+                self.history.commits.append(Seen(self.source(), commit))
+        return self.history
+
+    def is_drained(self) -> bool:
+        """Return whether the worker and the group have committed past every message."""
+        topics = {NAMES.worker_group: [NAMES.schedule], GROUP.name: ["orders", NAMES.retry(GROUP.name)]}
+        for group, names in topics.items():
+            committed = self.kafka.committed(group)
+            for name in names:
+                for record in self.kafka.records(name):
+                    key = (name, record.partition() or 0)
+                    if (record.offset() or 0) >= committed.get(key, 0) and not is_probe(record):
+                        return False
+        return True

@@ -1,0 +1,76 @@
+"""Simulated runs under faults: nothing goes wrong, a seed repeats exactly, and planted defects are found."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proof.simulate.bugs import BUGS, Bug, planted
+from proof.simulate.plan import make_plan
+from proof.simulate.run import Outcome, simulate
+from proof.simulate.shrink import shrink
+
+ENOUGH_SEEDS = 500
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_nothing_goes_wrong_in_simulated_runs_under_faults(first: int) -> None:
+    failed = {seed: problems for seed in range(first, first + 20) if (problems := simulate(make_plan(seed)).problems)}
+    assert not failed
+
+
+@pytest.mark.parametrize("seed", [1, 16, 35, 87])
+def test_a_seed_gives_the_same_trace_each_time(seed: int) -> None:
+    assert simulate(make_plan(seed)).trace == simulate(make_plan(seed)).trace
+
+
+def test_a_seed_gives_the_same_trace_in_every_process() -> None:
+    code = (
+        "import hashlib, logging; from proof.simulate.plan import make_plan; from proof.simulate.run import simulate\n"
+        "logging.disable(logging.CRITICAL)\n"
+        "text = repr([simulate(make_plan(seed)).trace for seed in (2, 35, 87)])\n"
+        "print(hashlib.sha256(text.encode()).hexdigest())"
+    )
+    digests = set()
+    for hash_seed in ("1", "2"):
+        path = os.pathsep.join([str(ROOT), *sys.path])
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": path}
+        made = subprocess.run(  # noqa: S603 - this interpreter
+            [sys.executable, "-c", code], capture_output=True, check=True, env=environment, text=True
+        )
+        digests.add(made.stdout)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("seed", [35, 92, 133])
+def test_a_message_is_not_early_where_its_wait_ended_because_a_clock_was_set_forward(seed: int) -> None:
+    outcome = simulate(make_plan(seed))
+    assert any("fault" in line and " clock " in line for line in outcome.trace)
+    assert not outcome.problems
+
+
+def first_failure() -> Outcome | None:
+    outcomes = (simulate(make_plan(seed)) for seed in range(ENOUGH_SEEDS))
+    return next((outcome for outcome in outcomes if outcome.problems), None)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=[bug.name.replace(" ", "-") for bug in BUGS])
+def test_a_planted_defect_is_found(bug: Bug) -> None:
+    with planted(bug):
+        found = first_failure()
+    assert found is not None
+    assert not simulate(found.plan).problems  # it is the defect that was found
+
+
+def test_a_failing_run_is_shrunk_to_a_few_steps_with_the_same_problem() -> None:
+    bug = next(bug for bug in BUGS if bug.name == "a refused hop counts as stored")
+    with planted(bug):
+        found = first_failure()
+        assert found is not None
+        small = shrink(found)
+        assert small.kinds & found.kinds
+        assert simulate(small.plan).trace == small.trace
+    assert len(small.plan.steps) < len(found.plan.steps) / 4
