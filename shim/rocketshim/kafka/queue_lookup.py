@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
@@ -125,3 +125,15 @@ class QueueLookup:
             if answer.error is not None:
                 raise KafkaException(answer.error)
         return answer.offset if answer.offset >= 0 else self.bounds(queue)[1]
+
+    def committed(self, queue: MessageQueue, client: ConsumerClient) -> int | None:
+        """Return the offset that a client's group has committed for a queue; None if there is none.
+
+        Raises:
+            BrokerUnavailableError: it cannot be determined.
+        """
+        with cluster_errors(f"the committed offset of {queue} cannot be read"):
+            (answer,) = client.committed([TopicPartition(*self.key_of(queue))], timeout=_TIMEOUT_S)
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+        return answer.offset if answer.offset >= 0 else None

@@ -1,7 +1,7 @@
 """One thread at a time: the guard of the calls of a pull consumer, and the request to stop from another thread."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rocketshim.errors import ConsumerError
@@ -12,14 +12,18 @@ __all__ = ["OneCaller"]
 class OneCaller:
     """Lets one thread at a time call a consumer.
 
+    Args:
+        close: closes the consumer; it may be called again later.
+
     Attributes:
         stopping: whether the consumer is to stop; no event, because a signal handler sets it.
 
     Thread-safety: any thread; `stop` also in a signal handler.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, close: Callable[[], None]) -> None:
         self.stopping = False
+        self._close = close
         self._lock = threading.Lock()
         self._thread: int | None = None
 
@@ -39,15 +43,12 @@ class OneCaller:
             self._thread = None
             self._lock.release()
 
-    @contextmanager
-    def stop(self) -> Iterator[bool]:
-        """Request the stop, and wait for a call of another thread; yield whether the caller may close the consumer.
+    def stop(self) -> None:
+        """Request the stop; wait for a call of another thread, and close the consumer.
 
-        False: a signal handler has interrupted a call of this thread, and that call has to close it.
+        If a signal handler has interrupted a call of this thread, that call has to close it.
         """
         self.stopping = True
-        if self._thread == threading.get_ident():
-            yield False
-            return
-        with self._lock:
-            yield True
+        if self._thread != threading.get_ident():
+            with self._lock:
+                self._close()

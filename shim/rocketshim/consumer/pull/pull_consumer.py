@@ -1,23 +1,13 @@
 """`PullConsumer.pull(queue, expression, offset, max_count)`: read a queue from an offset, and keep no position for it.
 
-RocketMQ's broker answers each pull separately. Kafka's client fetches ahead. So each queue that was pulled has a
-*prefetch buffer* of messages that the one Kafka consumer has fetched and no pull has returned yet. Rules of this file:
+As in RocketMQ's broker, one pull examines 800 messages, or `max_count` if that is more, for those that the expression
+selects. `NO_MATCHED_MSG` contains the offset at which to continue. `prefetch` has the rules of reading ahead.
 
-* A pull that continues where the last pull of its queue ended takes messages from the buffer. Every other offset is
-  first compared with the queue's bounds (`OFFSET_ILLEGAL`); then the buffer is emptied and the queue is read from that
-  offset.
-* The queue of a full buffer is paused, so that a pull of one queue does not fill the memory with messages of others.
-* An empty buffer proves nothing. `NO_NEW_MSG` is returned only if the end of the log is not above the position: a pull
-  finds every message that was stored before the call. Transaction markers may follow the last message; the client's
-  end-of-partition event tells how far they reach.
-* Lookups (bounds, queues, offsets) use a second Kafka client. On the reading client they would wait behind a fetch that
-  the broker delays until messages arrive, for up to `fetch.wait.max.ms` (100 ms here; the first pull of a queue waits
-  for it, too).
-* As in RocketMQ's broker, one pull examines 800 messages, or `max_count` if that is more, for those that the expression
-  selects. `NO_MATCHED_MSG` contains the offset at which to continue.
+Lookups (bounds, queues, offsets) use a second Kafka client. On the reading client they would wait behind a fetch that
+the broker delays until messages arrive, for up to `fetch.wait.max.ms` (100 ms here; the first pull of a queue waits for
+it, too).
 """
 
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,35 +15,26 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.pull.config import pull_config
 from rocketshim.consumer.pull.one_caller import OneCaller
-from rocketshim.consumer.pull.selection import as_selector, unreadable_headers
-from rocketshim.core.clock import Clock
+from rocketshim.consumer.pull.prefetch import Prefetch, PrefetchBuffer
+from rocketshim.consumer.pull.selection import as_selector, is_selected, unreadable_headers
+from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
-from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.filters import MessageSelector
+from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
-from rocketshim.logs import safe_logger
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
-from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
-from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import DENIED, MISSING
+from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import read_headers
 
 __all__ = ["PullConsumer", "PullResult", "PullStatus"]
 
-_LOG = safe_logger("rocketshim.consumer")
 _EXAMINE_COUNT: Final = 800
-_BUFFER_COUNT: Final = 4_000  # large, since each pause drops what the client has fetched ahead
-_BUFFER_BYTES: Final = 8 * 1_048_576
-_FETCH_COUNT: Final = 256
 _SLICE_S: Final = 0.1
-_PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
-_OFFSET_RESET: Final = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 
 
 class PullStatus(Enum):
@@ -88,48 +69,6 @@ class PullResult:
     min_offset: int
     max_offset: int
     messages: list[MessageView] = field(default_factory=list)
-
-
-class _PrefetchBuffer:
-    """Messages of one queue that were fetched and that no pull has returned yet."""
-
-    __slots__ = (
-        "bounds",
-        "end_at",
-        "illegal",
-        "key",
-        "messages",
-        "next_offset",
-        "paused",
-        "queue",
-        "size_bytes",
-    )  # fmt: skip
-
-    def __init__(self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]) -> None:
-        self.queue = queue
-        self.key = key
-        self.next_offset = offset  # a pull from this offset takes from the buffer
-        self.bounds = bounds
-        self.messages: deque[Any] = deque()
-        self.size_bytes = 0
-        self.end_at: int | None = None  # end of the log as the client last reported it
-        self.paused = False
-        self.illegal = False  # retention deleted the messages at this position
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.messages) >= _BUFFER_COUNT or self.size_bytes >= _BUFFER_BYTES
-
-    def put(self, message: Any) -> None:
-        self.messages.append(message)
-        self.size_bytes += _size(message)
-        self.end_at = None
-
-    def take(self) -> Any:
-        message = self.messages.popleft()
-        self.size_bytes -= _size(message)
-        self.next_offset = message.offset() + 1
-        return message
 
 
 class PullConsumer:
@@ -176,14 +115,16 @@ class PullConsumer:
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
-        self._clock: Clock = clock or SystemClock()
+        self._now_ms = now_ms_of(clock or SystemClock())
         self._last_error = LastClientError()
-        self._lookup = QueueLookup(self.names, self._lookup_client, self._client_error)
+        self._lookup = QueueLookup(
+            self.names, lambda: self._both_clients()[1], lambda: self._last_error.text(self._both_clients()[1])
+        )
+        self._prefetch = Prefetch(lambda: self._both_clients()[0], self._lookup)
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._buffers: dict[tuple[str, int], _PrefetchBuffer] = {}  # found per message by a plain tuple
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # the reading client, the lookup client
         self._stopped = False
-        self._caller = OneCaller()
+        self._caller = OneCaller(self._close)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -198,7 +139,7 @@ class PullConsumer:
             if self._stopped:
                 raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
             if self._clients_made is None:
-                config = pull_config(self.settings, self._last_error.settings)
+                config = self._config()
                 try:
                     make = (self._clients or confluent_clients()).consumer
                     self._clients_made = make(config), make(config)
@@ -211,9 +152,7 @@ class PullConsumer:
         If a signal handler calls it in the thread that pulls, it only requests the stop: that pull closes the consumer
         when it ends.
         """
-        with self._caller.stop() as may_close:
-            if may_close:
-                self._close()
+        self._caller.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -316,7 +255,7 @@ class PullConsumer:
         with self._call():
             position = TopicPartition(*self._lookup.key_of(queue), offset)
             with cluster_errors(f"the offset of {queue} was not committed"):
-                for answer in self._lookup_client().commit(offsets=[position], asynchronous=False):
+                for answer in self._both_clients()[1].commit(offsets=[position], asynchronous=False):
                     if answer.error is not None:
                         raise KafkaException(answer.error)
 
@@ -326,11 +265,8 @@ class PullConsumer:
         Raises:
             BrokerUnavailableError: it cannot be determined.
         """
-        with self._call(), cluster_errors(f"the committed offset of {queue} cannot be read"):
-            (answer,) = self._lookup_client().committed([TopicPartition(*self._lookup.key_of(queue))], timeout=10.0)
-            if answer.error is not None:
-                raise KafkaException(answer.error)
-        return answer.offset if answer.offset >= 0 else None
+        with self._call():
+            return self._lookup.committed(queue, self._both_clients()[1])
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
@@ -345,7 +281,7 @@ class PullConsumer:
 
     def _close(self) -> None:
         made, self._clients_made, self._stopped = self._clients_made, None, True
-        self._buffers.clear()
+        self._prefetch.buffers.clear()
         for client in made or ():
             client.close()
 
@@ -354,14 +290,20 @@ class PullConsumer:
             raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
         return self._clients_made
 
-    def _reader(self) -> ConsumerClient:
-        return self._both_clients()[0]
-
-    def _client_error(self) -> str:
-        return self._last_error.text(self._lookup_client())
-
-    def _lookup_client(self) -> ConsumerClient:
-        return self._both_clients()[1]
+    def _config(self) -> dict[str, Any]:
+        settings = self.settings
+        return merge(
+            settings.client,
+            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100, **self._last_error.settings},
+            required={
+                **PROTECTED_CONSUMER,
+                "bootstrap.servers": settings.bootstrap,
+                "group.id": settings.group,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "error",  # OFFSET_ILLEGAL is the caller's decision
+            },
+            allow_code_settings=settings.allow_code_settings,
+        )
 
     def _pull(
         self,
@@ -376,14 +318,14 @@ class PullConsumer:
         selector = as_selector(expression)
         with self._call():
             key = self._lookup.key_of(queue)
-            buffer = self._buffers.get(key)
-            if buffer is None or buffer.next_offset != offset or buffer.illegal:
+            buffer = self._prefetch.buffers.get(key)
+            if buffer is None or buffer.next_offset != offset or buffer.is_illegal:
                 bounds = low, high = self._lookup.bounds(queue)
                 if not low <= offset <= high:
                     return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
-                buffer = self._read_from(queue, key, offset, bounds)
+                buffer = self._prefetch.read_from(queue, key, offset, bounds)
             found, examined = self._search(buffer, selector, max_count, suspend_ms)
-            if buffer.illegal and not examined:
+            if buffer.is_illegal and not examined:
                 low, high = self._lookup.bounds(queue)
                 return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
             status = PullStatus.NO_MATCHED_MSG if examined else PullStatus.NO_NEW_MSG
@@ -391,36 +333,36 @@ class PullConsumer:
             return PullResult(PullStatus.FOUND if found else status, buffer.next_offset, low, high, found)
 
     def _search(
-        self, buffer: _PrefetchBuffer, selector: MessageSelector, max_count: int, suspend_ms: int
+        self, buffer: PrefetchBuffer, selector: MessageSelector, max_count: int, suspend_ms: int
     ) -> tuple[list[MessageView], int]:
         """Take the selected messages from the buffer; return them, and how many messages were examined."""
-        began_ms = self._clock.monotonic_ns() // 1_000_000
+        began_ms = self._now_ms()
         found: list[MessageView] = []
         examined = 0
         while True:
             examined = self._take(buffer, selector, found, examined, max_count)
-            if buffer.messages or buffer.illegal:
+            if buffer.messages or buffer.is_illegal:
                 return found, examined
-            self._fetch(buffer, 0)
+            self._prefetch.fetch(buffer, 0)
             if buffer.messages:
                 continue
             if examined:  # the next pull finds out whether there is more
                 return found, examined
             if self._caller.stopping:
                 return found, examined
-            waited_ms = self._clock.monotonic_ns() // 1_000_000 - began_ms
-            if waited_ms >= suspend_ms and self._is_at_end(buffer):
+            waited_ms = self._now_ms() - began_ms
+            if waited_ms >= suspend_ms and self._prefetch.is_at_end(buffer):
                 return found, examined
             if waited_ms >= suspend_ms + self.settings.consumer_pull_timeout_ms:
                 raise BrokerUnavailableError(
                     f"{buffer.queue} was not read from offset {buffer.next_offset} within "
                     f"{self.settings.consumer_pull_timeout_ms} ms; pull again"
                 )
-            self._fetch(buffer, _SLICE_S)
+            self._prefetch.fetch(buffer, _SLICE_S)
 
     def _take(
         self,
-        buffer: _PrefetchBuffer,
+        buffer: PrefetchBuffer,
         selector: MessageSelector,
         found: list[MessageView],
         examined: int,
@@ -428,7 +370,7 @@ class PullConsumer:
     ) -> int:
         """Take buffered messages into `found`; return how many messages were examined so far."""
         while buffer.messages and len(found) < max_count and examined < max(_EXAMINE_COUNT, max_count):
-            selected = self._is_selected(buffer, selector)
+            selected = is_selected(selector, buffer.messages[0])
             if selected is None:
                 if examined:
                     break  # the next pull begins with it
@@ -438,77 +380,3 @@ class PullConsumer:
             if selected:
                 found.append(MessageView(message, buffer.key.topic in self._own_topics))
         return examined
-
-    @staticmethod
-    def _is_selected(buffer: _PrefetchBuffer, selector: MessageSelector) -> bool | None:
-        """Return whether the first buffered message is selected; None if its headers are unreadable."""
-        message, compiled = buffer.messages[0], selector.filter
-        if isinstance(compiled, TagFilter) and compiled.matches_all:
-            return True
-        try:
-            return compiled.matches_headers(read_headers(message))
-        except MalformedRecordError:
-            return None
-
-    def _is_at_end(self, buffer: _PrefetchBuffer) -> bool:
-        if buffer.messages or buffer.illegal:
-            return False
-        buffer.bounds = self._lookup.bounds(buffer.queue)
-        if buffer.end_at is not None and buffer.end_at >= buffer.bounds[1]:
-            buffer.next_offset = buffer.end_at  # skip what no reader sees: transaction markers, aborted messages
-        return buffer.next_offset >= buffer.bounds[1]
-
-    def _read_from(
-        self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
-    ) -> _PrefetchBuffer:
-        consumer = self._reader()
-        at = TopicPartition(*key, offset)
-        with cluster_errors(f"{key} cannot be read from offset {offset}"):
-            if self._buffers.pop(key, None) is not None:
-                consumer.incremental_unassign([TopicPartition(*key)])
-            consumer.incremental_assign([at])
-            consumer.resume([at])  # the client keeps a pause across assignments
-        buffer = self._buffers[key] = _PrefetchBuffer(queue, key, offset, bounds)
-        return buffer
-
-    def _fetch(self, wanted: _PrefetchBuffer, wait_s: float) -> None:
-        """Put what the client has fetched into the buffers; pause the full ones, resume the wanted one."""
-        consumer = self._reader()
-        if wanted.paused and not wanted.is_full:
-            wanted.paused = False
-            consumer.resume([TopicPartition(*wanted.key)])
-        first = consumer.poll(wait_s)
-        if first is None:
-            return
-        failures = [self._put(message, wanted) for message in (first, *consumer.consume(_FETCH_COUNT - 1, 0))]
-        for key, each in self._buffers.items():
-            if each.is_full and not each.paused:
-                each.paused = True
-                consumer.pause([TopicPartition(*key)])
-        for failure in failures:
-            if failure is not None:
-                with cluster_errors(f"{wanted.queue} cannot be read"):
-                    raise KafkaException(failure)
-
-    def _put(self, message: Any, wanted: _PrefetchBuffer) -> KafkaError | None:
-        """Put a message into its buffer; return an error event that ends the pull."""
-        buffer = self._buffers.get((message.topic(), message.partition()))
-        error: KafkaError | None = message.error()
-        if error is None:
-            if buffer is not None:
-                buffer.put(message)
-        elif buffer is not None and error.code() == _PARTITION_EOF:
-            buffer.end_at = message.offset()
-        elif buffer is not None and error.code() == _OFFSET_RESET:
-            buffer.illegal = True
-        else:
-            _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": message.topic()})
-            concerns_pull = message.topic() in {wanted.key.topic, None}
-            if error.fatal() or (concerns_pull and error.code() in DENIED | MISSING):
-                return error
-        return None
-
-
-def _size(message: Any) -> int:
-    value = message.value()
-    return 0 if value is None else len(value)

@@ -1,26 +1,17 @@
 """Notices that the queues of a topic have changed, for the listeners of a lite pull consumer."""
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.queue_lookup import QueueLookup
 from rocketshim.logs import safe_logger
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["ChangedQueues", "QueueWatch", "QueuesListener"]
+__all__ = ["QueueWatch", "QueuesListener"]
 
 _LOG = safe_logger("rocketshim.consumer")
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
-
-
-class ChangedQueues(NamedTuple):
-    """A listener to call, and its arguments."""
-
-    listener: QueuesListener
-    topic: str
-    queues: list[MessageQueue]
 
 
 class QueueWatch:
@@ -46,9 +37,9 @@ class QueueWatch:
         """Watch a topic; its first look-up only records its queues."""
         self._watched[topic] = (listener, None)
 
-    def changed(self, now_ms: int) -> list[ChangedQueues]:
-        """Look up the queues, if it is time; return those that have changed."""
-        changed: list[ChangedQueues] = []
+    def changed(self, now_ms: int) -> list[tuple[QueuesListener, str, list[MessageQueue]]]:
+        """Look up the queues, if it is time; return each listener to call with its topic and the changed queues."""
+        changed: list[tuple[QueuesListener, str, list[MessageQueue]]] = []
         if now_ms < self._next_ms:
             return changed
         self._next_ms = now_ms + self._interval_ms
@@ -60,5 +51,5 @@ class QueueWatch:
                 continue
             self._watched[topic] = (listener, now)
             if before is not None and now != before:
-                changed.append(ChangedQueues(listener, topic, list(now)))
+                changed.append((listener, topic, list(now)))
         return changed

@@ -7,9 +7,9 @@ from typing import Any
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import matching
 from rocketshim_topics import MalformedRecordError
-from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
+from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates, read_headers
 
-__all__ = ["as_selector", "description", "selected", "unreadable_headers"]
+__all__ = ["as_selector", "is_selected", "selected", "subscription_text", "unreadable_headers"]
 
 
 def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
@@ -37,7 +37,18 @@ def selected(
     return matching(selector.filter.matches_headers, run, unreadable)
 
 
-def description(subscribed: Mapping[str, MessageSelector]) -> tuple[str, str]:
+def is_selected(selector: MessageSelector, message: Any) -> bool | None:
+    """Return whether a selector selects a message; None if its headers are unreadable."""
+    compiled = selector.filter
+    if isinstance(compiled, TagFilter) and compiled.matches_all:
+        return True
+    try:
+        return compiled.matches_headers(read_headers(message))
+    except MalformedRecordError:
+        return None
+
+
+def subscription_text(subscribed: Mapping[str, MessageSelector]) -> tuple[str, str]:
     """Return digest and text of a subscription, in the same form as push consumers of the same group."""
     parts = sorted(f"{name}={selector.filter.digest()}" for name, selector in subscribed.items())
     text = ", ".join(sorted(f"{name}={selector.expression}" for name, selector in subscribed.items()))

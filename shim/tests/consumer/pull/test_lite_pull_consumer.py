@@ -274,18 +274,18 @@ def test_a_new_group_begins_at_the_start_of_a_young_queue(kafka: InMemoryKafka, 
 def test_nothing_is_handed_out_while_the_start_offset_is_unknown(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 2)
     with make() as consumer:
-        known = consumer._reader.starts.resolve
+        known = consumer._partitions.reader.starts.resolve
 
         def unknown(*_: Any) -> Any:
             raise KafkaException(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE))
 
-        consumer._reader.starts.resolve = unknown  # type: ignore[assignment]
+        consumer._partitions.reader.starts.resolve = unknown  # type: ignore[assignment]
         consumer.subscribe("orders")
         assert consumer.poll(500) == []
         assert consumer.assignment() == {Q0, Q1}
         with pytest.raises(ConsumerError, match="not assigned to this consumer"):
             consumer.position(Q0)
-        consumer._reader.starts.resolve = known
+        consumer._partitions.reader.starts.resolve = known
         assert bodies(drain(consumer)) == [b"0", b"1"]
 
 

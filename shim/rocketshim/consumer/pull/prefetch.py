@@ -1,0 +1,156 @@
+"""Read queues ahead for `PullConsumer`: the messages that were fetched and that no pull has returned yet.
+
+RocketMQ's broker answers each pull separately. Kafka's client fetches ahead. So each queue that was pulled has a
+*prefetch buffer*. Rules:
+
+* A pull that continues where the last pull of its queue ended takes messages from the buffer. Every other offset is
+  first compared with the queue's bounds (`OFFSET_ILLEGAL`); then the buffer is emptied and the queue is read from that
+  offset.
+* The queue of a full buffer is paused, so that a pull of one queue does not fill the memory with messages of others.
+* An empty buffer proves nothing. `NO_NEW_MSG` is returned only if the end of the log is not above the position: a pull
+  finds every message that was stored before the call. Transaction markers may follow the last message; the client's
+  end-of-partition event tells how far they reach.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
+from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import DENIED, MISSING
+from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["FETCH_COUNT", "Prefetch", "PrefetchBuffer"]
+
+_LOG = safe_logger("rocketshim.consumer")
+_BUFFER_COUNT: Final = 4_000  # large, since each pause drops what the client has fetched ahead
+_BUFFER_BYTES: Final = 8 * 1_048_576
+FETCH_COUNT: Final = 256
+_PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+_OFFSET_RESET: Final = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+
+
+@dataclass(slots=True)
+class PrefetchBuffer:
+    """Messages of one queue that were fetched and that no pull has returned yet.
+
+    Attributes:
+        queue, key: the queue.
+        next_offset: a pull from this offset takes from the buffer.
+        bounds: the queue's first offset and its end, as last seen.
+        messages, size_bytes: what is buffered.
+        end_at: end of the log as the client last reported it; None: not since the last message.
+        is_paused: the client does not fetch the queue.
+        is_illegal: retention deleted the messages at this position.
+    """
+
+    queue: MessageQueue
+    key: TopicPartitionKey
+    next_offset: int
+    bounds: tuple[int, int]
+    messages: deque[Any] = field(default_factory=deque)
+    size_bytes: int = 0
+    end_at: int | None = None
+    is_paused: bool = False
+    is_illegal: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue has to be paused."""
+        return len(self.messages) >= _BUFFER_COUNT or self.size_bytes >= _BUFFER_BYTES
+
+    def put(self, message: Any) -> None:
+        """Add a fetched message."""
+        self.messages.append(message)
+        self.size_bytes += len(message)
+        self.end_at = None
+
+    def take(self) -> Any:
+        """Return the first message, and remove it."""
+        message = self.messages.popleft()
+        self.size_bytes -= len(message)
+        self.next_offset = message.offset() + 1
+        return message
+
+
+class Prefetch:
+    """The prefetch buffers of one pull consumer, filled by its reading client.
+
+    Args:
+        client: returns the reading client; raises ConsumerError if the consumer is not running.
+        lookup: looks up the bounds of queues.
+
+    Attributes:
+        buffers: the buffers by topic and partition.
+    """
+
+    def __init__(self, client: Callable[[], ConsumerClient], lookup: QueueLookup) -> None:
+        self.buffers: dict[tuple[str, int], PrefetchBuffer] = {}  # found per message by a plain tuple
+        self._client = client
+        self._lookup = lookup
+
+    def read_from(
+        self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
+    ) -> PrefetchBuffer:
+        """Read a queue from this offset; return its new, empty buffer."""
+        consumer = self._client()
+        at = TopicPartition(*key, offset)
+        with cluster_errors(f"{key} cannot be read from offset {offset}"):
+            if self.buffers.pop(key, None) is not None:
+                consumer.incremental_unassign([TopicPartition(*key)])
+            consumer.incremental_assign([at])
+            consumer.resume([at])  # the client keeps a pause across assignments
+        buffer = self.buffers[key] = PrefetchBuffer(queue, key, offset, bounds)
+        return buffer
+
+    def fetch(self, wanted: PrefetchBuffer, wait_s: float) -> None:
+        """Put what the client has fetched into the buffers; pause the full ones, resume the wanted one."""
+        consumer = self._client()
+        if wanted.is_paused and not wanted.is_full:
+            wanted.is_paused = False
+            consumer.resume([TopicPartition(*wanted.key)])
+        first = consumer.poll(wait_s)
+        if first is None:
+            return
+        failures = [self._put(message, wanted) for message in (first, *consumer.consume(FETCH_COUNT - 1, 0))]
+        for key, each in self.buffers.items():
+            if each.is_full and not each.is_paused:
+                each.is_paused = True
+                consumer.pause([TopicPartition(*key)])
+        for failure in failures:
+            if failure is not None:
+                with cluster_errors(f"{wanted.queue} cannot be read"):
+                    raise KafkaException(failure)
+
+    def is_at_end(self, buffer: PrefetchBuffer) -> bool:
+        """Return whether the queue has no message that a pull has not returned; look up its bounds for that."""
+        if buffer.messages or buffer.is_illegal:
+            return False
+        buffer.bounds = self._lookup.bounds(buffer.queue)
+        if buffer.end_at is not None and buffer.end_at >= buffer.bounds[1]:
+            buffer.next_offset = buffer.end_at  # skip what no reader sees: transaction markers, aborted messages
+        return buffer.next_offset >= buffer.bounds[1]
+
+    def _put(self, message: Any, wanted: PrefetchBuffer) -> KafkaError | None:
+        """Put a message into its buffer; return an error event that ends the pull."""
+        buffer = self.buffers.get((message.topic(), message.partition()))
+        error: KafkaError | None = message.error()
+        if error is None:
+            if buffer is not None:
+                buffer.put(message)
+        elif buffer is not None and error.code() == _PARTITION_EOF:
+            buffer.end_at = message.offset()
+        elif buffer is not None and error.code() == _OFFSET_RESET:
+            buffer.is_illegal = True
+        else:
+            _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": message.topic()})
+            concerns_pull = message.topic() in {wanted.key.topic, None}
+            if error.fatal() or (concerns_pull and error.code() in DENIED | MISSING):
+                return error
+        return None
