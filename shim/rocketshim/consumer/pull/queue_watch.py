@@ -15,14 +15,7 @@ QueuesListener = Callable[[str, list[MessageQueue]], None]
 
 
 class QueueWatch:
-    """The topics whose queues are watched.
-
-    Args:
-        lookup: looks up queues.
-        interval_ms: time between two look-ups, in ms.
-
-    Thread-safety: none; one thread at a time.
-    """
+    """The topics whose queues are watched: looked up every `interval_ms`. One thread at a time."""
 
     def __init__(self, lookup: QueueLookup, interval_ms: int) -> None:
         self._lookup = lookup
