@@ -1,20 +1,30 @@
 """What operators see of a real cluster: look-ups of offsets, and listings within limits."""
 
+import re
+import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable
 
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
+from rocketshim.cli import main
 from rocketshim.kafka.bounded_reading import BoundedReading, Ending, ReadLimits
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.snapshot import Snapshot, snapshot_of
 from rocketshim_local import Broker
+from rocketshim_local.probe import free_ports
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
+from .waiting import wait_until
+
+DEADLINE_S = 60.0
 KIB = 1_024
 
 
@@ -77,3 +87,35 @@ def test_the_newest_records_of_a_large_topic_come_first_within_few_bytes(
         assert reading.progress.size_bytes < 5 * KIB * KIB
         rest = BoundedReading(reader, reading.rest, limits=ReadLimits(results=1), newest_first=True)
         assert [int(record.value()) for record in rest] == [17_999]
+
+
+def test_the_exporter_serves_metrics_and_findings_until_sigterm(
+    broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str]
+) -> None:
+    names, mine = TopicNames(namespace), group()
+    layout = Layout(names, DelayLevels.default())
+    provision.ensure_topics(admin, [*layout.shared(), *layout.for_group(mine, with_log=False)])
+    write(broker, names.dead_letter(mine), 2)
+    (port,) = free_ports(1)
+    command = ["exporter", "--bootstrap", broker.bootstrap, "--namespace", namespace, "--listen", str(port)]
+    command += ["--group", f"{mine}-without-topics"]  # the doctor finds that they are missing
+    process = subprocess.Popen([sys.executable, "-m", "rocketshim", *command, "--every", "1"])
+    here = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(lambda: main(["healthcheck", f"{here}/ready"]) == 0, "ready", within_s=DEADLINE_S)
+        wait_until(lambda: "rocketshim_doctor_findings{" in text(f"{here}/metrics"), "findings", within_s=DEADLINE_S)
+        found = text(f"{here}/metrics")
+        assert f'rocketshim_dead_letters_appended_total{{group="{mine}",namespace="{namespace}"}} 2.0' in found
+        assert "rocketshim_exporter_up" in found
+        assert "rocketshim_build_info{" in found
+        assert len(re.findall("rocketshim_schedule_head_late_seconds{", found)) == 32
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
+def text(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - of this machine
+        return str(answer.read().decode())

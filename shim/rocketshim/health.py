@@ -153,15 +153,15 @@ def build_info() -> Metric:
     return Metric("rocketshim_build_info", "gauge", "1; the labels name the versions", (("", versions, 1),))
 
 
-def address(text: str) -> tuple[str, int]:
-    """Parse `[HOST:]PORT` to host and port; the default host is 127.0.0.1.
+def address(text: str, option: str = "--health") -> tuple[str, int]:
+    """Parse `[HOST:]PORT`, the value of an option, to host and port; the default host is 127.0.0.1.
 
     Raises:
         ConfigError: the text has no valid port.
     """
     host, _, port = text.rpartition(":")
     if not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"--health {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
+        raise ConfigError(f"{option} {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

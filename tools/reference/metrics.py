@@ -2,10 +2,13 @@
 
 from collections.abc import Iterable
 
+from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType
-from rocketshim.health import Metric
+from rocketshim.health import Metric, build_info
+from rocketshim.observe.metrics import ExporterState
+from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueSnapshot, Snapshot, TopicSnapshot
 from rocketshim.worker.health import QueueState, WorkerState
 from tools.reference.tables import table
 
@@ -14,8 +17,9 @@ __all__ = ["page"]
 _INTRODUCTION = """\
 # Metrics
 
-`rocketshim run --health PORT` and `rocketshim worker --health PORT` serve these metrics at `/metrics` in Prometheus'
-text format. In your own program register `ConsumerCollector(consumer)` with your Prometheus registry.
+`rocketshim run --health PORT`, `rocketshim worker --health PORT` and `rocketshim exporter` serve these metrics at
+`/metrics` in Prometheus' text format. In a namespace, those of the worker and the exporter have the label `namespace`.
+In your own program register `ConsumerCollector(consumer)` with your Prometheus registry.
 [Consuming](../consumer.md#running-as-processes-health-and-metrics) and
 [the worker](../worker.md#monitoring) name the metrics to alert on.
 """
@@ -24,7 +28,13 @@ text format. In your own program register `ConsumerCollector(consumer)` with you
 def page() -> str:
     """Return the page."""
     parts = [_INTRODUCTION]
-    for heading, metrics in (("Push consumer", _consumer().metrics()), ("Worker", _worker().metrics())):
+    families = {
+        "Push consumer": _consumer().metrics(),
+        "Worker": _worker().metrics(),
+        "Exporter": _exporter().metrics(),
+        "Every process": [build_info()],
+    }
+    for heading, metrics in families.items():
         parts += [f"## {heading}", table(("metric", "type", "labels", "meaning"), _rows(metrics))]
     return "\n\n".join(parts) + "\n"
 
@@ -53,3 +63,12 @@ def _worker() -> WorkerState:
         at_ns=0, mode="at-least-once", group="rmq.sched", topic="rmq.sched", is_member=True,
         commits_fail_since_ns=None, avoided={}, queues=(queue,),
     )  # fmt: skip
+
+
+def _exporter() -> ExporterState:
+    partition = PartitionSnapshot("orders", 0, position=0, low=0, end=0)
+    snapshot = Snapshot(
+        at_ms=0, queues=(QueueSnapshot(0, 1_000, partition),), groups=(GroupSnapshot("payments", (partition,)),),
+        dead=(TopicSnapshot("rmq.dlq.payments", "payments", 0, 0),), parked=TopicSnapshot("rmq.parked", None, 0, 0),
+    )  # fmt: skip
+    return ExporterState(0, 0, snapshot, (Finding("worker", Severity.ERROR, "", "", "", ""),))

@@ -43,6 +43,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "send": ("rocketshim.cli.send", "Send a message, or one for each line of standard input; now or later."),
     "run": ("rocketshim.cli.run", "Run your push consumer in one or more processes."),
     "worker": ("rocketshim.cli.worker", "Deliver delayed and retried messages when they are due."),
+    "exporter": ("rocketshim.cli.exporter", "Serve metrics of delay queues, dead letters and groups for Prometheus."),
+    "healthcheck": ("rocketshim.cli.healthcheck", "Ask a process for its health."),
     "delayed": ("rocketshim.cli.delayed", "Show the messages in the delay queues and when they are due."),
     "parked": ("rocketshim.cli.parked", "Show messages that the worker could not deliver, and send them again."),
     "dlq": ("rocketshim.cli.dlq", "Show dead letters and why they failed, and send them again."),
@@ -67,7 +69,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Set up and check": ("init", "doctor", "acls"),
-    "Send and run": ("send", "run", "worker"),
+    "Send and run": ("send", "run", "worker", "exporter", "healthcheck"),
     "Find out what happened, and send again": (
         "dlq",
         "retry",

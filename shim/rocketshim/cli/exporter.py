@@ -1,0 +1,102 @@
+"""`rocketshim exporter`: serve metrics of delay queues, dead letters and groups, whether their processes run or not."""
+
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from rocketshim.cli.completion import complete_group, complete_topic
+from rocketshim.cli.options import (
+    Bootstrap,
+    Client,
+    DelayLevelsText,
+    LogFormatOption,
+    LogLevelOption,
+    Namespace,
+    client_settings,
+)
+from rocketshim.errors import ConfigError
+from rocketshim.logs import safe_logger
+from rocketshim.stop_signals import StopSignals
+from rocketshim_topics import DelayLevels, TopicNames
+
+app = typer.Typer()
+
+_LOG = safe_logger("rocketshim.observe")
+
+
+@app.command(epilog="Example: rocketshim exporter --bootstrap localhost:9092 --listen 9464")
+def exporter(
+    *,
+    bootstrap: Bootstrap,
+    client: Client = None,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    listen: Annotated[
+        str,
+        typer.Option(
+            metavar="[HOST:]PORT", help="Serve /metrics, /live, /ready and /state here. Default HOST: 127.0.0.1."
+        ),
+    ] = "9464",
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            "-g",
+            help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
+            autocompletion=complete_group,
+        ),
+    ] = None,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            "-t",
+            help="One of your source or target topics, for the doctor; repeatable.",
+            autocompletion=complete_topic,
+        ),
+    ] = None,
+    every: Annotated[float, typer.Option(min=1, help="Seconds from one look at the cluster to the next.")] = 15.0,
+    doctor_every: Annotated[
+        float, typer.Option(min=0, help="Seconds from one run of the doctor to the next; 0: it does not run.")
+    ] = 300.0,
+    log_format: LogFormatOption = "text",
+    log_level: LogLevelOption = "info",
+) -> None:
+    """Serve metrics that only the cluster knows, for Prometheus, until SIGTERM. Changes nothing on the cluster.
+
+    Dead letters, late delivery, lag and age of groups are known also when a worker or consumer is gone. One exporter
+    serves one namespace. It needs the rights that `rocketshim acls --role operator` prints, reading only.
+    """
+    from rocketshim.admin.doctor import examine  # noqa: PLC0415 - `--help` does without
+    from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415
+    from rocketshim.clock import SystemClock  # noqa: PLC0415
+    from rocketshim.health import HealthServer, address  # noqa: PLC0415
+    from rocketshim.observe.exporter import DoctorRounds, Exporter  # noqa: PLC0415
+    from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415
+    from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
+    from rocketshim.worker.log_format import configure  # noqa: PLC0415
+
+    names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
+    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
+    host, port = address(listen, option="--listen")
+    configure(log_format, level=log_level)
+    look = partial(gather, bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=settings)
+    doctor = DoctorRounds(lambda: examine(look()), doctor_every) if doctor_every else None
+    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings)
+    with Sampler(lookup, names, levels, every_s=every) as sampler, StopSignals() as signals:
+        process = Exporter(sampler, every_s=every, doctor=doctor, namespace=namespace)
+        server = HealthServer(host, port, lambda: process.state, SystemClock())
+        try:
+            server.start()
+        except OSError as error:
+            raise ConfigError(f"--listen {listen!r}: cannot listen there ({error})") from error
+        _LOG.info("health.listening", extra={"host": host, "port": server.port})
+        if doctor is not None:
+            doctor.start()
+        try:
+            process.run(lambda: signals.asked)
+        finally:
+            if doctor is not None:
+                doctor.stop()
+            server.stop()

@@ -1,0 +1,127 @@
+"""What a snapshot and the doctor's findings say, as metrics. Pure.
+
+These metrics are there also when the process that would count is gone: dead letters, age and lag of groups, late
+delivery. A group, topic or finding that no longer exists has no series.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from rocketshim.admin.doctor import Finding
+from rocketshim.health import Metric
+from rocketshim.observe.snapshot import GroupSnapshot, Snapshot
+
+__all__ = ["ExporterState"]
+
+_LIVE_NS: Final = 60_000_000_000
+_Samples = list[tuple[dict[str, str], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterState:
+    """What the exporter shows.
+
+    Attributes:
+        at_ns: monotonic instant of the newest round.
+        every_ns: time from one round to the next.
+        snapshot: the newest snapshot.
+        findings: the doctor's findings; None: it has not run.
+        namespace: the namespace; `""`: none.
+    """
+
+    at_ns: int
+    every_ns: int
+    snapshot: Snapshot
+    findings: tuple[Finding, ...] | None = None
+    namespace: str = ""
+
+    def is_live(self, now_ns: int) -> bool:
+        """Return whether rounds are made, successful or not."""
+        return now_ns - self.at_ns <= self.every_ns + _LIVE_NS
+
+    def is_ready(self, now_ns: int) -> bool:
+        """Return whether the cluster answered the newest round."""
+        return self.is_live(now_ns) and self.snapshot.error is None
+
+    def shown(self, now_ns: int) -> dict[str, Any]:
+        """Return the state as JSON."""
+        findings = None if self.findings is None else [asdict(finding) for finding in self.findings]
+        snapshot = asdict(self.snapshot)
+        return snapshot | {"findings": findings, "live": self.is_live(now_ns), "ready": self.is_ready(now_ns)}
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the metrics. A round that failed shows no values: old ones would look like new."""
+        mine = {"namespace": self.namespace} if self.namespace else {}
+        snapshot = self.snapshot
+        families = [_up(snapshot), _doctor_up(self.findings)]
+        if snapshot.error is None:
+            families += [*_schedule(snapshot), *_dead(snapshot), *_groups(snapshot.groups, snapshot.at_ms)]
+        if self.findings is not None:
+            families.append(_doctor(self.findings))
+        for name, kind, about, samples in families:
+            yield Metric(
+                f"rocketshim_{name}", kind, about, tuple(("", mine | label, value) for label, value in samples)
+            )
+
+
+_Family = tuple[str, str, str, _Samples]
+"""Name without its prefix, kind, help text, labels and values."""
+
+
+def _up(snapshot: Snapshot) -> _Family:
+    return "exporter_up", "gauge", "1: the cluster answered the newest round", [({}, int(snapshot.error is None))]
+
+
+def _doctor_up(findings: Iterable[Finding] | None) -> _Family:
+    about = "1: the doctor's findings are known; 0: it does not run, has not finished, or failed three times"
+    return "doctor_up", "gauge", about, [({}, int(findings is not None))]
+
+
+def _schedule(snapshot: Snapshot) -> Iterable[_Family]:
+    queues = [({"partition": str(queue.partition)}, queue) for queue in snapshot.queues]
+    waiting: _Samples = [(label, queue.waiting) for label, queue in queues]
+    late: _Samples = [(label, queue.late_ms(snapshot.at_ms) / 1e3) for label, queue in queues]
+    lost: _Samples = [(label, queue.standing.lost) for label, queue in queues]
+    yield "schedule_waiting_offsets", "gauge", "offsets that wait in a delay queue, probes included", waiting
+    yield "schedule_head_late_seconds", "gauge", "for how long the head of a delay queue has been due", late
+    yield "schedule_lost_offsets", "gauge", "offsets that retention deleted before the worker read them", lost
+
+
+def _dead(snapshot: Snapshot) -> Iterable[_Family]:
+    dead = [({"group": topic.group or ""}, topic) for topic in snapshot.dead]
+    none: dict[str, str] = {}
+    parked = [(none, snapshot.parked)] if snapshot.parked is not None else []
+    kept = "gauge", "offsets that the topic still has"
+    ever = "counter", "offsets ever appended: an upper bound of the number of records"
+    yield "dead_letters_appended_total", *ever, [(label, topic.appended) for label, topic in dead]
+    yield "dead_letters_kept_offsets", *kept, [(label, topic.kept) for label, topic in dead]
+    yield "parked_appended_total", *ever, [(label, topic.appended) for label, topic in parked]
+    yield "parked_kept_offsets", *kept, [(label, topic.kept) for label, topic in parked]
+
+
+def _groups(groups: Iterable[GroupSnapshot], now_ms: int) -> Iterable[_Family]:
+    by_topic = [
+        ({"group": group.group, "topic": topic}, standing)
+        for group in groups
+        for topic, standing in group.topics().items()
+    ]
+    ages: _Samples = [
+        (labels, max(0, now_ms - standing.first_unread_ms) / 1e3 if standing.first_unread_ms is not None else 0.0)
+        for labels, standing in by_topic
+        if standing.first_unread_ms is not None or not standing.behind
+    ]
+    behind: _Samples = [(labels, standing.behind) for labels, standing in by_topic]
+    lost: _Samples = [(labels, standing.lost) for labels, standing in by_topic]
+    yield "group_behind_offsets", "gauge", "offsets between a group's position and the end of a topic", behind
+    yield "group_oldest_unread_seconds", "gauge", "age of the oldest record that a group has not read", ages
+    yield "group_lost_offsets", "gauge", "offsets that retention deleted before a group read them", lost
+
+
+def _doctor(findings: Iterable[Finding]) -> _Family:
+    counts: Mapping[tuple[str, str], int] = Counter((each.check, each.severity.value) for each in findings)
+    samples: _Samples = [
+        ({"check": check, "severity": severity}, count) for (check, severity), count in sorted(counts.items())
+    ]
+    return "doctor_findings", "gauge", "findings of the newest run of the doctor", samples
