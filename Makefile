@@ -93,7 +93,7 @@ spark-jars: $(VENV)/.dev ## fetch the jars with which Spark reads Kafka and writ
 
 lock: $(VENV)/.run ## resolve the development versions again
 	@$(PIP) install uv
-	@$(BIN)/uv pip compile pyproject.toml --extra local --group build --universal --python-version 3.11 \
+	@$(BIN)/uv pip compile pyproject.toml --extra local --extra console --group build --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -o locks/run.lock
 	@$(BIN)/uv pip compile pyproject.toml --extra local --extra console --group dev --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-header --quiet -c locks/run.lock -o locks/dev.lock

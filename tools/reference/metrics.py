@@ -12,7 +12,7 @@ from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueS
 from rocketshim.worker.health import QueueState, WorkerState
 from tools.reference.tables import table
 
-__all__ = ["page"]
+__all__ = ["page", "vocabulary"]
 
 _INTRODUCTION = """\
 # Metrics
@@ -25,16 +25,20 @@ In your own program register `ConsumerCollector(consumer)` with your Prometheus 
 """
 
 
+def vocabulary() -> dict[str, list[Metric]]:
+    """Return every metric by the process that exports it, each with one sample of each set of labels."""
+    return {
+        "Push consumer": list(_consumer().metrics()),
+        "Worker": list(_worker().metrics()),
+        "Exporter": list(_exporter().metrics()),
+        "Every process": [build_info()],
+    }
+
+
 def page() -> str:
     """Return the page."""
     parts = [_INTRODUCTION]
-    families = {
-        "Push consumer": _consumer().metrics(),
-        "Worker": _worker().metrics(),
-        "Exporter": _exporter().metrics(),
-        "Every process": [build_info()],
-    }
-    for heading, metrics in families.items():
+    for heading, metrics in vocabulary().items():
         parts += [f"## {heading}", table(("metric", "type", "labels", "meaning"), _rows(metrics))]
     return "\n\n".join(parts) + "\n"
 

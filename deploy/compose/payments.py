@@ -1,0 +1,16 @@
+"""The consumer of the Compose file; put your own in its place. `rocketshim run payments:consumer` runs it."""
+
+import logging
+import os
+
+from rocketshim import MessageView, PushConsumer
+
+consumer = PushConsumer(
+    os.environ["ROCKETSHIM_BOOTSTRAP"], group="payments", namespace=os.environ.get("ROCKETSHIM_NAMESPACE", "")
+)
+
+
+@consumer.listener(os.environ.get("PAYMENTS_TOPIC", "orders"))
+def pay(message: MessageView) -> None:
+    """Pay an order. An exception makes a retry, and after 16 retries a dead letter."""
+    logging.getLogger("shop").info("paid %s", message.key)
