@@ -15,6 +15,7 @@ from proof.simulate.world import GROUP, NAMES, World
 __all__ = ["Outcome", "simulate"]
 
 _DRAIN_TURNS: Final = 1_500
+_DOWN_MS: Final = 100
 _REFUSALS: Final = (
     KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT  # noqa: SLF001
 )  # fmt: skip
@@ -205,6 +206,8 @@ class Simulation:
             if place.shell is not None:
                 place.shell.clients.cancel_faults()
         for number in range(_DRAIN_TURNS):
+            if all(place.shell is None for place in self.places):
+                world.clock.advance(_DOWN_MS)  # otherwise nobody waits, and the time stands still
             self.sender.turn()
             for place in self.places:
                 place.turn(lambda shell: shell.turn())
