@@ -14,16 +14,15 @@ events and performs the actions. The rules that concern offsets:
 * There is no consume timeout: a listener call that hangs blocks its partition (as in RocketMQ).
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
-from rocketshim.consumer.orderly.partition import OrderlyPartition
+from rocketshim.consumer.loop_parts import LoopParts
+from rocketshim.consumer.orderly.partition import OrderlyDispatch, OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlyQueues
 from rocketshim.consumer.queues import AssignedQueues
-from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.lease import Lease
 from rocketshim.core.orderly_assignment import (
@@ -59,33 +58,21 @@ _NO_LOCK: Final = QueueStarted(Lease(MessageQueue("", queue_id=0), -1, 2**62), N
 
 
 class OrderlyMode:
-    """The `Mode` of consumption in order.
-
-    Args:
-        reader, queues, dispatch: the parts of the loop.
-        made: makes the queues.
-        log: the thread of the group's log; None: no locks (broadcasting).
-        now_ms: returns monotonic time in ms.
-
-    Thread-safety: none; the poll thread's.
-    """
+    """The `Mode` of consumption in order; `made` makes the queues. Only the poll thread uses it."""
 
     def __init__(
         self,
-        reader: PartitionReader,
+        parts: LoopParts,
         queues: AssignedQueues[OrderlyPartition],
         dispatch: OrderlyDispatch,
         made: OrderlyQueues,
-        *,
-        log: GroupLogThread | None,
-        now_ms: Callable[[], int],
     ) -> None:
-        self._reader = reader
+        self._reader = parts.reader
         self._queues = queues
         self._dispatch = dispatch
         self._made = made
-        self._log = log
-        self._now_ms = now_ms
+        self._log = parts.log  # None: no locks (broadcasting)
+        self._now_ms = parts.reader.now_ms
         self._assignment: OrderlyAssignment[TopicPartitionKey] = OrderlyAssignment()
         self._ended: dict[TopicPartitionKey, OrderlyPartition] = {}  # runs that have ended and may not be drained
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
@@ -344,12 +331,7 @@ class OrderlyMode:
             self._end_drained()
 
     def _is_stale(self, key: TopicPartitionKey, expected: int, *, seek: bool) -> bool:
-        """Return whether fetched records lie before the requested position although that position exists.
-
-        Args:
-            key: the partition.
-            expected: the requested position.
-            seek: if so, seek to that position again.
+        """Return whether fetched records lie before the requested position although it exists; seek there again.
 
         This was seen under load: a late answer to the lookup of a start offset moved a partition that already had a
         position.

@@ -5,18 +5,16 @@ The core (`OrderlyQueue`) decides that a message becomes a dead letter, or that 
 Owned by the poll thread.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
-from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL
 from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_queue import OrderlyQueue
-from rocketshim.core.ownership import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -69,35 +67,19 @@ class OrderlyCounts:
 class OrderlyQueues:
     """Makes orderly queues, and performs the actions of the core.
 
-    Args:
-        settings: the settings of orderly consumption.
-        ownership: has the leases.
-        sink: gets dead letters.
-        clock: the time of a failure.
-        now_ms: returns monotonic time in ms.
-
     Attributes:
         counts: what has happened so far.
         reconsume_counts: failed attempts of a partition's messages that the group's log knows, until its queue is made.
-
-    Thread-safety: none; the poll thread's.
     """
 
-    def __init__(
-        self,
-        settings: OrderlySettings,
-        ownership: Ownership,
-        sink: SendBack,
-        clock: Clock,
-        now_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, settings: OrderlySettings, parts: LoopParts) -> None:
         self.counts = OrderlyCounts()
         self.reconsume_counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
         self._settings = settings
-        self._ownership = ownership
-        self._sink = sink
-        self._clock = clock
-        self._now_ms = now_ms
+        self._leases = parts.reader.ownership.leases
+        self._sink = parts.send_back
+        self._clock = parts.clock
+        self._now_ms = parts.reader.now_ms
         self._misplaced = False
 
     def make(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
@@ -116,7 +98,7 @@ class OrderlyQueues:
         return OrderlyPartition(
             *key,
             epoch,
-            lease=self._ownership.leases.get(key),
+            lease=self._leases.get(key),
             queue=queue,
             key_of=key_of,
             now_ms=self._now_ms,

@@ -138,7 +138,7 @@ class OrderlyRunner:
         skipped, end = self._ask_filter(task, subscription)
         answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
         if skipped == end < len(task.messages):  # the filter cannot read the next one
-            return [*answers, self._failed(task, 1, dead_letter=task.malformed is not None)]
+            return [*answers, _unheard(dead_letter=task.malformed is not None)]
         task.failure = task.malformed = None
         if self._batch_count == 1:
             self._one_by_one(task, subscription, skipped, end, answers)
@@ -218,7 +218,7 @@ class OrderlyRunner:
             except MalformedRecordError as error:
                 task.malformed = error.reason
                 task.failure = self._failures.of(error)
-                answers.append(self._failed(task, 1, dead_letter=True))
+                answers.append(_unheard(dead_letter=True))
                 break
             subscription = self._subscription_of(topic)
             if subscription is None:
@@ -326,14 +326,14 @@ class OrderlyRunner:
         task.malformed = reason
         return True
 
-    def _failed(self, task: OrderlyTask, count: int, *, dead_letter: bool = False) -> BatchAnswer:
-        if task.failure is None:
-            task.failure = Failure("Suspended", "", self._clock.wall_ms())
-        return BatchAnswer(count, _SUSPEND, dead_letter=dead_letter, skipped=True)
-
     def _no_listener(self, task: OrderlyTask, topic: str) -> BatchAnswer:
         task.failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
-        return self._failed(task, 1, dead_letter=True)
+        return _unheard(dead_letter=True)
+
+
+def _unheard(*, dead_letter: bool) -> BatchAnswer:
+    """Return the answer for a message that fails before it reaches a listener."""
+    return BatchAnswer(1, _SUSPEND, dead_letter=dead_letter, skipped=True)
 
 
 def _malformed(message: Any) -> str | None:

@@ -11,9 +11,8 @@ from typing import Any, Final
 from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.orderly.mode import OrderlyMode
-from rocketshim.consumer.orderly.partition import OrderlyPartition
+from rocketshim.consumer.orderly.partition import OrderlyDispatch, OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyQueues, OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
@@ -290,10 +289,8 @@ def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[
         often_ms = min(parts.settings.persist_consumer_offset_interval_ms, _ORDERLY_COMMIT_MS)
         often = parts.settings.model_copy(update={"persist_consumer_offset_interval_ms": often_ms})
         parts = replace(parts, settings=often)
-    reader, now_ms = parts.reader, parts.reader.now_ms
     batch_count = parts.settings.consume_message_batch_max_size
-    dispatch = OrderlyDispatch(parts.pool, batch_count, parts.send_back, now_ms, parts.clock.wall_ms)
-    made = OrderlyQueues(settings, reader.ownership, parts.send_back, parts.clock, now_ms)
+    dispatch = OrderlyDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms, parts.clock.wall_ms)
+    made = OrderlyQueues(settings, parts)
     queues = AssignedQueues(made.make, dispatch, parts)
-    mode = OrderlyMode(reader, queues, dispatch, made, log=parts.log, now_ms=now_ms)
-    return PollLoop(parts, dispatch, queues, mode), made.counts
+    return PollLoop(parts, dispatch, queues, OrderlyMode(parts, queues, dispatch, made)), made.counts
