@@ -93,6 +93,7 @@ class LogReader:
         """Read from the log's first record on; None: the cluster does not answer now."""
         consumer = self._client()
         try:
+            consumer.unassign()  # after a lost log: a look-up waits behind each fetch that the broker delays
             self._known_id = None if self.topic_id is None else self.topic_id.now()
             floor = self._find_floor(consumer)
             bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)

@@ -13,7 +13,7 @@ from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
-from rocketshim.group.log_reader import LogReader
+from rocketshim.group.log_reader import LogReader, token_floor
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.group.log_writer import LogWriter
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -417,6 +417,20 @@ def test_the_token_floor_is_looked_up_before_the_end_of_the_log(fleet: Fleet) ->
     assert floors == [0]
     fleet.wait(20_000)
     assert fleet.lease("a").token > 10**15
+
+
+def test_no_look_up_after_a_lost_log_waits_behind_a_fetch_of_that_log(fleet: Fleet) -> None:
+    fleet.kafka.create_topic("orders")
+    fleet.join("a", Q0, floor=lambda consumer: token_floor(consumer, ["orders"]))
+    fleet.turn()
+    assert fleet.started("a")
+    fleet.kafka.delete_topic(LOG)
+    fleet.kafka.create_topic(LOG, config=APPEND_TIME)
+    fleet.wait(2_000)
+    fleet.members["a"].release(fleet.lease("a"), None, ())
+    fleet.wait(20_000)
+    assert len(fleet.started("a")) == 2
+    assert not [method for method, _ in fleet.kafka.delayed_lookups if method == "list_topics"]
 
 
 def test_differing_leases_are_logged_once(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
