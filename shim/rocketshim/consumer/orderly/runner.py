@@ -131,7 +131,9 @@ class OrderlyRunner:
         """
         topic = task.queue.topic
         if topic == self._retry_topic:
-            return self._retried(task)
+            return self._in_batches(
+                task, ([message] for message in task.messages), lambda one: self._retried(task, *one)
+            )
         subscription = self._subscription_of(topic)
         if subscription is None:
             return [self._no_listener(task, topic)]
@@ -142,9 +144,13 @@ class OrderlyRunner:
         task.failure = task.malformed = None
         if self._batch_count == 1:
             self._one_by_one(task, subscription, skipped, end, answers)
-        else:
-            self._in_batches(task, subscription, skipped, end, answers)
-        return answers
+            return answers
+        messages, size = task.messages, self._batch_count
+        return answers + self._in_batches(
+            task,
+            (messages[at : min(at + size, end)] for at in range(skipped, end, size)),
+            lambda batch: self._call(task, subscription, [self._view(each, task) for each in batch], batch),
+        )
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
@@ -194,41 +200,31 @@ class OrderlyRunner:
         stopped.put_behind(answers)
 
     def _in_batches(
-        self, task: OrderlyTask, subscription: Subscription, begin: int, end: int, answers: list[BatchAnswer]
-    ) -> None:
-        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
-        for at in range(begin, end, self._batch_count):
-            if not self._may_begin(task, slice_end_ns):
-                return
-            batch = task.messages[at : min(at + self._batch_count, end)]
-            answers.append(self._call(task, subscription, [self._view(m, task) for m in batch], batch))
-            if answers[-1].stops:
-                return
-
-    def _retried(self, task: OrderlyTask) -> list[BatchAnswer]:
-        """Handle messages of the retry topic one by one; each goes to the listener of its original topic."""
-        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
+        self, task: OrderlyTask, batches: Iterable[list[Any]], answer_to: Callable[[list[Any]], BatchAnswer]
+    ) -> list[BatchAnswer]:
+        """Answer batch by batch, up to the first answer that stops, while calls may begin."""
         answers: list[BatchAnswer] = []
-        for message in task.messages:
+        slice_end_ns = self._clock.monotonic_ns() + _SLICE_NS
+        for batch in batches:
             if not self._may_begin(task, slice_end_ns):
                 break
-            view = self._view(message, task, trusted=True)
-            try:
-                topic = view.topic
-            except MalformedRecordError as error:
-                task.malformed = error.reason
-                task.failure = self._failures.of(error)
-                answers.append(_unheard(dead_letter=True))
-                break
-            subscription = self._subscription_of(topic)
-            if subscription is None:
-                answers.append(self._no_listener(task, topic))
-                break
-            views = view if self._batch_count == 1 else [view]
-            answers.append(self._call(task, subscription, views, [message]))
+            answers.append(answer_to(batch))
             if answers[-1].stops:
                 break
         return answers
+
+    def _retried(self, task: OrderlyTask, message: Any) -> BatchAnswer:
+        """Handle a message of the retry topic; it goes to the listener of its original topic."""
+        view = self._view(message, task, trusted=True)
+        try:
+            topic = view.topic
+        except MalformedRecordError as error:
+            task.malformed, task.failure = error.reason, self._failures.of(error)
+            return _unheard(dead_letter=True)
+        subscription = self._subscription_of(topic)
+        if subscription is None:
+            return self._no_listener(task, topic)
+        return self._call(task, subscription, view if self._batch_count == 1 else [view], [message])
 
     def _call(self, task: OrderlyTask, subscription: Subscription, views: Any, messages: list[Any]) -> BatchAnswer:
         context = self._context(task)
