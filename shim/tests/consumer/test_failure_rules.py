@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLater
-from rocketshim.consumer.orderly.partition import OrderlyTask
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_orderly import OrderlyRun
 from rocketshim.core.failure_rules import FailureRules, failure_rules
+from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness

@@ -20,8 +20,7 @@ from typing import Any, Final, assert_never
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.orderly.partition import OrderlyDispatch, OrderlyPartition
-from rocketshim.consumer.orderly.queues import OrderlyQueues
+from rocketshim.consumer.orderly.queues import OrderlyDispatch, OrderlyQueues
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.lease import Lease
@@ -33,6 +32,7 @@ from rocketshim.core.orderly_assignment import (
     PauseReading,
     ReleaseLock,
 )
+from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.core.timer import Timer

@@ -1,4 +1,4 @@
-"""Makes the queues of an orderly consumer, and performs what the core decides about their messages.
+"""Makes the queues of an orderly consumer, hands out their runs, and performs what the core decides on the answers.
 
 The core (`OrderlyQueue`) decides that a message becomes a dead letter, or that its queue waits. Both are counted here.
 
@@ -9,11 +9,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
+from rocketshim.consumer.dispatch import Dispatch, Result
 from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.orderly.partition import OrderlyPartition, OrderlyTask
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL
-from rocketshim.core.consume_orderly import DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
+from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.next_hop import FailedMessage
+from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
@@ -23,7 +24,7 @@ from rocketshim_topics.wire import coordinates
 if TYPE_CHECKING:
     from rocketshim.core.lease import ReconsumeCounts
 
-__all__ = ["OrderlyCounts", "OrderlyQueues", "OrderlySettings"]
+__all__ = ["OrderlyCounts", "OrderlyDispatch", "OrderlyQueues", "OrderlySettings"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _STUCK_FROM: Final = 16
@@ -145,6 +146,30 @@ class OrderlyQueues:
                     "failure": "" if failure is None else f"{failure.exception_class}: {failure.text}"[:300],
                 },
             )
+
+
+class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
+    """Hands runs to listener threads, one run of each queue at a time, and takes their answers."""
+
+    def hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
+        """Hand out a run of each queue that is ready."""
+        for queue in queues:
+            task = queue.take(self._batch_count)
+            if task is not None:
+                self.in_flight += len(task.messages)
+                self.pool.submit(task)
+
+    def _take(self, result: Result[OrderlyTask, BatchAnswer]) -> None:
+        task, answers = result.chunk, result.outcomes or []
+        self.in_flight -= len(task.messages)
+        if result.died is not None:
+            self.died = self.died or result.died
+            return
+        stopped = sum(answer.msg_count for answer in answers if answer.stops)
+        self.counts.failed += stopped
+        self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
+        self.counts.add_call(result.elapsed_ns, task.messages, self._wall_ms)
+        task.queue.report(task, answers)
 
 
 def _key_of(message: Any) -> Any:

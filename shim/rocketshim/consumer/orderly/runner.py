@@ -20,13 +20,13 @@ from itertools import islice
 from typing import Any, Final
 
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
-from rocketshim.consumer.orderly.partition import OrderlyTask
 from rocketshim.consumer.subscribing import WithoutContext
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
 from rocketshim.core.failure_rules import Rules
 from rocketshim.core.lease import Lease
+from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.failures import FailureMaker

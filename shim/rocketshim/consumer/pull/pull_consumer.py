@@ -19,9 +19,10 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.pull.one_caller import OneCaller
-from rocketshim.consumer.pull.prefetch import Prefetch, PrefetchBuffer
+from rocketshim.consumer.pull.prefetch import Prefetch
 from rocketshim.consumer.pull.selection import as_selector, is_selected, unreadable_headers
 from rocketshim.core.clock import Clock, now_ms_of
+from rocketshim.core.prefetch_buffer import PrefetchBuffer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge

@@ -12,8 +12,7 @@ from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.mode import OrderlyMode
-from rocketshim.consumer.orderly.partition import OrderlyDispatch, OrderlyPartition
-from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyQueues, OrderlySettings
+from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyDispatch, OrderlyQueues, OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
@@ -30,6 +29,7 @@ from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.start_position import StartRules

@@ -11,7 +11,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
-from rocketshim.consumer.orderly.partition import OrderlyPartition
 from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.push.assembly import orderly_loop
@@ -23,6 +22,7 @@ from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.queue_lock_settings import QueueLockSettings

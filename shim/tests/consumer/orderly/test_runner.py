@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from rocketshim.consumer.orderly.partition import OrderlyTask
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
+from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
 from rocketshim.testing import VirtualClock

@@ -8,8 +8,9 @@ from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.consumer.pull import prefetch
+from rocketshim.consumer.pull.prefetch import FETCH_COUNT
 from rocketshim.consumer.pull.pull_consumer import PullConsumer, PullStatus
+from rocketshim.core import prefetch_buffer
 from rocketshim.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -148,12 +149,12 @@ def test_a_blocking_pull_waits_for_a_message(kafka: InMemoryKafka) -> None:
 def test_a_queue_that_is_not_pulled_does_not_fill_memory(
     kafka: InMemoryKafka, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_BUFFER_COUNT", 20)
+    monkeypatch.setattr(prefetch_buffer, "_BUFFER_COUNT", 20)
     consumer.pull(Q1, None, 0)
     fill(kafka, 3_000, 1)
     fill(kafka, 3_000, 0)
     found = [m.queue_offset for at in range(0, 3_000, 100) for m in consumer.pull(Q0, None, at, 100).messages]
-    assert len(consumer._prefetch.buffers["orders", 1].messages) < 20 + prefetch.FETCH_COUNT
+    assert len(consumer._prefetch.buffers["orders", 1].messages) < 20 + FETCH_COUNT
     assert found[:100] == list(range(100))
     offset = 0
     while (result := consumer.pull(Q1, None, offset, 500)).status is PullStatus.FOUND:

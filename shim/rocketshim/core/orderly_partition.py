@@ -1,20 +1,19 @@
-"""A partition of an orderly consumer, a run of it for a listener thread, and the hand-over of runs to those threads.
+"""A partition of an orderly consumer under its lease, and a run of it for a listener thread.
 
 An `OrderlyPartition` has the same interface for the loop as a `ProcessQueue`; the rules are in `OrderlyQueue`. The poll
-thread owns everything here. A listener thread reads its `OrderlyTask` and sets `failure`, `malformed` and `passed` of
+thread owns both classes. A listener thread reads its `OrderlyTask` and sets `failure`, `malformed` and `passed` of
 the task.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any, Final
 
-from rocketshim.consumer.dispatch import Dispatch, Result
 from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction, OrderlyRun
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim_topics.hops import Failure
 
-__all__ = ["OrderlyDispatch", "OrderlyPartition", "OrderlyTask"]
+__all__ = ["OrderlyPartition", "OrderlyTask"]
 
 Progress = tuple[int | None, ReconsumeCounts]
 """Position and failed attempts, in the form of the group's log."""
@@ -217,27 +216,3 @@ class OrderlyPartition:
     def next_wakeup_ms(self) -> int | None:
         """The time at which a run may be taken: 0: now; None: not before another event."""
         return None if self.withheld else self._queue.next_wakeup_ms
-
-
-class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
-    """Hands runs to listener threads, one run of each queue at a time, and takes their answers."""
-
-    def hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
-        """Hand out a run of each queue that is ready."""
-        for queue in queues:
-            task = queue.take(self._batch_count)
-            if task is not None:
-                self.in_flight += len(task.messages)
-                self.pool.submit(task)
-
-    def _take(self, result: Result[OrderlyTask, BatchAnswer]) -> None:
-        task, answers = result.chunk, result.outcomes or []
-        self.in_flight -= len(task.messages)
-        if result.died is not None:
-            self.died = self.died or result.died
-            return
-        stopped = sum(answer.msg_count for answer in answers if answer.stops)
-        self.counts.failed += stopped
-        self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
-        self.counts.add_call(result.elapsed_ns, task.messages, self._wall_ms)
-        task.queue.report(task, answers)
