@@ -17,34 +17,17 @@ from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.logs import safe_logger
-from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
     from rocketshim.core.lease import ReconsumeCounts
 
-__all__ = ["OrderlyCounts", "OrderlyDispatch", "OrderlyQueues", "OrderlySettings"]
+__all__ = ["OrderlyCounts", "OrderlyDispatch", "OrderlyQueues"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _STUCK_FROM: Final = 16
-
-
-@dataclass(frozen=True, slots=True)
-class OrderlySettings:
-    """The settings of orderly consumption.
-
-    Attributes:
-        max_reconsume_times: failed attempts before a message becomes a dead letter; -1: never.
-        suspend_ms: wait after a failure in ms, if the listener does not set one.
-        by_key: keep the order within a key only (`order="key"`).
-        retry_topic: physical name of the group's retry topic.
-    """
-
-    retry_topic: str
-    max_reconsume_times: int = -1
-    suspend_ms: int = 1_000
-    by_key: bool = False
 
 
 @dataclass(slots=True)
@@ -73,10 +56,11 @@ class OrderlyQueues:
         reconsume_counts: failed attempts of a partition's messages that the group's log knows, until its queue is made.
     """
 
-    def __init__(self, settings: OrderlySettings, parts: LoopParts) -> None:
+    def __init__(self, parts: LoopParts) -> None:
         self.counts = OrderlyCounts()
         self.reconsume_counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
-        self._settings = settings
+        self._settings = parts.settings
+        self._retry_topic = TopicNames(parts.settings.namespace).retry(parts.settings.group)
         self._leases = parts.reader.ownership.leases
         self._sink = parts.send_back
         self._clock = parts.clock
@@ -85,12 +69,12 @@ class OrderlyQueues:
 
     def make(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
         """Make the queue of a partition in an epoch."""
-        is_retry = key.topic == self._settings.retry_topic
-        key_of = _key_of if self._settings.by_key else None
+        is_retry = key.topic == self._retry_topic
+        key_of = _key_of if self._settings.order == "key" else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
             epoch,
             max_reconsume_times=self._settings.max_reconsume_times,
-            suspend_ms=self._settings.suspend_ms,
+            suspend_ms=self._settings.suspend_current_queue_time_ms,
             reconsume_counts=self.reconsume_counts.pop(key, ()),
             stored_count=_stored_count if is_retry else None,
             message_limit=lambda message: _message_limit(message, trusted=is_retry),

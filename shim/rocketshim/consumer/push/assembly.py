@@ -12,7 +12,7 @@ from rocketshim.consumer.dispatch import ChunkDispatch
 from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.mode import OrderlyMode
-from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyDispatch, OrderlyQueues, OrderlySettings
+from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyDispatch, OrderlyQueues
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.pool import ListenerPool
@@ -190,13 +190,7 @@ class PushAssembly:
         )
         if not self._orderly:
             return PushParts(concurrent_loop(parts), pool, OrderlyCounts(), store, topics)
-        orderly = OrderlySettings(
-            self._retry_topic,
-            max_reconsume_times=settings.max_reconsume_times,
-            suspend_ms=settings.suspend_current_queue_time_ms,
-            by_key=settings.order == "key",
-        )
-        loop, counts = orderly_loop(parts, orderly)
+        loop, counts = orderly_loop(parts)
         return PushParts(loop, pool, counts, store, topics)
 
     def _make_membership(self, admin: Any) -> MemberCheck | None:
@@ -283,7 +277,7 @@ def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
     return PollLoop(parts, dispatch, queues, ConcurrentMode(parts, queues, dispatch))
 
 
-def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
+def orderly_loop(parts: LoopParts) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
     """Make the loop of an orderly consumer, and its counts. It commits often, since a crash repeats what it did not."""
     if parts.log is not None:
         often_ms = min(parts.settings.persist_consumer_offset_interval_ms, _ORDERLY_COMMIT_MS)
@@ -291,6 +285,6 @@ def orderly_loop(parts: LoopParts, settings: OrderlySettings) -> tuple[PollLoop[
         parts = replace(parts, settings=often)
     batch_count = parts.settings.consume_message_batch_max_size
     dispatch = OrderlyDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms, parts.clock.wall_ms)
-    made = OrderlyQueues(settings, parts)
+    made = OrderlyQueues(parts)
     queues = AssignedQueues(made.make, dispatch, parts)
     return PollLoop(parts, dispatch, queues, OrderlyMode(parts, queues, dispatch, made)), made.counts

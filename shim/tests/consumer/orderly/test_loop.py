@@ -11,7 +11,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
-from rocketshim.consumer.orderly.queues import OrderlySettings
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.push.assembly import orderly_loop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -121,10 +120,11 @@ class Member:
         settings = PushConsumerSettings.make(
             bootstrap="memory:1",
             group=GROUP,
+            max_reconsume_times=limit,
+            order="key" if by_key else "queue",
             consume_message_batch_max_size=batch_count,
             pull_batch_size=fetch_count,
             delay_levels=LEVELS,
-            max_reconsume_times=16,
         )
         send_back = SendBack(lambda: kafka.producer({"enable.idempotence": True}), settings, 1)
         source = Subscriptions(NAMES, NAMES.retry(GROUP))
@@ -145,8 +145,7 @@ class Member:
             clock=clock,
             log=self.log,
         )
-        orderly = OrderlySettings(NAMES.retry(GROUP), max_reconsume_times=limit, by_key=by_key)
-        self.loop, self.counts = orderly_loop(parts, orderly)
+        self.loop, self.counts = orderly_loop(parts)
         self.mode: Any = self.loop.mode
         self.lookups: Any = self.loop.reader.lookups
         self.loop.open()
