@@ -21,6 +21,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.consumer.pull.one_caller import OneCaller
 from rocketshim.consumer.pull.prefetch import Prefetch
 from rocketshim.consumer.pull.selection import as_selector, is_selected, unreadable_headers
+from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.prefetch_buffer import PrefetchBuffer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
@@ -256,9 +257,7 @@ class PullConsumer:
         with self._call():
             position = TopicPartition(*self._lookup.key_of(queue), offset)
             with cluster_errors(f"the offset of {queue} was not committed"):
-                for answer in self._both_clients()[1].commit(offsets=[position], asynchronous=False):
-                    if answer.error is not None:
-                        raise KafkaException(answer.error)
+                commit_now(self._both_clients()[1], [position])
 
     def fetch_consume_offset(self, queue: MessageQueue) -> int | None:
         """Return the group's committed offset of a queue; None if there is none (RocketMQ: -1).
