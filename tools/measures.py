@@ -50,7 +50,8 @@ def measures() -> dict[str, int]:
     shim = ROOT / "shim" / "rocketshim"
     folders = (shim / "consumer", shim / "group")
     return {
-        "names that `from rocketshim import ...` offers": names,
+        "names that `from rocketshim import ...` offers": len(names),
+        "untyped names at the front door": sum(_is_untyped(name, "rocketshim._exports", modules) for name in names),
         "lines of consumer/ and group/": sum(
             count for path, count in lines.items() if any(path.is_relative_to(folder) for folder in folders)
         ),
@@ -70,16 +71,40 @@ def _module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def _exported(module: ast.Module) -> int:
-    """Return the number of names in a literal `__all__`; 0 if it is computed."""
+def _exported(module: ast.Module) -> list[str]:
+    """Return the names in a literal `__all__`; none if it is computed."""
     for node in module.body:
         match node:
             case (
                 ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names))
                 | ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.List(elts=names) | ast.Tuple(elts=names))
             ) if all(isinstance(name, ast.Constant) for name in names):
-                return len(names)
-    return 0
+                return [ast.literal_eval(name) for name in names]
+    return []
+
+
+def _is_untyped(name: str, where: str, modules: Modules) -> bool:
+    """Return whether a type checker takes a name for `Any`: nothing binds it, or a parameter has no annotation."""
+    for node in modules[where].body if where in modules else ():
+        match node:
+            case ast.ImportFrom(module=str(source), names=names):
+                for each in names:
+                    if name == (each.asname or each.name):
+                        return _is_untyped(each.name, source, modules)
+            case ast.ClassDef(name=found) if found == name:
+                methods = (each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+                return any(_lacks_annotations(each) for each in methods if each.name[0] != "_")
+            case ast.FunctionDef(name=found) | ast.AsyncFunctionDef(name=found) if found == name:
+                return _lacks_annotations(node)
+            case ast.Assign(targets=[ast.Name(id=found)]) | ast.AnnAssign(target=ast.Name(id=found)) if found == name:
+                return False
+    return True
+
+
+def _lacks_annotations(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    given = function.args
+    named = [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]
+    return function.returns is None or any(each.annotation is None for each in named if each.arg not in {"self", "cls"})
 
 
 def _overridden(modules: Modules) -> Iterator[int]:
