@@ -38,17 +38,16 @@ A gap in the offsets (retention was faster than the reader) or a record of an un
 then starts again from scratch, like a fold that begins there, and reports this in `Folded.began_anew`: every owner of a
 queue must stop.
 
-A member is alive from a `member` record to one lease after the last one, or until `leave`. Membership decides how
-queues are shared out, never who may consume.
+`group_members` has the members.
 
 Not handled here: reading and writing the log, local clocks, and what an owner may believe (`queue_lock`).
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Final, assert_never
 
+from rocketshim.core.group_log_results import Continuity, Folded, Judgement, QueueLock
+from rocketshim.core.group_members import GroupMembers, Member
 from rocketshim.core.lease_rules import LeaseEvent, LeaseOutcome, Owner, QueueLease
 from rocketshim_topics.group_log import (
     LEASE_MAX_MS,
@@ -61,121 +60,10 @@ from rocketshim_topics.group_log import (
 )
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = [
-    "LOG_TIME_STEP_MAX_MS",
-    "Continuity",
-    "Folded",
-    "GroupLog",
-    "Judgement",
-    "LeaseOutcome",
-    "Member",
-    "Owner",
-    "QueueLock",
-]
+__all__ = ["LOG_TIME_STEP_MAX_MS", "GroupLog", "LeaseOutcome", "Owner"]
 
 LOG_TIME_STEP_MAX_MS: Final = 5_000
 """Maximum that one record adds to log time, in ms."""
-
-_NEVER_MS: Final = 2**62
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """A member that is alive in log time.
-
-    Attributes:
-        owner: client id and incarnation.
-        strategy: name of its allocation strategy; None: Kafka's group protocol assigns its queues.
-        since_offset: offset of its first heartbeat since it was last absent, as far back as this fold reaches.
-        lease_left_ms: log time until it counts as gone, above 0.
-    """
-
-    owner: Owner
-    strategy: str | None
-    since_offset: int
-    lease_left_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class QueueLock:
-    """The state of one queue after the last record.
-
-    Attributes:
-        queue: the queue.
-        known: whether the fold knows the state; if not, `owner` is the likely one and nothing is granted.
-        owner: current owner; None: free, or its lease has expired.
-        token: token of the owner, or of the last one; None: none seen.
-        lease_left_ms: log time until the lease expires; 0 without an owner.
-        next_offset: position from which a new owner continues; None: no owner has reported one.
-        reconsume_counts: (offset, failed attempts) of messages that are not finished, ascending.
-    """
-
-    queue: MessageQueue
-    known: bool
-    owner: Owner | None
-    token: int | None
-    lease_left_ms: int
-    next_offset: int | None
-    reconsume_counts: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """The effect of a record on one queue.
-
-    Attributes:
-        queue: the queue.
-        outcome: the effect.
-        token: token that the claim made, or that the renewal or release names; None for a claim that made none.
-        next_offset: the queue's value now.
-        reconsume_counts: the queue's value now.
-    """
-
-    queue: MessageQueue
-    outcome: LeaseOutcome
-    token: int | None
-    next_offset: int | None
-    reconsume_counts: tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Folded:
-    """The effect of a record.
-
-    Attributes:
-        offset: its offset.
-        owner: its writer; None: the record was void or not readable.
-        seq: the writer's number of the record; None in the same cases.
-        judgements: one per queue that it names, in its order.
-        began_anew: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of a
-            queue by this log must stop.
-        members_changed: a member joined, left or expired, or changed how it shares out queues.
-    """
-
-    offset: int
-    owner: Owner | None
-    seq: int | None
-    judgements: tuple[Judgement, ...]
-    began_anew: bool
-    members_changed: bool = False
-
-
-class Continuity(Enum):
-    """How the current log relates to what was folded."""
-
-    CONTINUES = auto()
-    """The next record to fold is still there, or still to come."""
-    TRUNCATED = auto()
-    """Records that were not folded are gone: give up all leases and fold again from the log's beginning."""
-    RECREATED = auto()
-    """It is shorter than what was folded, so it is another log: give up all leases, fold again, keep `token_floor`."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Membership:
-    strategy: str | None
-    since_offset: int
-    end_ms: int
 
 
 class GroupLog:
@@ -192,7 +80,7 @@ class GroupLog:
 
     __slots__ = (
         "_base", "_complete", "_first_append_ms", "_granting_from_ms", "_last_append_ms", "_log_ms",
-        "_longest_lease_ms", "_members", "_members_until_ms", "_next_offset", "_queues", "_start_log_ms",
+        "_longest_lease_ms", "_members", "_next_offset", "_queues", "_start_log_ms",
     )  # fmt: skip
 
     def __init__(self, start_offset: int) -> None:
@@ -208,8 +96,7 @@ class GroupLog:
         self._longest_lease_ms = 0
         self._granting_from_ms = 0
         self._queues: dict[MessageQueue, QueueLease] = {}
-        self._members: dict[Owner, _Membership] = {}
-        self._members_until_ms = _NEVER_MS  # log time before which no member expires
+        self._members = GroupMembers()
 
     # --- records in ---------------------------------------------------------------------------------------------
 
@@ -231,20 +118,17 @@ class GroupLog:
         self._longest_lease_ms = max(self._longest_lease_ms, record.lease_ms)
         self._infer_base()
         owner = Owner(record.client_id, record.incarnation)
-        members_changed = self._forget_members()
+        members_changed = self._members.forget_expired(self._log_ms)
         judgements: tuple[Judgement, ...] = ()
         match record:
             case ClaimRecord() | RenewRecord() | ReleaseRecord():
                 void = record.base != self._base
                 judgements = tuple(self._judge(event, queue, void) for queue, event in self._events(record, owner))
             case MemberRecord():
-                known = self._members.get(owner)
-                members_changed |= known is None or known.strategy != record.strategy
                 end_ms = self._log_ms + record.lease_ms
-                self._members[owner] = _Membership(record.strategy, known.since_offset if known else offset, end_ms)
-                self._members_until_ms = min(self._members_until_ms, end_ms)
+                members_changed |= self._members.heartbeat(owner, record.strategy, offset, end_ms)
             case LeaveRecord():
-                members_changed |= self._members.pop(owner, None) is not None
+                members_changed |= self._members.leave(owner)
             case _:
                 assert_never(record)
         return Folded(offset, owner, record.seq, judgements, restarted, members_changed)
@@ -253,7 +137,7 @@ class GroupLog:
         """Skip a malformed record: it is void, but it moves log time. Arguments and errors as in `fold`."""
         restarted = self._advance(offset, append_ms, None)
         self._infer_base()
-        return Folded(offset, None, None, (), restarted, self._forget_members())
+        return Folded(offset, None, None, (), restarted, self._members.forget_expired(self._log_ms))
 
     def unreadable(self, offset: int, append_ms: int) -> Folded:
         """Skip a record of an unknown version: the owners are no longer known.
@@ -264,7 +148,9 @@ class GroupLog:
         self._advance(offset, append_ms, None)
         self._infer_base()
         self._begin()
-        return Folded(offset, None, None, (), began_anew=True, members_changed=self._forget_members())
+        return Folded(
+            offset, None, None, (), began_anew=True, members_changed=self._members.forget_expired(self._log_ms)
+        )
 
     def continuity(self, low_offset: int, high_offset: int) -> Continuity:
         """Compare the log's bounds with what was folded.
@@ -307,10 +193,7 @@ class GroupLog:
     @property
     def members(self) -> tuple[Member, ...]:
         """Members alive after the last record, sorted by client id and incarnation."""
-        return tuple(
-            Member(owner, m.strategy, m.since_offset, m.end_ms - self._log_ms)
-            for owner, m in sorted(self._members.items())
-        )
+        return self._members.alive(self._log_ms)
 
     @property
     def client_ids(self) -> tuple[str, ...]:
@@ -330,8 +213,8 @@ class GroupLog:
             The member that joined first; None: there is no conflict. If one of the two strategies is None, the members
             cannot work together at all; two different strategies only give an unfair distribution.
         """
-        own = self._members.get(owner)
-        before = own.since_offset if own else self._next_offset
+        joined_at = self._members.joined_at(owner)
+        before = self._next_offset if joined_at is None else joined_at
         others = [m for m in self.members if m.strategy != strategy and m.since_offset < before]
         return min(others, key=lambda m: m.since_offset, default=None)
 
@@ -438,15 +321,6 @@ class GroupLog:
         self._start_log_ms = self._log_ms
         self._granting_from_ms = 0
         self._queues.clear()
-
-    def _forget_members(self) -> bool:
-        """Remove expired members; return whether any were removed. Scan only when one of them may have expired."""
-        if self._log_ms < self._members_until_ms:
-            return False
-        before = len(self._members)
-        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > self._log_ms}
-        self._members_until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
-        return len(self._members) < before
 
     def _free_from_ms(self, state: QueueLease) -> int:
         """Return the log time from which a queue whose state is not known is certainly free."""

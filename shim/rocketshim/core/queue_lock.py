@@ -31,7 +31,8 @@ the last folded record would make it free: the claim itself moves log time befor
 from collections.abc import Collection, Iterable, Iterator
 from typing import Final, TypedDict, TypeVar
 
-from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, Folded, GroupLog, Judgement
+from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, GroupLog
+from rocketshim.core.group_log_results import Folded, Judgement
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock_actions import (

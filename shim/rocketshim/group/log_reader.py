@@ -9,7 +9,8 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.group_log import Continuity, GroupLog
+from rocketshim.core.group_log import GroupLog
+from rocketshim.core.group_log_results import Continuity
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient

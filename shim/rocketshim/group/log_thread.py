@@ -46,7 +46,8 @@ from typing import Any, Final, assert_never
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.group_log import Folded, GroupLog
+from rocketshim.core.group_log import GroupLog
+from rocketshim.core.group_log_results import Folded
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock import QueueLockHolder

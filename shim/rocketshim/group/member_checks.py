@@ -1,7 +1,4 @@
-"""Check that the members of a group work by the same rules: one way to allocate queues, one length of leases.
-
-Only the group-log thread uses this.
-"""
+"""Check in the group-log thread that the members work by the same rules: allocation of queues, length of leases."""
 
 from typing import Final
 

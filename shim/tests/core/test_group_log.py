@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import Continuity, Folded, GroupLog, LeaseOutcome, Member, Owner, QueueLock
+from rocketshim.core.group_log import GroupLog, LeaseOutcome, Owner
+from rocketshim.core.group_log_results import Continuity, Folded, QueueLock
+from rocketshim.core.group_members import Member
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import Continuity, Folded, GroupLog
+from rocketshim.core.group_log import GroupLog
+from rocketshim.core.group_log_results import Continuity, Folded
 from rocketshim.core.lease import ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock import QueueLockHolder

@@ -7,7 +7,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.admin.group_log_snapshot import read_group_log, release_record
-from rocketshim.core.group_log import GroupLog, Member
+from rocketshim.core.group_log import GroupLog
+from rocketshim.core.group_members import Member
 from rocketshim.core.lease import Lease
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
