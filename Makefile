@@ -48,7 +48,7 @@ check: $(VENV)/.dev ## lint, format, types (of the tests, too), import contracts
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy topics/rocketshim_topics shim/rocketshim shim/rocketshim_local spark/rocketshim_spark examples benchmarks tools proof shim/tests/conformance
 	@for tests in shim/tests topics/tests spark/tests "integration_tests test_support conftest.py"; do \
-	  $(BIN)/mypy --config-file tools/tests.mypy.ini --cache-dir .mypy_cache/tests $$tests; done
+	  $(BIN)/mypy --config-file tools/tests.mypy.ini --cache-dir .mypy_cache/tests $$tests || exit 1; done
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from rocketshim.cli import main
 from rocketshim_local import Broker
@@ -35,6 +36,10 @@ def started(words: list[str], environment: dict[str, str]) -> Iterator[subproces
         process.wait()
 
 
+def _is_well(url: str) -> bool:
+    return main(["healthcheck", url]) == 0
+
+
 def test_every_service_of_the_compose_file_runs_and_becomes_healthy(
     broker: Broker, namespace: str, topic: Callable[..., str]
 ) -> None:
@@ -52,6 +57,6 @@ def test_every_service_of_the_compose_file_runs_and_becomes_healthy(
             words = [given.get(word, word) for word in services[name]["command"]]
             process = running.enter_context(started(words, environment))
             here = f"http://127.0.0.1:{ports[name]}"
-            wait_until(lambda here=here: main(["healthcheck", f"{here}/ready"]) == 0, name, within_s=DEADLINE_S)
-            assert main(["healthcheck", f"{here}/live"]) == 0
+            wait_until(partial(_is_well, f"{here}/ready"), name, within_s=DEADLINE_S)
+            assert _is_well(f"{here}/live")
             assert process.poll() is None

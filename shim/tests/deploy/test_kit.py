@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 from rocketshim.cli.app import build
 from tools.reference.metrics import vocabulary
