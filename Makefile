@@ -34,7 +34,7 @@ test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only;
 # Without a broker. 92 % are required of the pure parts, 85 % of all; the report names what is below 100 %.
 coverage: $(VENV)/.dev ## branch coverage of the unit and property tests, in all their processes
 	@rm -rf .coverage && mkdir .coverage
-	@$(BIN)/python -m coverage run -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests proof/tests $(PYTEST_ARGS)
+	@$(BIN)/python -m coverage run -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests $(PYTEST_ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 	@for pure in rocketshim/core rocketshim_topics; do echo "$$pure, in %:"; \
