@@ -248,8 +248,9 @@ def test_positions_of_one_group_are_noted_with_the_workers(
     view = open_lake(spark, lake, namespace=day.namespace)
     assert set(view.snapshot.committed) == {day.group, TopicNames(day.namespace).worker_group}
     assert view.caveats == ()
-    assert main(["land", day.topic, "--lake", f"{lake}/sources", "--bootstrap", day.bootstrap]) == 0
-    assert "found no shim topic in namespace ''" in capsys.readouterr().err
+    mistyped = f"{day.namespace}x"
+    assert main(["land", day.topic, "--lake", f"{lake}/x", "--bootstrap", day.bootstrap, "--namespace", mistyped]) == 0
+    assert f"found no shim topic in namespace {mistyped!r}" in capsys.readouterr().err
 
 
 def test_replay_and_dlq_apply_send_each_letter_once_between_them(

@@ -367,7 +367,9 @@ class _ClusterReader:
 
         def request() -> dict[int, int]:
             config = self._settings(PROTECTED_PRODUCER, _PROBE)
-            return clocks_ahead_ms(self._clients.producer, config, self._names, leaders, _TIMEOUT_S + 5)
+            return clocks_ahead_ms(
+                self._clients.producer, config, self._names, leaders, now_ms=_now_ms, timeout_s=_TIMEOUT_S + 5
+            )
 
         return self._request("clocks", request, {})
 

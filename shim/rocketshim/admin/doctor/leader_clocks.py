@@ -1,7 +1,6 @@
 """Measure how far the clocks of the leaders are ahead of this machine's, by writing probes to the schedule topic."""
 
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from confluent_kafka import KafkaException
@@ -15,7 +14,13 @@ __all__ = ["clocks_ahead_ms"]
 
 
 def clocks_ahead_ms(
-    make: ProducerFactory, config: dict[str, Any], names: TopicNames, leaders: Mapping[int, int], timeout_s: float
+    make: ProducerFactory,
+    config: dict[str, Any],
+    names: TopicNames,
+    leaders: Mapping[int, int],
+    *,
+    now_ms: Callable[[], int],
+    timeout_s: float,
 ) -> dict[int, int]:
     """Write probes to one partition of each leader; return how far each leader's clock is ahead, in ms.
 
@@ -24,6 +29,7 @@ def clocks_ahead_ms(
         config: its settings.
         names: topic names of the namespace.
         leaders: node id to a partition of the schedule topic that it leads.
+        now_ms: this machine's clock.
         timeout_s: longest wait for one delivery report, in seconds.
 
     Raises:
@@ -42,7 +48,7 @@ def clocks_ahead_ms(
                 def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
                     into.append((checked.error(error, message), message))
 
-                sent_ms = time.time_ns() // 1_000_000
+                sent_ms = now_ms()
                 producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
                 producer.flush(timeout_s)
                 if not reports:
@@ -50,7 +56,7 @@ def clocks_ahead_ms(
                 error, message = reports[0]
                 if error is not None:
                     raise KafkaException(error)
-                ahead[node] = message.timestamp()[1] - (sent_ms + time.time_ns() // 1_000_000) // 2
+                ahead[node] = message.timestamp()[1] - (sent_ms + now_ms()) // 2
     finally:
         close_producer(producer, timeout_s)
     return ahead

@@ -14,5 +14,5 @@ def test_a_probe_that_is_reported_without_an_offset_says_nothing_of_a_clock() ->
     kafka.fail_produce(None)
     config = {"bootstrap.servers": "memory:1"}
     with pytest.raises(KafkaException, match="without an offset"):
-        clocks_ahead_ms(kafka.producer, config, TopicNames(), {1: 0}, timeout_s=15.0)
-    assert set(clocks_ahead_ms(kafka.producer, config, TopicNames(), {1: 0}, timeout_s=15.0)) == {1}
+        clocks_ahead_ms(kafka.producer, config, TopicNames(), {1: 0}, now_ms=lambda: 0, timeout_s=15.0)
+    assert set(clocks_ahead_ms(kafka.producer, config, TopicNames(), {1: 0}, now_ms=lambda: 0, timeout_s=15.0)) == {1}
