@@ -1,9 +1,9 @@
 """Several processes of one command: started together, stopped together.
 
-Each member's standard input is a pipe from the supervisor. The end of that pipe asks the member to stop. So a member is
-asked exactly once, however many signals its process group gets, on every platform, and also when the supervisor is
-killed. If one member ends by itself, the supervisor stops the others and ends with an error, so that your
-service manager can start all of them again.
+Each member's standard input is a pipe from the supervisor. The end of that pipe asks the member to stop. That works on
+every platform, and also when the supervisor is killed. A signal to the whole process group, as Ctrl-C in a terminal,
+reaches the members directly, too; a second request to stop changes nothing. If one member ends by itself, the
+supervisor stops the others and ends with an error, so that your service manager can start all of them again.
 """
 
 import os

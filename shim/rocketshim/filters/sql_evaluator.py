@@ -267,6 +267,3 @@ def _in(name: str, values: frozenset[str], negated: bool) -> Test:
     if negated:
         return lambda get: text not in values if (text := get(name)) else None
     return lambda get: text in values if (text := get(name)) else None
-
-
-# --- the general forms --------------------------------------------------------------------------------------------
