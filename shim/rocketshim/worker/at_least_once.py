@@ -304,12 +304,10 @@ class AtLeastOnce:
 
     def _limit_topics(self, now_ns: int) -> None:
         """Hold most other topics back while some are late, so that the producer sends the records of these first."""
+        late_ns = now_ns - self._patience_ns // 4
         late: set[str] = set()
-        for batch in self._deliveries:
-            if now_ns - batch.sent_ns < self._patience_ns // 4:
-                break
-            if not batch.is_done:
-                late.add(batch.group.topic)
+        if self._deliveries and self._deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
+            late = {each.group.topic for each in self._open_batches if _is_late_delivery(each, late_ns)}
         self._most_topics = min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
 
     def _is_overtaken(self, batch: HopBatch) -> bool:
@@ -440,3 +438,7 @@ class AtLeastOnce:
 
 def _began(batch: HopBatch) -> tuple[int, int]:
     return batch.flight.due.run.first_offset, batch.indexes[0]
+
+
+def _is_late_delivery(batch: HopBatch, late_ns: int) -> bool:
+    return batch.group.kind is Kind.DELIVER and batch.sent_ns <= late_ns
