@@ -16,7 +16,7 @@ other keep their order; the order of sends in progress at the same time is not d
 import asyncio
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future  # noqa: TC003 - of the annotations that users see
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
@@ -33,7 +33,7 @@ from rocketshim_topics.message import Message
 
 __all__ = ["AsyncProducer"]
 
-_FULL_S: Final = 0.005
+_FULL_S: Final = 0.005  # how long a send waits before it looks again whether the queue has room
 
 
 class AsyncProducer:
@@ -96,7 +96,7 @@ class AsyncProducer:
             As `Producer.send`.
         """
         made = self.producer._message(message, body, codec, options)  # noqa: SLF001 - the two are one
-        return await self._send(made, selector, arg, time.monotonic() + timeout_s, timeout_s)
+        return await send_message(self.producer, made, selector, arg, timeout_s=timeout_s)
 
     async def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:
         """Send several messages and wait until all are stored.
@@ -106,8 +106,8 @@ class AsyncProducer:
         """
         deadline = time.monotonic() + timeout_s
         made = [self.producer._message(message, NO_BODY, None, {}) for message in messages]  # noqa: SLF001
-        begun = [(await self._begin(message, None, None, deadline), message) for message in made]
-        return [await self._result(future, message, deadline, timeout_s) for future, message in begun]
+        begun = [(await _begin(self.producer, message, None, None, deadline), message) for message in made]
+        return [await _result(self.producer, future, message, deadline, timeout_s) for future, message in begun]
 
     async def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
@@ -125,33 +125,41 @@ class AsyncProducer:
     ) -> None:
         await asyncio.shield(asyncio.ensure_future(self.close()))  # also if the task is cancelled
 
-    async def _send(
-        self, message: Message, selector: Selector | None, arg: Any, deadline: float, timeout_s: float
-    ) -> SendResult:
-        future = await self._begin(message, selector, arg, deadline)
-        return await self._result(future, message, deadline, timeout_s)
 
-    async def _begin(
-        self, message: Message, selector: Selector | None, arg: Any, deadline: float
-    ) -> "Future[SendResult]":
-        """Give a message to the Kafka client, in a thread if that may block."""
-        producer = self.producer
-        if selector is not None or producer._may_block(message):  # noqa: SLF001
-            return await asyncio.to_thread(producer._send, message, selector, arg, deadline)  # noqa: SLF001
-        while True:
-            try:
-                return producer._send(message, None, None, 0.0)  # noqa: SLF001
-            except BufferError:
-                if time.monotonic() >= deadline:
-                    raise
-                await asyncio.sleep(_FULL_S)
+async def send_message(
+    producer: Producer, message: Message, selector: Selector | None = None, arg: Any = None, *, timeout_s: float
+) -> SendResult:
+    """Send a message with a `Producer` and wait until it is stored, without blocking the event loop.
 
-    async def _result(
-        self, future: "Future[SendResult]", message: Message, deadline: float, timeout_s: float
-    ) -> SendResult:
-        waiting = asyncio.wrap_future(future)
-        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
-        if not done:
-            waiting.cancel()
-            raise SendTimeoutError(self.producer._no_report(message.topic, deadline - timeout_s, timeout_s))  # noqa: SLF001
-        return waiting.result()
+    Raises:
+        As `Producer.send`.
+    """
+    deadline = time.monotonic() + timeout_s
+    future = await _begin(producer, message, selector, arg, deadline)
+    return await _result(producer, future, message, deadline, timeout_s)
+
+
+async def _begin(
+    producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float
+) -> Future[SendResult]:
+    """Give a message to the Kafka client, in a thread if that may block."""
+    if selector is not None or producer._may_block(message):  # noqa: SLF001 - the two are one, here and below
+        return await asyncio.to_thread(producer._send, message, selector, arg, deadline)  # noqa: SLF001
+    while True:
+        try:
+            return producer._send(message, None, None, 0.0)  # noqa: SLF001
+        except BufferError:
+            if time.monotonic() >= deadline:
+                raise
+            await asyncio.sleep(_FULL_S)
+
+
+async def _result(
+    producer: Producer, future: Future[SendResult], message: Message, deadline: float, timeout_s: float
+) -> SendResult:
+    waiting = asyncio.wrap_future(future)
+    done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+    if not done:
+        waiting.cancel()
+        raise SendTimeoutError(producer._no_report(message.topic, deadline - timeout_s, timeout_s))  # noqa: SLF001
+    return waiting.result()

@@ -17,7 +17,6 @@ A consumer in the web process shares its CPU and its restarts. Where it has much
 """
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, Final
@@ -25,7 +24,9 @@ from typing import Any, Final
 from starlette.requests import HTTPConnection
 
 from rocketshim import Message, Producer, PushConsumer, SendResult
-from rocketshim.errors import ConfigError, SendTimeoutError
+from rocketshim.aio import send_message
+from rocketshim.errors import ConfigError
+from rocketshim.producer.arguments import NO_BODY
 
 __all__ = ["Lifespan", "get_producer", "lifespan", "send"]
 
@@ -91,14 +92,7 @@ async def send(producer: Producer, message: Message, *, timeout_s: float = 3.0) 
     Raises:
         As `Producer.send`.
     """
-    deadline = time.monotonic() + timeout_s
-    sending = await asyncio.to_thread(producer.send_async, message)
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(sending), max(0.0, deadline - time.monotonic()))
-    except TimeoutError as error:
-        raise SendTimeoutError(
-            f"no delivery report for {message.topic!r} within {timeout_s:g} s; the message may or may not be stored"
-        ) from error
+    return await send_message(producer, producer._message(message, NO_BODY, None, {}), timeout_s=timeout_s)  # noqa: SLF001
 
 
 def get_producer(request: HTTPConnection) -> Producer:
