@@ -15,13 +15,15 @@ import importlib.metadata
 import json
 import platform
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 import confluent_kafka
 
+from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 from rocketshim.logs import safe_logger
@@ -29,7 +31,9 @@ from rocketshim.logs import safe_logger
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as PrometheusMetric
 
-__all__ = ["HealthServer", "LoopState", "Metric", "Shown", "address", "build_info", "families", "metrics_text"]
+__all__ = [
+    "HealthServer", "LoopState", "Metric", "Shown", "address", "build_info", "families", "metrics_text", "serving",
+]  # fmt: skip
 
 _LOG = safe_logger("rocketshim.health")
 _LIVE_NS: Final = 30_000_000_000
@@ -235,6 +239,35 @@ class HealthServer:
                 return _verdict(good=False)
             case _:
                 return 404, "text/plain", b"there are /live, /ready, /state and /metrics\n"
+
+
+@contextmanager
+def serving(
+    listen: tuple[str, int] | None, state: Callable[[], Shown | None], *, option: str = "--health"
+) -> Iterator[None]:
+    """Serve the state of this process while the block runs.
+
+    Args:
+        listen: host and port, as `address` returns them; None: serve nothing.
+        state: returns the newest state; None before the first.
+        option: the option that names the address, for the error.
+
+    Raises:
+        ConfigError: the server cannot listen on the address.
+    """
+    if listen is None:
+        yield
+        return
+    server = HealthServer(*listen, state, SystemClock())
+    try:
+        server.start()
+    except OSError as error:
+        raise ConfigError(f"{option} {listen[0]}:{listen[1]}: cannot listen there ({error})") from error
+    _LOG.info("health.listening", extra={"host": listen[0], "port": server.port})
+    try:
+        yield
+    finally:
+        server.stop()
 
 
 class _Server(ThreadingHTTPServer):

@@ -15,14 +15,10 @@ from rocketshim.cli.options import (
     Namespace,
     client_settings,
 )
-from rocketshim.errors import ConfigError
-from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
-
-_LOG = safe_logger("rocketshim.observe")
 
 
 @app.command(epilog="Example: rocketshim exporter --bootstrap localhost:9092 --listen 9464")
@@ -70,8 +66,7 @@ def exporter(
     """
     from rocketshim.admin.doctor import examine  # noqa: PLC0415 - `--help` does without
     from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415
-    from rocketshim.clock import SystemClock  # noqa: PLC0415
-    from rocketshim.health import HealthServer, address  # noqa: PLC0415
+    from rocketshim.health import address, serving  # noqa: PLC0415
     from rocketshim.observe.exporter import DoctorRounds, Exporter  # noqa: PLC0415
     from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
@@ -79,24 +74,18 @@ def exporter(
 
     names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    host, port = address(listen, option="--listen")
+    listen_address = address(listen, option="--listen")
     configure(log_format, level=log_level)
     look = partial(gather, bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=settings)
     doctor = DoctorRounds(lambda: examine(look()), doctor_every) if doctor_every else None
     lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings)
     with Sampler(lookup, names, levels, every_s=every) as sampler, StopSignals() as signals:
         process = Exporter(sampler, every_s=every, doctor=doctor, namespace=namespace)
-        server = HealthServer(host, port, lambda: process.state, SystemClock())
-        try:
-            server.start()
-        except OSError as error:
-            raise ConfigError(f"--listen {listen!r}: cannot listen there ({error})") from error
-        _LOG.info("health.listening", extra={"host": host, "port": server.port})
-        if doctor is not None:
-            doctor.start()
-        try:
-            process.run(lambda: signals.asked)
-        finally:
+        with serving(listen_address, lambda: process.state, option="--listen"):
             if doctor is not None:
-                doctor.stop()
-            server.stop()
+                doctor.start()
+            try:
+                process.run(lambda: signals.asked)
+            finally:
+                if doctor is not None:
+                    doctor.stop()

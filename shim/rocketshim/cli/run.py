@@ -14,7 +14,6 @@ from rocketshim.cli.options import LogFormatOption, LogLevelOption
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
-from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_LOG = safe_logger("rocketshim.consumer")
 _GRACE_S = 45.0  # a consumer stops within 30 s; closing its Kafka clients takes a few seconds more
 
 
@@ -140,23 +138,10 @@ def _refuse_exit(target: str, caller: str) -> Iterator[None]:
 
 
 def _consume(consumer: "PushConsumer", health_address: tuple[str, int] | None) -> None:
-    from rocketshim.clock import SystemClock  # noqa: PLC0415
-    from rocketshim.health import HealthServer  # noqa: PLC0415
+    from rocketshim.health import serving  # noqa: PLC0415
 
-    server = None
-    if health_address is not None:
-        host, port = health_address
-        server = HealthServer(host, port, lambda: consumer.state, SystemClock())
-        try:
-            server.start()
-        except OSError as error:
-            raise ConfigError(f"--health: cannot listen at {host}:{port} ({error})") from error
-        _LOG.info("health.listening", extra={"host": host, "port": server.port})
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 1_000)  # a third more messages a second (docs/performance.md)
-    try:
+    with serving(health_address, lambda: consumer.state):
         consumer.run()
-    finally:
-        if server is not None:
-            server.stop()

@@ -19,7 +19,7 @@ from rocketshim.cli.options import (
     client_settings,
 )
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
-from rocketshim.errors import ConfigError, RocketshimError, WorkerError
+from rocketshim.errors import RocketshimError, WorkerError
 from rocketshim.logs import safe_logger
 from rocketshim.stop_signals import STOP_SIGNALS, StopSignals
 
@@ -88,8 +88,7 @@ def worker(
     With --processes, each process is a worker of the same group, and the partitions of the schedule topic are shared
     among them. If one process ends by itself, the command stops the others and ends with exit code 1.
     """
-    from rocketshim.clock import SystemClock  # noqa: PLC0415 - `--help` does without
-    from rocketshim.health import HealthServer, address  # noqa: PLC0415
+    from rocketshim.health import address, serving  # noqa: PLC0415 - `--help` does without
     from rocketshim.settings import WorkerSettings  # noqa: PLC0415
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
     from rocketshim.worker.worker import DelayWorker  # noqa: PLC0415
@@ -117,27 +116,15 @@ def worker(
     if supervised:
         obey_supervisor()
     end_if_stuck(process.heart)
-    server = None
-    if health_address is not None:
-        host, port = health_address
-        server = HealthServer(host, port, lambda: process.state, SystemClock())
-        try:
-            server.start()
-        except OSError as error:
-            raise ConfigError(f"--health {health!r}: cannot listen there ({error})") from error
-        _LOG.info("health.listening", extra={"host": host, "port": server.port})
     gc.freeze()
-    gc.set_threshold(
-        500_000, 50, 1_000
-    )  # records live until their reports arrive: with 50,000, collection took 8 % of the loop
-    try:
-        process.run()
-    except RocketshimError as error:
-        _LOG.critical("worker.cannot-go-on", extra={"error": str(error)})
-        raise
-    finally:
-        if server is not None:
-            server.stop()
+    # records live until their reports arrive: with 50,000, collection took 8 % of the loop
+    gc.set_threshold(500_000, 50, 1_000)
+    with serving(health_address, lambda: process.state):
+        try:
+            process.run()
+        except RocketshimError as error:
+            _LOG.critical("worker.cannot-go-on", extra={"error": str(error)})
+            raise
 
 
 def _supervise(

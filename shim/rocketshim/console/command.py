@@ -11,6 +11,7 @@ from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace
 from rocketshim.console.people import Token, user_line
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import ConfigError
+from rocketshim.health import address
 from rocketshim_topics import DelayLevels
 
 app = typer.Typer()
@@ -95,7 +96,7 @@ def console(
         return
     if not bootstrap:
         raise typer.BadParameter("Missing option '--bootstrap' / '-b'.")
-    host, port = _address(listen)
+    host, port = address(listen, option="--listen")
     settings = ConsoleSettings.make(
         bootstrap=bootstrap,
         namespace=namespace,
@@ -118,13 +119,6 @@ def console(
         state_dir=state_dir or _state_dir(),
     )
     _serve(settings)
-
-
-def _address(listen: str) -> tuple[str, int]:
-    host, colon, port = listen.rpartition(":")
-    if not port.isdecimal() or len(port) > 5:
-        raise ConfigError(f"--listen {listen!r}: write PORT or HOST:PORT")
-    return (host.strip("[]") if colon else "127.0.0.1"), int(port)
 
 
 def _state_dir() -> Path:

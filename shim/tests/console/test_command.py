@@ -9,25 +9,11 @@ import pytest
 import typer
 
 from rocketshim.cli.app import build, main
-from rocketshim.console.command import _address, _welcome
+from rocketshim.console.command import _welcome
 from rocketshim.console.people import Token, Users, user_line
 from rocketshim.errors import ConfigError
 
 from .conftest import DEAD, NAMES, Stage
-
-
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [("8085", ("127.0.0.1", 8085)), ("0.0.0.0:80", ("0.0.0.0", 80)), ("[::1]:80", ("::1", 80))],  # noqa: S104
-)
-def test_an_address_is_this_machine_unless_it_names_another(text: str, address: tuple[str, int]) -> None:
-    assert _address(text) == address
-
-
-@pytest.mark.parametrize("text", ["", "host", "host:", "host:port", "1:999999"])
-def test_an_address_without_a_port_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="HOST:PORT"):
-        _address(text)
 
 
 def test_the_token_is_printed_in_the_address_and_only_where_it_counts(stage: Stage) -> None:
