@@ -6,13 +6,15 @@ applies it.
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from typing import Any
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
 from rocketshim.admin.parked import parked_record, redriven_parked
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.redrive import Make, read_log
+from rocketshim.admin.redrive import Make, Redriver, read_log
+from rocketshim.core.redrive import RedriveProgress
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -29,7 +31,7 @@ from rocketshim_topics.redrive_plan import (
     redrive_id,
 )
 
-__all__ = ["check_cluster", "ensure_log", "make_plan", "plan_parked", "record_maker"]
+__all__ = ["ensure_log", "make_plan", "plan_parked", "planned_redriver"]
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
@@ -113,7 +115,59 @@ def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedriveP
     )
 
 
-def check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
+@contextmanager
+def planned_redriver(
+    bootstrap: str,
+    plan: RedrivePlan,
+    progress: RedriveProgress,
+    *,
+    writes: bool = True,
+    by: str | None = None,
+    report: Callable[[], None] = lambda: None,
+    client: Mapping[str, Any] | None = None,
+    clients: Clients | None = None,
+) -> Iterator[Redriver]:
+    """Check that a plan fits the cluster, and yield what applies it.
+
+    Args:
+        bootstrap: addresses of the brokers.
+        plan: the plan.
+        progress: its letters; the caller may read it at any time between calls.
+        writes: whether to create the redrive log if it is missing; False for a dry run.
+        by: who applies the plan, for the log; None: the user of this process.
+        report: called after each transaction and each failure.
+        client: further librdkafka settings.
+        clients: creates the Kafka clients; None: confluent_kafka.
+
+    Raises:
+        ConfigError: the plan was made for another cluster.
+        TopicMissingError: its source or a target does not exist.
+    """
+    names = TopicNames(plan.rules.namespace)
+    with TopicReader(bootstrap, client=client, clients=clients) as sources:
+        _check_cluster(sources, plan)
+        if writes:
+            ensure_log(bootstrap, names, client=client, clients=clients)
+        with closing(
+            Redriver(
+                bootstrap,
+                names.redrive_log,
+                source=plan.source,
+                plan=plan.id,
+                state="discarded" if plan.rules.action == "discard" else "redriven",
+                make=_record_maker(plan, Decoder(names, plan.source, fetch=sources.fetch)),
+                again=plan.rules.again,
+                by=by,
+                progress=progress,
+                report=report,
+                client=client,
+                clients=clients,
+            )
+        ) as redriver:
+            yield redriver
+
+
+def _check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
     """Refuse a plan for another cluster, or one whose topics are missing.
 
     Raises:
@@ -145,7 +199,7 @@ def ensure_log(
     provision.ensure_topics(admin, [Layout(names, DelayLevels.default()).redrive_log()])
 
 
-def record_maker(plan: RedrivePlan, decoder: Decoder) -> Make:
+def _record_maker(plan: RedrivePlan, decoder: Decoder) -> Make:
     """Return the function that makes the record which sends a planned dead letter; None: it is only marked."""
     plan_id, names = plan.id, TopicNames(plan.rules.namespace)
     if plan.source == names.parked:

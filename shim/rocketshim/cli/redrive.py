@@ -15,10 +15,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.redrive import Redriver
-from rocketshim.admin.redrive_planning import check_cluster, ensure_log, make_plan, record_maker
+from rocketshim.admin.redrive_planning import make_plan, planned_redriver
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import (
@@ -178,26 +176,13 @@ def apply(
     Exit code 2 if dead letters could not be sent, or were dead-lettered again while the command was running.
     """
     redrive_plan = RedrivePlan.from_json(file.read_text(encoding="utf-8", errors="replace"))
-    names = TopicNames(redrive_plan.rules.namespace)
-    settings = client_settings(client)
-    with TopicReader(bootstrap, client=settings) as reader:
-        check_cluster(reader, redrive_plan)
-    if not dry_run:
-        ensure_log(bootstrap, names, client=settings)
     progress = RedriveProgress(redrive_plan.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
-    with _bar(progress, hidden=as_json) as report, TopicReader(bootstrap, client=settings) as sources:
-        redriver = Redriver(
-            bootstrap,
-            names.redrive_log,
-            source=redrive_plan.source,
-            plan=redrive_plan.id,
-            state="discarded" if redrive_plan.rules.action == "discard" else "redriven",
-            make=record_maker(redrive_plan, Decoder(names, redrive_plan.source, fetch=sources.fetch)),
-            again=redrive_plan.rules.again,
-            progress=progress,
-            report=report,
-            client=settings,
-        )
+    with (
+        _bar(progress, hidden=as_json) as report,
+        planned_redriver(
+            bootstrap, redrive_plan, progress, writes=not dry_run, report=report, client=client_settings(client)
+        ) as redriver,
+    ):
         try:
             if dry_run:
                 redriver.dry_run()
@@ -206,8 +191,6 @@ def apply(
         except KeyboardInterrupt:
             typer.echo(f"stopped after {progress.sent} dead letters; run the same command again to continue", err=True)
             raise
-        finally:
-            redriver.close()
     _report(redrive_plan, progress, dry_run=dry_run, as_json=as_json)
     if progress.failed or progress.dead_again:
         raise typer.Exit(FINDING)

@@ -9,15 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.redrive import Redriver
-from rocketshim.admin.redrive_planning import check_cluster, ensure_log, record_maker
+from rocketshim.admin.redrive_planning import planned_redriver
 from rocketshim.core.redrive import RedriveProgress
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.kafka.clients import Clients
-from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
-from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import RedrivePlan
 
 __all__ = ["Run", "Runs"]
@@ -114,25 +110,7 @@ class Runs:
             run.is_over.set()
 
     def _send(self, run: Run) -> None:
-        plan, names = run.plan, TopicNames(run.plan.rules.namespace)
-        connection: dict[str, Any] = {"client": self._client, "clients": self._clients}
-        with TopicReader(self._bootstrap, **connection) as reader:
-            check_cluster(reader, plan)
-        ensure_log(self._bootstrap, names, **connection)
-        with TopicReader(self._bootstrap, **connection) as sources:
-            redriver = Redriver(
-                self._bootstrap,
-                names.redrive_log,
-                source=plan.source,
-                plan=plan.id,
-                state="discarded" if plan.rules.action == "discard" else "redriven",
-                make=record_maker(plan, Decoder(names, plan.source, fetch=sources.fetch)),
-                again=plan.rules.again,
-                by=run.by,
-                progress=run.progress,
-                **connection,
-            )
-            try:
-                redriver.run()
-            finally:
-                redriver.close()
+        with planned_redriver(
+            self._bootstrap, run.plan, run.progress, by=run.by, client=self._client, clients=self._clients
+        ) as redriver:
+            redriver.run()
