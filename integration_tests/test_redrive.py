@@ -18,7 +18,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
-from rocketshim.cli import main, redrive
+from rocketshim.admin import redrive_planning as redrive
+from rocketshim.cli import main
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import Broker
@@ -28,7 +29,7 @@ CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListe
 COUNT = 1_000
 ENDED = """
 import os, signal, sys
-import rocketshim.cli.redrive as redrive
+import rocketshim.admin.redrive_planning as redrive
 from rocketshim.cli import main
 
 class Ending(redrive.Redriver):
@@ -47,7 +48,7 @@ sys.exit(main(sys.argv[4:]))
 
 TAKEN_OVER = """
 import subprocess, sys
-import rocketshim.cli.redrive as redrive
+import rocketshim.admin.redrive_planning as redrive
 from rocketshim.cli import main
 
 class TakenOver(redrive.Redriver):
@@ -77,7 +78,10 @@ class World:
         self.bootstrap = broker.bootstrap
         layout = Layout(self.names, DelayLevels.default(), retry_partitions=3, dead_letter_partitions=2)
         provision.ensure_topics(admin, layout.for_group(group, with_log=False))
-        producer = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
+        # without idempotence a batch that is sent again comes after later ones, also of its key
+        producer = Producer(
+            {"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random", "enable.idempotence": True}
+        )
         for number in range(COUNT):
             headers = self.headers(number, source)
             for _ in range(2 if number == 7 else 1):
@@ -210,7 +214,8 @@ def test_a_second_apply_takes_the_first_one_over(
                 monkeypatch.setattr(redrive, "Redriver", real)
                 told.append(json.loads(run("dlq", "apply", str(plans[1]), *world.connection, "--json")))
 
-        return real(*args, point=point, clients=replace(confluent_clients(), producer=Watched), **settings)
+        settings["clients"] = replace(confluent_clients(), producer=Watched)
+        return real(*args, point=point, **settings)
 
     monkeypatch.setattr(redrive, "Redriver", interrupted)
     run("dlq", "apply", str(plans[0]), *world.connection, "--rate", "100", code=1)

@@ -32,7 +32,8 @@ from confluent_kafka.cimpl import NewPartitions, NewTopic
 from rich.console import Console
 
 from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings, dropin
-from rocketshim.cli import main, redrive
+from rocketshim.admin import redrive_planning as redrive
+from rocketshim.cli import main
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.topic_reader import TopicReader
