@@ -10,9 +10,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
-# Most tests wait for a broker: two processes, each with a broker of its own. `make test PROCESSES=0` for one process.
-PROCESSES ?= 2
-SHARED_OUT := -n $(PROCESSES) --no-loadscope-reorder
+# Most tests wait for a broker: four processes, each with a broker of its own, and who has nothing left takes tests of
+# others. `make test PROCESSES=0` for one process.
+PROCESSES ?= 4
+SHARED_OUT := -n $(PROCESSES) --dist worksteal
 
 .PHONY: help demo test test-unit test-integration test-long chaos simulate check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
 
