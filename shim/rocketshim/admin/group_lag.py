@@ -15,17 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import LastClientError, confluent_admin, confluent_clients
-from rocketshim.kafka.positions import LOOK_AGAIN_S, group_positions
+from rocketshim.kafka.positions import EARLIEST, LATEST, LOOK_AGAIN_S, group_positions, listed_offsets
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, MISSING, NO_LOGIN
+from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
 
 __all__ = [
     "Conflict",
@@ -186,8 +185,8 @@ class GroupReader:
             described = self._described(group)  # first, because it fails immediately if an ACL is missing
             committed = self._committed(group)
             partitions = [TopicPartitionKey.of(item) for item in committed]
-            lows = self.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-            ends = self.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            lows = self.offsets(partitions, EARLIEST)
+            ends = self.offsets(partitions, LATEST)
         except KafkaException as error:
             raise typed_error(error, f"group {group}", self.text()) from error
         owners = {
@@ -252,19 +251,7 @@ class GroupReader:
         Raises:
             KafkaException: the cluster refused.
         """
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
-        requested = {TopicPartition(*partition): spec for partition in partitions}
-        if not requested:
-            return {}
-        found: _Offsets = {}
-        futures = self.admin.list_offsets(requested, isolation_level=level, request_timeout=_TIMEOUT_S)
-        for key, future in futures.items():
-            try:
-                found[TopicPartitionKey.of(key)] = future.result(_TIMEOUT_S + _GRACE_S).offset
-            except KafkaException as error:
-                if error.args[0].code() not in MISSING:
-                    raise
-        return found
+        return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=_TIMEOUT_S)
 
     def _committed(self, group: str) -> list[TopicPartition]:
         """Return the committed positions on every topic that the principal may see."""

@@ -27,6 +27,7 @@ from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import LastClientError, confluent_clients
+from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
@@ -227,8 +228,8 @@ class GroupResetter:
             known = reader.topics()
         partitions = self._selected(standing, topics, known)
         try:
-            lows = self._groups.offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
-            ends = self._groups.offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+            lows = self._groups.offsets(partitions, EARLIEST)
+            ends = self._groups.offsets(partitions, LATEST)
             at_time = {}
             if target.at_ms is not None:
                 spec = OffsetSpec.for_timestamp(target.at_ms)

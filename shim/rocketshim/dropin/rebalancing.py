@@ -21,6 +21,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim.dropin.handled_offsets import OffsetClient
 from rocketshim.dropin.state import Rebalance, State
 from rocketshim.kafka.clients import with_log
+from rocketshim.kafka.positions import EARLIEST, LATEST, listed_offsets
 from rocketshim.logs import safe_logger
 from rocketshim_topics import provision
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -145,24 +146,32 @@ class RebalancingConsumer(_Original):
             if each.error is not None:
                 raise KafkaException(each.error)
         offsets = {key: each.offset for key, each in committed.items() if each.offset >= 0}
+        resets = self._resets([TopicPartitionKey.of(each) for each in retry_partitions], offsets, timeout_s)
         ready = [
-            each
-            if self._is_there(each, offsets, timeout_s)
-            else TopicPartition(*TopicPartitionKey.of(each), OFFSET_BEGINNING)
+            TopicPartition(*key, OFFSET_BEGINNING) if key in resets else each
             for each in retry_partitions
+            for key in (TopicPartitionKey.of(each),)
         ]
         return ready, offsets
 
     def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
         return super().committed(partitions, timeout=timeout_s)
 
-    def _is_there(self, partition: TopicPartition, committed: dict[TopicPartitionKey, int], timeout_s: float) -> bool:
-        """Return whether a partition has a committed offset that is still in its log; else the client resets it."""
-        offset = committed.get(TopicPartitionKey.of(partition))
-        if offset is None or self._rocketshim.resets_to_beginning:
-            return offset is not None
-        low, high = super().get_watermark_offsets(TopicPartition(*TopicPartitionKey.of(partition)), timeout=timeout_s)
-        return low <= offset <= high
+    def _resets(
+        self, retry_partitions: list[TopicPartitionKey], committed: dict[TopicPartitionKey, int], timeout_s: float
+    ) -> set[TopicPartitionKey]:
+        """Return the partitions without a committed offset that is still in their log: the client would reset them.
+
+        A client of its own asks for the bounds. This one would wait half a second for each of them, behind its fetch.
+        """
+        missing = set(retry_partitions) - committed.keys()
+        asked = [key for key in retry_partitions if key in committed]
+        if self._rocketshim.resets_to_beginning or not asked:
+            return missing
+        admin = self._admin()
+        low = listed_offsets(admin, asked, EARLIEST, timeout_s=timeout_s)
+        high = listed_offsets(admin, asked, LATEST, committed=False, timeout_s=timeout_s)
+        return missing | {key for key in asked if not low.get(key, 0) <= committed[key] <= high.get(key, -1)}
 
     # --- rebalance callbacks, from inside of poll, consume and close -----------------------------------------------
 
@@ -299,14 +308,17 @@ class RebalancingConsumer(_Original):
         if state.ensured:
             return
         layout = state.layout()
-        admin = AdminClient(with_log(state.connection))
-        state.hop_store.tell_credentials(admin)
         provision.ensure_topics(
-            admin,
+            self._admin(),
             (*layout.shared(), *layout.for_group(state.group, with_log=False)),
             create=state.settings.create_topics,
         )
         state.ensured = True
+
+    def _admin(self) -> AdminClient:
+        admin = AdminClient(with_log(self._rocketshim.connection))
+        self._rocketshim.hop_store.tell_credentials(admin)
+        return admin
 
 
 def _on_assign(consumer: Any, partitions: list[TopicPartition]) -> None:

@@ -1,21 +1,26 @@
-"""Lookups of a group's committed positions from outside the group.
+"""Lookups of a group's committed positions from outside the group, and of offsets by an admin client.
 
 A coordinator that has just started (a new cluster, a broker that restarts) refuses requests for a moment, and
-librdkafka reports that as an error. These functions ask again until the time is over.
+librdkafka reports that as an error. The lookups of positions ask again until the time is over.
 """
 
 import time
-from collections.abc import Collection
-from typing import Final
+from collections.abc import Collection, Iterable
+from typing import Any, Final
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, MISSING
 
-__all__ = ["LOOK_AGAIN_S", "committed_positions", "group_positions"]
+__all__ = ["EARLIEST", "LATEST", "LOOK_AGAIN_S", "committed_positions", "group_positions", "listed_offsets"]
 
 LOOK_AGAIN_S: Final = 0.1
+EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_GRACE_S: Final = 5.0
 
 
 def committed_positions(
@@ -65,3 +70,37 @@ def group_positions(
     ]
     found = committed_positions(consumer, partitions, timeout_s) if partitions else []
     return [item for item in found if item.offset >= 0]
+
+
+def listed_offsets(
+    admin: AdminClient,
+    partitions: Iterable[TopicPartitionKey],
+    spec: Any,
+    *,
+    committed: bool = True,
+    timeout_s: float = 10.0,
+) -> dict[TopicPartitionKey, int]:
+    """Return an offset of each partition that exists, with one request to each of their leaders.
+
+    Args:
+        admin: asks.
+        partitions: their names.
+        spec: an `OffsetSpec`.
+        committed: return them as a `read_committed` reader sees them.
+        timeout_s: longest wait for the answers, in seconds.
+
+    Raises:
+        KafkaException: the cluster refused, or did not answer in time.
+    """
+    level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+    requested = {TopicPartition(*partition): spec for partition in partitions}
+    if not requested:
+        return {}
+    found: dict[TopicPartitionKey, int] = {}
+    for key, future in admin.list_offsets(requested, isolation_level=level, request_timeout=timeout_s).items():
+        try:
+            found[TopicPartitionKey.of(key)] = future.result(timeout_s + _GRACE_S).offset
+        except KafkaException as error:
+            if error.args[0].code() not in MISSING:
+                raise
+    return found

@@ -19,7 +19,6 @@ from typing import Any, Final, TypeVar
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs lack these documented names
     ConfigResource,
-    OffsetSpec,
     ResourceType,
 )
 
@@ -30,6 +29,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.prober import is_probe
@@ -53,8 +53,6 @@ _DAY_MS: Final = 86_400_000
 _MAX_PARKED: Final = 1_000
 _PROBE: Final = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
 
-_EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-_LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 _T = TypeVar("_T")
 
@@ -271,7 +269,7 @@ class _ClusterReader:
 
         def request() -> dict[int, tuple[int, int, int]]:
             led = _led(schedule, topic)
-            lows, ends = self._groups.offsets(led, _EARLIEST), self._groups.offsets(led, _LATEST)
+            lows, ends = self._groups.offsets(led, EARLIEST), self._groups.offsets(led, LATEST)
             found = {key.partition: (positions.get(key.partition, lows[key]), lows[key], ends[key]) for key in led}
             return {number: span for number, span in found.items() if max(span[0], span[1]) < span[2]}
 
@@ -318,8 +316,8 @@ class _ClusterReader:
         led = [key for name, topic in topics.items() for key in _led(name, topic)]
 
         def request() -> dict[str, int]:
-            stable = self._groups.offsets(led, _LATEST)
-            ends = self._groups.offsets(led, _LATEST, committed=False)
+            stable = self._groups.offsets(led, LATEST)
+            ends = self._groups.offsets(led, LATEST, committed=False)
             hidden = [TopicPartition(*key, stable[key]) for key in led if stable[key] < ends[key]]
             return self._ages_ms(hidden) if hidden else {}
 
@@ -349,7 +347,7 @@ class _ClusterReader:
 
     def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
         partitions = _led(name, topic)
-        lows, ends = self._groups.offsets(partitions, _EARLIEST), self._groups.offsets(partitions, _LATEST)
+        lows, ends = self._groups.offsets(partitions, EARLIEST), self._groups.offsets(partitions, LATEST)
         found: dict[bytes, int] = {}
         for partition in partitions:
             span = max(lows[partition], ends[partition] - _KEY_SPAN), ends[partition]
