@@ -10,8 +10,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
-# Most tests wait for a broker: four processes, each with a broker of its own, and who has nothing left takes tests of
-# others. `make test PROCESSES=0` for one process.
+# Most tests wait for a broker: four processes, each with a broker of its own. A process without tests left takes some of
+# another. `make test PROCESSES=0` for one process.
 PROCESSES ?= 4
 SHARED_OUT := -n $(PROCESSES) --dist worksteal
 
