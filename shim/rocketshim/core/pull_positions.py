@@ -7,7 +7,9 @@ begins, not before, or when the caller commits it. So a partition has
 * a *done* position: where the last poll started, or what was committed since; it equals the position unless that poll
   has moved it;
 * a *sent* position: the one last sent to the group's offsets. A position is due while it differs from the sent one. It
-  may have gone back because the caller has sought back; then the lower position is committed.
+  may have gone back because the caller has sought back; then the lower position is committed;
+* a *confirmed* position: the last sent one that Kafka has confirmed. A commit that somebody waits for includes every
+  position that is not confirmed: one that was sent without waiting may still be refused.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,12 +27,13 @@ class PullPositions:
     Source: `AssignedMessageQueue` of RocketMQ (`pullOffset`, `consumeOffset`, `seekOffset`).
     """
 
-    __slots__ = ("_before", "_position", "_sent")
+    __slots__ = ("_before", "_confirmed", "_position", "_sent")
 
     def __init__(self) -> None:
         self._position: dict[TopicPartitionKey, int] = {}
         self._before: dict[TopicPartitionKey, int] = {}  # done positions of partitions that this poll has moved
         self._sent: dict[TopicPartitionKey, int] = {}
+        self._confirmed: dict[TopicPartitionKey, int] = {}
 
     def __contains__(self, key: object) -> bool:
         return key in self._position
@@ -40,8 +43,8 @@ class PullPositions:
         return sorted(self._position)
 
     def adopt(self, key: TopicPartitionKey, start: int) -> None:
-        """Start with a newly assigned partition; `start` counts as committed."""
-        self._position[key] = self._sent[key] = start
+        """Start with a newly assigned partition; `start` counts as confirmed."""
+        self._position[key] = self._sent[key] = self._confirmed[key] = start
         self._before.pop(key, None)
 
     def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
@@ -50,6 +53,7 @@ class PullPositions:
             self._position.pop(key, None)
             self._before.pop(key, None)
             self._sent.pop(key, None)
+            self._confirmed.pop(key, None)
 
     def position(self, key: TopicPartitionKey) -> int:
         """Return the position of the next message of an assigned partition.
@@ -83,19 +87,23 @@ class PullPositions:
         self._position[key] = position
         self._before.pop(key, None)
 
-    def due(
+    def due(self) -> dict[TopicPartitionKey, int]:
+        """Return the done positions to commit without waiting: those that differ from what was sent last."""
+        done = self._position | self._before
+        return {key: position for key, position in done.items() if position != self._sent[key]}
+
+    def unconfirmed(
         self, keys: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
     ) -> dict[TopicPartitionKey, int]:
-        """Return the positions to commit: those that differ from what was sent last.
+        """Return the positions for a commit that somebody waits for: those not confirmed, or not sent last.
 
         Args:
             keys: only of these partitions; unassigned ones are ignored. None: of all.
             everything: include what the last poll has handed out; otherwise only what is done.
         """
-        wanted = self._position if keys is None else [key for key in keys if key in self._position]
-        before: Mapping[TopicPartitionKey, int] = {} if everything else self._before
-        positions = {key: before.get(key, self._position[key]) for key in wanted}
-        return {key: position for key, position in positions.items() if position != self._sent[key]}
+        positions = self._position if everything else self._position | self._before
+        wanted = positions if keys is None else [key for key in keys if key in positions]
+        return {key: positions[key] for key in wanted if not positions[key] == self._sent[key] == self._confirmed[key]}
 
     def sent(self, positions: Mapping[TopicPartitionKey, int]) -> None:
         """Record that these positions were sent; partitions that are no longer assigned are ignored.
@@ -108,6 +116,11 @@ class PullPositions:
                 self._sent[key] = position
             if key in self._before:
                 self._before[key] = position
+
+    def confirmed(self, key: TopicPartitionKey, position: int) -> None:
+        """Record that Kafka has stored a position, unless another position was sent since."""
+        if self._sent.get(key) == position:
+            self._confirmed[key] = position
 
     def refused(self, key: TopicPartitionKey, position: int) -> None:
         """Mark a refused position as due again, unless another position was sent since."""

@@ -21,7 +21,7 @@ def test_messages_of_the_current_poll_are_not_due() -> None:
     positions.begin_poll()
     positions.hand_out(A, 5)
     assert positions.due() == {}
-    assert positions.due(everything=True) == {A: 5}
+    assert positions.unconfirmed(everything=True) == {A: 5}
     positions.begin_poll()
     assert positions.due() == {A: 5}
 
@@ -38,7 +38,7 @@ def test_the_done_part_of_a_partition_that_this_poll_moves_stays_due() -> None:
 
 def test_a_start_counts_as_committed_and_a_position_sent_is_not_due_again() -> None:
     positions = assigned(A, start=3)
-    assert positions.due(everything=True) == {}
+    assert positions.unconfirmed(everything=True) == {}
     positions.hand_out(A, 4)
     positions.begin_poll()
     positions.sent(positions.due())
@@ -71,8 +71,29 @@ def test_nothing_is_kept_of_unassigned_partitions() -> None:
     assert A not in positions
     assert positions.assigned_keys() == [B]
     positions.adopt(A, 0)
-    assert positions.due(everything=True) == {}
-    assert positions.due([A, TopicPartitionKey("other", 0)], everything=True) == {}
+    assert positions.unconfirmed(everything=True) == {}
+    assert positions.unconfirmed([A, TopicPartitionKey("other", 0)], everything=True) == {}
+
+
+def test_a_position_that_was_only_sent_is_part_of_a_commit_that_is_waited_for() -> None:
+    positions = assigned(A)
+    positions.hand_out(A, 5)
+    positions.begin_poll()
+    positions.sent(positions.due())
+    assert positions.unconfirmed() == {A: 5}
+    positions.confirmed(A, 4)
+    assert positions.unconfirmed() == {A: 5}
+    positions.confirmed(A, 5)
+    assert positions.unconfirmed() == {}
+
+
+def test_a_position_sought_back_to_is_committed_again_if_a_later_one_was_sent() -> None:
+    positions = assigned(A, start=3)
+    positions.hand_out(A, 5)
+    positions.begin_poll()
+    positions.sent(positions.due())
+    positions.seek(A, 3)
+    assert positions.unconfirmed() == {A: 3}
 
 
 STEPS = st.lists(
@@ -83,6 +104,7 @@ STEPS = st.lists(
         st.tuples(st.just("commit"), st.just(0)),
         st.tuples(st.just("commit all"), st.just(0)),
         st.tuples(st.just("refuse"), st.just(0)),
+        st.tuples(st.just("confirm"), st.just(0)),
     ),
     max_size=60,
 )
@@ -90,10 +112,9 @@ STEPS = st.lists(
 
 @given(STEPS)
 def test_positions_agree_with_a_model_that_keeps_every_poll(steps: list[tuple[str, int]]) -> None:
-    """The model: position and done as two plain numbers, the group's offset as a third."""
+    """The model: position and done as two plain numbers; what was sent last, and what is confirmed, as two more."""
     positions = assigned(A)
-    position = done = stored = 0
-    last: dict[TopicPartitionKey, int] = {}
+    position = done = sent = confirmed = 0
     for what, number in steps:
         match what:
             case "poll":
@@ -106,18 +127,21 @@ def test_positions_agree_with_a_model_that_keeps_every_poll(steps: list[tuple[st
                 position = done = number
                 positions.seek(A, number)
             case "commit":
-                last = positions.due()
-                assert last == ({A: done} if done != stored else {})
-                positions.sent(last)
-                stored = done
+                due = positions.due()
+                assert due == ({A: done} if done != sent else {})
+                positions.sent(due)
+                sent = done
             case "commit all":
-                last = positions.due(everything=True)
-                positions.sent(last)
-                stored = position
-                done = position if last else done
-            case "refuse" if last:
-                positions.refused(A, last[A])
-                if stored == last[A]:
-                    stored = -1
+                due = positions.unconfirmed(everything=True)
+                assert due == ({} if position == sent == confirmed else {A: position})
+                positions.sent(due)
+                if due:
+                    sent = done = position
+            case "refuse":
+                positions.refused(A, sent)
+                sent = -1
+            case "confirm" if sent >= 0:
+                positions.confirmed(A, sent)
+                confirmed = sent
+        assert positions.unconfirmed() == ({} if done == sent == confirmed else {A: done})
     assert positions.position(A) == position
-    assert positions.due(everything=True) == ({A: position} if position != stored else {})

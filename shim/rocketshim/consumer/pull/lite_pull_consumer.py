@@ -305,7 +305,7 @@ class LitePullConsumer:
         with self._call():
             self._partitions.client()
             if offsets is None:
-                wanted = self._partitions.positions.due(everything=True)
+                wanted = self._partitions.positions.unconfirmed(everything=True)
             else:
                 wanted = {self._partitions.assigned_key(queue): offset for queue, offset in offsets.items()}
                 if any(offset < 0 for offset in wanted.values()):

@@ -125,7 +125,7 @@ class PullPartitions:
         self._stopped = True
         if not self.reader.is_open:
             return
-        due = self.positions.due() if self._settings.auto_commit else {}
+        due = self.positions.unconfirmed() if self._settings.auto_commit else {}
         consumer = self.reader.client()
         parting = self.reader.leave(
             _LEAVE_S,
@@ -214,7 +214,7 @@ class PullPartitions:
         with cluster_errors("the queues cannot be assigned"):
             starts = self.reader.starts.resolve(consumer, [TopicPartition(*key) for key in new]) if new else []
             if gone and self._settings.auto_commit:
-                self.commit(self.positions.due(gone))
+                self.commit(self.positions.unconfirmed(gone))
             if gone:
                 self.reader.unassign(gone)
             self.reader.start_at({TopicPartitionKey.of(start): start.offset for start in starts})
@@ -300,7 +300,10 @@ class PullPartitions:
             return
         with cluster_errors(f"the positions of group {self._settings.group!r} were not committed"):
             answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
-            self.positions.sent({TopicPartitionKey.of(item): item.offset for item in answers if item.error is None})
+            stored = {TopicPartitionKey.of(item): item.offset for item in answers if item.error is None}
+            self.positions.sent(stored)
+            for key, offset in stored.items():
+                self.positions.confirmed(key, offset)
             for item in answers:
                 if item.error is not None:
                     raise KafkaException(item.error)
@@ -338,7 +341,7 @@ class PullPartitions:
         """Commit what is done of partitions that are about to be revoked; an error is logged."""
         if not self._settings.auto_commit:
             return
-        due = self.positions.due(key for key in keys if not self.reader.is_waiting(key))
+        due = self.positions.unconfirmed(key for key in keys if not self.reader.is_waiting(key))
         try:
             if due:
                 self.reader.client().commit(offsets=self._as_offsets(due), asynchronous=False)
@@ -352,7 +355,9 @@ class PullPartitions:
     def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to a commit: a refused position is due again."""
         for item in partitions:
-            if error is not None or item.error is not None:
+            if error is None and item.error is None:
+                self.positions.confirmed(TopicPartitionKey.of(item), item.offset)
+            else:
                 self.positions.refused(TopicPartitionKey.of(item), item.offset)
                 _LOG.warning("consumer.commit-failed", extra={"error": str(error or item.error)})
 

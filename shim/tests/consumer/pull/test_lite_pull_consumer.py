@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from rocketshim.errors import (
     TopicMissingError,
 )
 from rocketshim.filters import MessageSelector
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.message_queue import MessageQueue
@@ -232,6 +234,35 @@ def test_a_rejected_commit_is_an_error_and_is_tried_again(kafka: InMemoryKafka, 
         kafka.fail_commits(KafkaError(KafkaError.UNKNOWN_MEMBER_ID))
         with pytest.raises(ConsumerError, match="UNKNOWN_MEMBER_ID"):
             consumer.commit_sync()
+        consumer.commit_sync()
+        assert committed(kafka) == 2
+
+
+def test_commit_sync_also_commits_what_an_automatic_commit_has_sent_without_an_answer(
+    kafka: InMemoryKafka, clock: VirtualClock
+) -> None:
+    clients = kafka.clients(on_wait=lambda seconds: clock.advance(max(1, seconds * 1_000)))
+
+    def unanswered(config: dict[str, Any]) -> ConsumerClient:
+        client: Any = clients.consumer(config)
+        commit = client.commit
+        client.commit = lambda *, asynchronous, **values: None if asynchronous else commit(asynchronous=False, **values)
+        return client
+
+    fill(kafka, 2)
+    made = LitePullConsumer(
+        "memory:1",
+        group="g",
+        clients=replace(clients, consumer=unanswered),
+        clock=clock,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    )
+    with made as consumer:
+        consumer.subscribe("orders")
+        assert len(consumer.poll()) == 2
+        clock.advance(5_000)
+        consumer.poll(0)
+        assert committed(kafka) == 0
         consumer.commit_sync()
         assert committed(kafka) == 2
 
