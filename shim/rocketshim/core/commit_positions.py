@@ -40,6 +40,10 @@ class CommitPositions:
         """Return whether an offset may be sent: it is above every one that was sent in this assignment."""
         return key in self._sent and offset > self._sent[key]
 
+    def is_unanswered(self, key: TopicPartitionKey, offset: int) -> bool:
+        """Return whether an offset was the last one sent, and its answer is missing: it may still be refused."""
+        return key in self._sent and offset == self._sent[key] > self._stored[key]
+
     def send(self, offsets: Mapping[TopicPartitionKey, int], *, is_stored: bool) -> None:
         """Note that these offsets were sent, and with `is_stored` that they are stored, too."""
         self._sent.update(offsets)

@@ -77,12 +77,12 @@ class Committer:
     def commit(
         self, consumer: ConsumerClient, queues: Iterable[PartitionQueue], *, now_ms: int, asynchronous: bool
     ) -> bool:
-        """Commit the finished offsets of these queues.
+        """Commit the finished offsets of these queues; if not `asynchronous`, also those that were sent unanswered.
 
         Returns:
             Whether there was something to commit and it was stored, or sent if `asynchronous`.
         """
-        offsets = self._due(queues)
+        offsets = self._due(queues, asynchronous=asynchronous)
         if not offsets:
             return False
         asynchronous = asynchronous and self._store is None
@@ -121,11 +121,13 @@ class Committer:
         except KafkaException as error:
             self._refused(str(error), now_ms)
 
-    def _due(self, queues: Iterable[PartitionQueue]) -> list[TopicPartition]:
+    def _due(self, queues: Iterable[PartitionQueue], *, asynchronous: bool) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
             key, offset = TopicPartitionKey.of(queue), queue.next_offset
-            if offset is not None and self.positions.may_send(key, offset) and self._ownership.owns(key):
+            if offset is None or not self._ownership.owns(key):
+                continue
+            if self.positions.may_send(key, offset) or (not asynchronous and self.positions.is_unanswered(key, offset)):
                 due.append(TopicPartition(*key, offset, metadata=self._metadata(key)))
         return due
 

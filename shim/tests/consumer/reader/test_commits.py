@@ -88,6 +88,15 @@ def test_a_commit_that_is_refused_later_is_sent_again(client: Any) -> None:
     assert client.commits == [(4, "of orders")] * 2
 
 
+def test_a_commit_that_is_waited_for_sends_what_was_sent_without_an_answer_again(client: Any) -> None:
+    commits, queue = committer(), queue_done_to(4)
+    commits.commit(client, [queue], now_ms=0, asynchronous=True)
+    assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
+    assert commits.commit(client, [queue], now_ms=0, asynchronous=False)
+    assert client.commits == [(4, "of orders")] * 2
+    assert not commits.commit(client, [queue], now_ms=0, asynchronous=False)
+
+
 def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
     commits, queue = committer(), queue_done_to(4)
     commits.commit(client, [queue], now_ms=0, asynchronous=True)
