@@ -15,6 +15,7 @@ from django.core.management import call_command
 from django.db import connection, transaction
 
 from rocketshim import Message, MessageView
+from rocketshim.codecs import JsonCodec
 from rocketshim.contrib.django import consumer, listener, producer, send_on_commit
 from rocketshim.contrib.django.consume import GROUP_VARIABLE
 from rocketshim.errors import ConfigError, MessageError
@@ -77,6 +78,20 @@ def test_old_connections_are_closed_around_each_call(harness: Harness, shop: Any
     harness.run(consumer("payments"))
     harness.send(*(Message("orders", b"x", tag="created") for _ in range(3)))
     assert [is_closed for _, is_closed in shop.calls] == [True] * 3
+
+
+def test_a_listener_takes_every_option_of_a_push_consumer(harness: Harness) -> None:
+    seen = []
+    harness.topic("refunds")
+
+    @listener("refunds", group="refunds", codec=JsonCodec(), dead_on=(KeyError,))
+    def refund(message: MessageView[Any]) -> None:
+        seen.append(message.value)
+
+    harness.run(consumer("refunds"))
+    harness.send(Message("refunds", b'{"id": 7}'), Message("refunds", b"{"))
+    assert seen == [{"id": 7}]
+    assert [dead.body for dead in harness.dead("refunds")] == [b"{"]
 
 
 def test_a_message_is_sent_when_the_transaction_commits(harness: Harness) -> None:

@@ -21,29 +21,18 @@ uses the connections of the threads in which Django runs its queries.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypedDict, TypeVar, Unpack
+from typing import Any, TypeVar, Unpack
 
 from django.apps import apps as applications  # `apps` is a module of this package
 from django.db import transaction
 
 from rocketshim import Message, Producer, PushConsumer
 from rocketshim.errors import MessageError
+from rocketshim.settings import ListenerOptions
 
 __all__ = ["ListenerOptions", "consumer", "listener", "producer", "send_on_commit"]
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
-ExceptionTypes = type[BaseException] | tuple[type[BaseException], ...]
-
-
-class ListenerOptions(TypedDict, total=False):
-    """The options of `PushConsumer.listener`, which documents them."""
-
-    tags: str | None
-    sql: str | None
-    selector: Any
-    orderly: bool
-    dead_on: ExceptionTypes | None
-    retry_on: ExceptionTypes | None
 
 
 def listener(topic: str, *, group: str, **options: Unpack[ListenerOptions]) -> Callable[[FunctionT], FunctionT]:
