@@ -205,6 +205,6 @@ def test_a_message_that_was_sent_back_is_logged_with_its_stack_trace(caplog: pyt
     sends.kill(message(), "nobody wants it")
     first, second = caplog.records
     assert (first.levelname, first.event) == ("WARNING", "dropin.listener-failed")  # type: ignore[attr-defined]
-    assert "attempt 1 of 17 of message orders/0/7 (orders/0/7) in group g failed: ConnectionError" in first.message
+    assert "attempt 1 of 17 of message orders/0/7 in group g failed: ConnectionError" in first.message
     assert 'raise ConnectionError("the bank does not answer")' in first.message
     assert (second.levelname, second.event) == ("ERROR", "dropin.message-dead")  # type: ignore[attr-defined]
