@@ -6,6 +6,8 @@ started the tests fail; they are never skipped, since a suite that tests nothing
 
 import gc
 import signal
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -38,6 +40,16 @@ def collected() -> Iterator[None]:
     """Kafka clients that lie in cycles end with the file that made them: each has threads, and calls its broker on."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    target = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
+    subprocess.run(command, cwd=Path(__file__).parents[1], check=True, capture_output=True)
+    (built,) = target.glob("*.whl")
+    return built
 
 
 @pytest.fixture(scope="session")

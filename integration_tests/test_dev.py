@@ -5,8 +5,10 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -39,11 +41,13 @@ def wait_until(condition: Callable[[], bool]) -> None:
 class Running:
     """A command, and what it has printed so far."""
 
-    def __init__(self, *words: str, folder: Path) -> None:
+    def __init__(self, *words: str, folder: Path, python: str = sys.executable) -> None:
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         environment.pop("ROCKETSHIM_BOOTSTRAP", None)
+        if python != sys.executable:
+            environment.pop("PYTHONPATH", None)  # it may name this checkout
         self.process = subprocess.Popen(
-            [sys.executable, *words],
+            [python, *words],
             cwd=folder,
             env=environment,
             stdout=subprocess.PIPE,
@@ -76,8 +80,8 @@ class Running:
 def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
     started: list[Running] = []
 
-    def start(*words: str) -> Running:
-        started.append(Running(*words, folder=tmp_path))
+    def start(*words: str, **options: str) -> Running:
+        started.append(Running(*words, folder=tmp_path, **options))
         return started[-1]
 
     yield start
@@ -88,15 +92,33 @@ def run(tmp_path: Path) -> Iterator[Callable[..., Running]]:
         each.read_all()
 
 
-def test_the_quick_start_shows_a_failure_its_retry_and_its_success(run: Callable[..., Running], tmp_path: Path) -> None:
+@pytest.fixture
+def installed(wheel: Path, tmp_path: Path) -> str:
+    """The interpreter of a new environment with the wheel in it; what the wheel depends on comes from this one."""
+    folder = tmp_path / "venv"
+    venv.create(folder)
+    python = str(folder / "bin" / "python")
+    install = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*install, str(wheel)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "others.pth").write_text(sysconfig.get_path("platlib"))  # the .pth files in there do not count
+    return python
+
+
+def test_the_quick_start_from_the_wheel_shows_a_failure_its_retry_and_its_success(
+    run: Callable[..., Running], installed: str, tmp_path: Path
+) -> None:
     (port,) = free_ports(1)
     section = README.read_text().partition("## Your first retry")[2]
-    program, lines = re.findall(r"^```(?:python)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[:2]
+    program, lines = re.findall(r"^```(?:python)?\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)[1:3]
     (tmp_path / "first.py").write_text(program.replace("localhost:9092", f"localhost:{port}"))
-    assert [line.split("#")[0].strip() for line in lines.splitlines()][1:] == ["rocketshim dev", "python first.py"]
-    dev = run("-m", "rocketshim", "dev", "--port", str(port))
+    assert [line.split("#")[0].strip() for line in lines.splitlines()] == ["rocketshim dev", "python first.py"]
+    where = run("-c", "import rocketshim, rocketshim_local; print(rocketshim, rocketshim_local)", python=installed)
+    assert where.process.wait(60) == 0
+    wait_until(lambda: where.text.count(str(tmp_path / "venv")) == 2)
+    dev = run("-m", "rocketshim", "dev", "--port", str(port), python=installed)
     wait_until(lambda: "ready at" in dev.text and "worker.assigned" in dev.text)
-    first = run("first.py")
+    first = run("first.py", python=installed)
     began = time.monotonic()
     wait_until(lambda: "charged order 1 at attempt 2" in first.text)
     assert time.monotonic() - began < RETRY_S

@@ -6,9 +6,6 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
-import pytest
-
-ROOT = Path(__file__).parents[1]
 IMPORT_ALL = """
 import importlib, pkgutil, sys
 sys.path[:0] = [sys.argv[1]]
@@ -27,16 +24,6 @@ from rocketshim_local.demo.flights import load
 assert len(load()) == 943
 print(seen)
 """
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
-    target = tmp_path_factory.mktemp("dist")
-    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(target)]
-    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-    (built,) = target.glob("*.whl")
-    return built
 
 
 def test_every_module_of_the_wheel_can_be_imported_from_anywhere(wheel: Path, tmp_path: Path) -> None:
