@@ -8,7 +8,7 @@ import typer
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import Where
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
-from rocketshim.core.redrive import DEFAULT_STOP_RATIO
+from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
 from rocketshim_spark.cli_options import (
     Connector,
@@ -30,7 +30,7 @@ from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from rocketshim.core.redrive import RedriveProgress
+    from rocketshim.core.redrive_progress import RedriveProgress
     from rocketshim_spark.jobs.replay_send import RunResult
     from rocketshim_spark.running import OpenLake
     from rocketshim_spark.sources import Cluster, PartitionBounds

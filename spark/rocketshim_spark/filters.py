@@ -52,7 +52,7 @@ from rocketshim.filters.sql_ast import (
     property_names,
     walk,
 )
-from rocketshim.filters.sql_evaluator import compile_test
+from rocketshim.filters.sql_compiler import compile_test
 from rocketshim.filters.tag import TAG_HEADER
 from rocketshim_spark.java_columns import PARSERS, java_order, to_double
 from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX

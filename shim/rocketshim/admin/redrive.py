@@ -14,9 +14,8 @@ A transaction contains the dead letters that it sends and their mark in the redr
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
 A refusal ends its transaction and its session, which takes 0.3 s. Therefore a letter that is as large as one that was
-too large for the topic fails without being sent (`core.redrive.TooLarge`), and so does each letter for a topic or
-partition that does not exist. Records that no longer exist, or differ
-from those that the plan saw, fail, too.
+too large for the topic fails without being sent (`TooLarge`), and so does each letter for a topic or partition that
+does not exist. Records that no longer exist, or differ from those that the plan saw, fail, too.
 
 The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
 never repeated after a later one. A letter that failed may be sent later, once its cause is fixed. To keep the order
@@ -46,7 +45,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.redrive import RedriveProgress, TooLarge
+from rocketshim.core.redrive_progress import RedriveProgress, TooLarge
 from rocketshim.errors import (
     MalformedRecordError,
     MessageError,

@@ -14,7 +14,7 @@ from rocketshim.admin.parked import parked_record, redriven_parked
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import Make, Redriver, read_log
-from rocketshim.core.redrive import RedriveProgress
+from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients

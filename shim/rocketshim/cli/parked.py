@@ -17,7 +17,7 @@ from rocketshim.admin.redrive_planning import ensure_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import Everything, Follow, Limit, echo_safe, say_limit, show_raw, show_table
-from rocketshim.core.redrive import RedriveProgress
+from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames

@@ -31,7 +31,7 @@ from rocketshim.cli.records import (
     echo_safe,
 )
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
-from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (

@@ -17,7 +17,7 @@ from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, decimal, given, whole
 from rocketshim.console.selection import Selection
 from rocketshim.console.verdict import Verdict, verdict
-from rocketshim.core.redrive import DEFAULT_STOP_RATIO
+from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, RedrivePlan, RedriveRules
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from rocketshim.admin.redrive_planning import planned_redriver
-from rocketshim.core.redrive import RedriveProgress
+from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.kafka.clients import Clients
 from rocketshim.logs import safe_logger

@@ -1,6 +1,6 @@
 """SQL92 expressions on message properties, evaluated as in the broker of RocketMQ 5.3.
 
-The parts are `sql_lexer` and `sql_parser` (text to tree, all compile-time rules), `sql_ast` (the tree), `sql_evaluator`
+The parts are `sql_lexer` and `sql_parser` (text to tree, all compile-time rules), `sql_ast` (the tree), `sql_compiler`
 (tree to closures) and `java_text` (conversion of properties to numbers). This module combines them in one class. Like
 RocketMQ, it caches the last compiled expressions, including invalid ones.
 
@@ -25,7 +25,7 @@ from rocketshim.errors import FilterEvaluationError, FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql_ast import Expression, property_names
 from rocketshim.filters.sql_comparison import Test
-from rocketshim.filters.sql_evaluator import compile_test
+from rocketshim.filters.sql_compiler import compile_test
 from rocketshim.filters.sql_parser import parse
 from rocketshim_topics.wire import RESERVED, SENT_TEXTS, USER_PREFIX
 

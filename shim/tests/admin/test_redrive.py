@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketshim.admin.redrive import Redriver, read_log
-from rocketshim.core.redrive import RedriveProgress
+from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import MalformedRecordError, NotAuthorizedError, RedriveError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader

@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim.admin.redrive import Redriver
-from rocketshim.core.redrive import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim_topics import TopicNames, hops
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.redrive_plan import PlannedLetter, redrive_id

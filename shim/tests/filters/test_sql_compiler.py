@@ -5,7 +5,7 @@ import pytest
 from rocketshim.errors import FilterEvaluationError
 from rocketshim.filters import SqlFilter
 from rocketshim.filters.sql_ast import Property
-from rocketshim.filters.sql_evaluator import compile_test
+from rocketshim.filters.sql_compiler import compile_test
 
 
 def evaluate(expression: str, **properties: str) -> bool | None:

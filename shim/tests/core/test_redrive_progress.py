@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketshim.core.redrive import MOST_IN_TRANSACTION, RedriveProgress, TooLarge
+from rocketshim.core.redrive_progress import MOST_IN_TRANSACTION, RedriveProgress, TooLarge
 from rocketshim.errors import ConfigError
 from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
