@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from rocketshim.admin.redrive import Redriver
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.next_hop import NextHops
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
@@ -26,6 +28,8 @@ from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["BUGS", "Bug", "planted"]
 
+REDRIVES: Final = "redrives"
+
 
 @dataclass(frozen=True, slots=True)
 class Bug:
@@ -36,12 +40,14 @@ class Bug:
         owner: the class that has it.
         attribute: its name there.
         make: makes the defective attribute from the original.
+        needs: what a plan must have so that the defect can show; "": every plan may show it.
     """
 
     name: str
     owner: Any
     attribute: str
     make: Callable[[Any], Any]
+    needs: str = ""
 
 
 @contextmanager
@@ -252,6 +258,37 @@ def _waits_for_nothing(_: Any) -> Any:
     return lambda self, flight, indexes, now_ns, reason="": None  # noqa: ARG005
 
 
+# --- redrive ---------------------------------------------------------------------------------------------------------
+
+
+def _marks_after_the_letters(original: Any) -> Any:
+    def produce_all(self: Any, producer: Any, batch: Any) -> None:
+        for letter, out in batch:
+            if out is not None:
+                self._produce(producer, letter, out)
+        self._await_reports(producer)
+        self._commit(producer)
+        self._open(producer)
+        original(self, producer, [(letter, None) for letter, _ in batch])
+
+    return produce_all
+
+
+def _takes_nothing_from_the_log(_: Any) -> Any:
+    return lambda self, log: lambda letter: False  # noqa: ARG005
+
+
+def _marks_what_it_does_not_send(original: Any) -> Any:
+    return lambda self, producer, batch: original(self, producer, [(letter, None) for letter, _ in batch])
+
+
+def _uncertain_is_sent_again(original: Any) -> Any:
+    def resume(self: Any, is_done: Any) -> Any:
+        return original(self, lambda letter: (letter.partition, letter.offset) not in self._taken and is_done(letter))
+
+    return resume
+
+
 BUGS: Final = (
     Bug("a hop counts as stored when it is produced", SendBack, "_produce", _sent_back_when_produced),
     Bug("a refused hop counts as stored", SendBack, "_not_stored", _refused_hop_is_dropped),
@@ -279,4 +316,11 @@ BUGS: Final = (
     Bug("the schedule topic is read uncommitted", WorkerClients, "consumer", _read_uncommitted),
     Bug("the worker commits nothing", AtLeastOnce, "commit", _repeats_on_every_revoke),
     Bug("a fetched record is forgotten", LevelQueue, "offer", _forgets_records),
+    Bug(
+        "a redrive marks letters in the next transaction", Redriver, "_produce_all", _marks_after_the_letters, REDRIVES
+    ),
+    Bug("a redrive ignores its log", Redriver, "_is_done", _takes_nothing_from_the_log, REDRIVES),
+    Bug("a redrive marks what it does not send", Redriver, "_produce_all", _marks_what_it_does_not_send, REDRIVES),
+    Bug("a redrive repeats an uncertain transaction", RedriveProgress, "resume", _uncertain_is_sent_again, REDRIVES),
+    Bug("a redrive believes a report without an offset", Redriver, "_note_unconfirmed", _returns(None), REDRIVES),
 )

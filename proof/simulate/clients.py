@@ -1,7 +1,8 @@
 """The Kafka clients of one simulated process: where it can crash, and what the history and the trace record.
 
 Each call of a client is a point at which the process may die, before the call takes effect or after it. A dead process
-gets `CrashedError` from every further call, so that nothing that its `finally` blocks do reaches the cluster.
+gets `CrashedError` from every further call, so that nothing that its `finally` blocks do reaches the cluster. Calls
+that only release something do nothing then: the garbage collector makes them, too, where it ends a generator.
 """
 
 import threading
@@ -17,6 +18,8 @@ from rocketshim_topics.wire import HOP_ID
 __all__ = ["CrashedError", "ProcessClients"]
 
 _LOCAL = frozenset({"memberid", "assignment", "position", "consumer_group_metadata"})
+_RELEASING = frozenset({"unassign", "close"})
+_NO_POINT = "unassign"  # the cluster does not see it, and the garbage collector may make it
 _GUARD_S = 30.0
 
 
@@ -91,9 +94,11 @@ class ProcessClients:
     def call(self, what: str, act: Callable[[], Any], detail: str = "") -> Any:
         """Make a call of a client, unless the process dies before or after it."""
         if self.is_dead:
+            if what in _RELEASING:
+                return None
             raise CrashedError
         self.world.note(self.name, what, detail)
-        if self._calls_left is not None:
+        if self._calls_left is not None and what != _NO_POINT:
             self._calls_left -= 1
             if self._calls_left < 0:
                 self._calls_left = None

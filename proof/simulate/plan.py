@@ -31,6 +31,8 @@ Kind = Literal[
     "transaction-fails",  # a call of a transaction fails, and may have taken effect
     "broker-down",  # for a while
     "clock",  # the brokers' clock is set
+    "settle",  # faults end, and all processes work until nothing is pending
+    "redrive",  # a redrive is planned or resumed; it may crash, or be overtaken by another
 ]
 
 FAULTS: Final[tuple[Kind, ...]] = (
@@ -52,10 +54,18 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a run does: the mode of its workers, and its steps."""
+    """What a run does.
+
+    Attributes:
+        seed: it was made from this seed.
+        exactly_once: the mode of its workers.
+        redrives: whether dead letters are sent again; then there are more of them.
+        steps: what happens, in order.
+    """
 
     seed: int
     exactly_once: bool
+    redrives: bool
     steps: tuple[Step, ...]
 
 
@@ -72,4 +82,9 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
         )
         for _ in range(length)
     ]
-    return Plan(seed, seed % 2 == 1, tuple(steps))
+    redrives = seed % 4 == 2 or seed % 16 == 5  # of both modes
+    if redrives:
+        for _ in range(dice.randrange(2, 6)):
+            steps.insert(dice.randrange(length // 2, len(steps)), Step("redrive", 0, dice.randrange(10_000)))
+        steps.insert(length // 2, Step("settle", 0, 0))
+    return Plan(seed, seed % 2 == 1, redrives, tuple(steps))

@@ -26,9 +26,9 @@ _SESSION: Final = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
 _RESTART_MS: Final = 300
 
 
-def fails(number: int, attempt: int) -> bool:
-    """Return whether a listener fails with a message: one in five once or twice, one in eleven always."""
-    return number % 11 == 10 or (number % 5 == 3 and attempt <= number % 2)
+def fails(number: int, attempt: int, dead_every: int) -> bool:
+    """Return whether a listener fails with a message: one in five once or twice, one in `dead_every` always."""
+    return number % dead_every == dead_every - 1 or (number % 5 == 3 and attempt <= number % 2)
 
 
 class _FailedError(Exception):
@@ -187,7 +187,7 @@ class Consumer:
     def _handle(self, message: MessageView) -> None:
         end = self._world.delivery_began(self.name, message)
         number = int((message.body or b"0").partition(b" ")[0])
-        if fails(number, message.reconsume_times):
+        if fails(number, message.reconsume_times, self._world.dead_every):
             end("fail")
             raise _FailedError
         end("ok")

@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError
 from proof.check import run as judge
 from proof.simulate.plan import Plan, Step
 from proof.simulate.processes import Consumer, Place, Sender, Shell, Worker
+from proof.simulate.redrive import Redrives
 from proof.simulate.world import GROUP, NAMES, World
 
 __all__ = ["Outcome", "simulate"]
@@ -50,12 +51,13 @@ class Simulation:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.world = World(exactly_once=plan.exactly_once)
+        self.world = World(exactly_once=plan.exactly_once, dead_every=3 if plan.redrives else 11)
         self.sender = Sender(self.world)
         self.places = [
             *(Place(self.world, name, partial(self._worker, name)) for name in ("worker-a", "worker-b")),
             *(Place(self.world, name, self._consumer) for name in ("pay-a", "pay-b")),
         ]
+        self.redrives = Redrives(self.world, self._turns)
         self._broker_back_ms: int | None = None
         self._down_ns = 0
         self._skew_ms = self._most_skew_ms = 0
@@ -88,9 +90,17 @@ class Simulation:
                 world.clock.advance(amount % 1_500)
             case "release":
                 world.kafka.release()
+            case "settle" | "redrive":
+                self._later(step)
             case _:
                 world.note("fault", step.kind, f"{place.name} {amount}")
                 self._fault(step, place)
+
+    def _later(self, step: Step) -> None:
+        if step.kind == "settle":
+            self._settle()
+        elif self._broker_back_ms is None:
+            self.redrives.apply(step.amount)
 
     def _listen(self, place: Place, amount: int) -> None:
         def listen(shell: Shell) -> None:
@@ -193,8 +203,11 @@ class Simulation:
 
     def drain(self) -> bool:
         """End all faults, and run every process until nothing is pending; return whether that happens in time."""
+        self.world.note("run", "drains")
+        return self._settle() and (not self.plan.redrives or (self.redrives.finish() and self._settle()))
+
+    def _settle(self) -> bool:
         world = self.world
-        world.note("run", "drains")
         if self._broker_back_ms is not None:
             self._start_broker()
         world.kafka.release()
@@ -208,14 +221,18 @@ class Simulation:
         for number in range(_DRAIN_TURNS):
             if all(place.shell is None for place in self.places):
                 world.clock.advance(_DOWN_MS)  # otherwise nobody waits, and the time stands still
-            self.sender.turn()
-            for place in self.places:
-                place.turn(lambda shell: shell.turn())
-                self._hear(place)
-                self._listen(place, 1)
+            self._turns()
             if number % 25 == 24 and self.sender.is_idle and world.is_drained():
                 return True
         return False
+
+    def _turns(self) -> None:
+        """Let every process take a turn."""
+        self.sender.turn()
+        for place in self.places:
+            place.turn(lambda shell: shell.turn())
+            self._hear(place)
+            self._listen(place, 1)
 
     def close(self) -> None:
         """Release everything."""
@@ -241,6 +258,7 @@ def simulate(plan: Plan) -> Outcome:
     finally:
         _quietly(simulation.close, problems)
     history = world.finish()
+    problems += simulation.redrives.problems()
     problems += [f"{each.kind}: {each.what}" for each in judge(history)]
     return Outcome(
         plan,

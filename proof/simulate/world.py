@@ -15,7 +15,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, MessageView
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import coordinates, headers_shown
+from rocketshim_topics.wire import REPLAY_ID, coordinates, headers_shown, read_headers
 
 __all__ = ["GROUP", "LEVELS", "NAMES", "World"]
 
@@ -43,9 +43,11 @@ class World:
         history: for the checker; records and commits are added at the end.
         longest_wait_ms: how far the clock moves at most when a client waits.
         turns: producers whose threads run when they are given a turn.
+        dead_every: one of this number of messages fails always.
     """
 
-    def __init__(self, *, exactly_once: bool) -> None:
+    def __init__(self, *, exactly_once: bool, dead_every: int = 11) -> None:
+        self.dead_every = dead_every
         self.clock = VirtualClock(start_wall_ms=_START_MS, auto_advance=True)
         self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
         self.trace: list[str] = []
@@ -55,6 +57,7 @@ class World:
         self._line = 0
         self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
         self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP.name, with_log=False))
+        self.kafka.create_topics([Layout(NAMES, LEVELS).redrive_log()])
         self.kafka.create_topic("orders", PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
         self.kafka.create_topic("secret", 1)
         self.history = History(
@@ -149,6 +152,7 @@ class World:
     def delivery_began(self, process: str, message: MessageView) -> Callable[[Outcome], None]:
         """Record that a listener is called; call the result with the outcome."""
         source, begin_ns = self.source(), self.event_ns()
+        replay = dict(read_headers(message.record) or ()).get(REPLAY_ID)
         self.note(process, "handles", f"{message.offset_msg_id} attempt {message.reconsume_times}")
 
         def end(outcome: Outcome) -> None:
@@ -156,7 +160,8 @@ class World:
                 Delivery(
                     source=source, process=process, begin_ns=begin_ns, end_ns=self.event_ns(), outcome=outcome,
                     group=GROUP.name, where=message.offset_msg_id, id=message.msg_id, attempt=message.reconsume_times,
-                    replay=None, token=None, key=encoded(message.key), digest=digest_of(message.body),
+                    replay=None if replay is None else replay.decode(), token=None,
+                    key=encoded(message.key), digest=digest_of(message.body),
                     headers=headers_to_json(message.headers), then="retry" if outcome == "fail" else None,
                 )
             )  # fmt: skip
