@@ -9,7 +9,7 @@ from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.health import Metric, build_info
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueSnapshot, Snapshot, TopicSnapshot
-from rocketshim.worker.health import QueueState, WorkerState
+from rocketshim.worker.state import QueueState, WorkerState
 from tools.reference.tables import table
 
 __all__ = ["page", "vocabulary"]

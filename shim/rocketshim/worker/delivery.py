@@ -12,7 +12,7 @@ from rocketshim.worker.hop_writer import HopWriter
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router
-from rocketshim.worker.target_health import TargetTable
+from rocketshim.worker.target_table import TargetTable
 
 __all__ = ["Delivery", "DeliveryParts"]
 

@@ -13,7 +13,8 @@ from confluent_kafka import KafkaError
 
 from rocketshim.kafka.reports import is_unconfirmed
 from rocketshim.worker.hop_group import Kind
-from rocketshim.worker.target_health import TargetHealth, TargetTable
+from rocketshim.worker.target_health import TargetHealth
+from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.kafka_codes import TOO_LARGE
 

@@ -40,7 +40,8 @@ from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
 from rocketshim.worker.hop_group import Hop, HopGroup, Kind
 from rocketshim.worker.prober import is_probe
 from rocketshim.worker.refusals import RecordMarks
-from rocketshim.worker.target_health import TargetHealth, TargetTable
+from rocketshim.worker.target_health import TargetHealth
+from rocketshim.worker.target_table import TargetTable
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, parked
 from rocketshim_topics.levels import DelayLevels

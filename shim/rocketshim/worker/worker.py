@@ -12,8 +12,9 @@ A step of the loop:
 
 Responsibilities: `core.level_queue` decides which records are due and up to which offset a partition is finished.
 `router` decides where each due record goes; it asks `header_shapes` for the headers of the next record, `allow_list`
-where records may go, and `target_health` which targets accept records at the moment. `hop_writer` produces the hops.
-`refusals` learns from hops that were not stored. `topic_lookup` asks the cluster about targets in its own thread.
+where records may go, `target_table` which targets there are, and `target_health` which of them accept records.
+`hop_writer` produces the hops. `refusals` learns from hops that were not stored. `topic_lookup` asks the cluster about
+targets in its own thread.
 
 Invariants:
 
@@ -50,12 +51,12 @@ from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.delivery import Delivery, DeliveryParts
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
-from rocketshim.worker.health import WorkerState, queue_state
 from rocketshim.worker.hop_writer import HopWriter
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks, Refusals
 from rocketshim.worker.router import Router
-from rocketshim.worker.target_health import TargetTable
+from rocketshim.worker.state import WorkerState, queue_state
+from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import WorkerClients
