@@ -24,6 +24,9 @@ else:
         if name in exports.__all__:
             globals().update({each: getattr(exports, each) for each in exports.__all__})
             return globals()[name]
+        if name == "ConsumerCollector":
+            warnings.warn("ConsumerCollector is now MetricsCollector", DeprecationWarning, stacklevel=2)
+            return exports.MetricsCollector
         topics = importlib.import_module("rocketshim_topics")
         if name in topics.__all__:
             where = "rocketshim.errors" if name.endswith("Error") else "rocketshim_topics"

@@ -1,10 +1,10 @@
 """The public names of `rocketshim`, each imported from the module that defines it."""
 
+from rocketshim.client_metrics import MetricsCollector
 from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.consumer.pull.pull_consumer import PullConsumer, PullResult, PullStatus
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, ConsumeMessageHook, FilterMessageHook
-from rocketshim.consumer.push.prometheus import ConsumerCollector
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.allocate import (
     AllocateMachineRoomNearby,
@@ -67,7 +67,6 @@ __all__ = [
     "ConsumeOrderlyStatus",
     "ConsumeReturnType",
     "ConsumeStatus",
-    "ConsumerCollector",
     "DeadLetter",
     "DelayLevels",
     "DelayWorker",
@@ -82,6 +81,7 @@ __all__ = [
     "MessageQueue",
     "MessageSelector",
     "MessageView",
+    "MetricsCollector",
     "Origin",
     "Producer",
     "ProducerSettings",

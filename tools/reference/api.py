@@ -23,7 +23,7 @@ _GROUPS = {
         "RetryPolicy", "LevelTableRetryPolicy", "ExponentialRetryPolicy", "AtLevel", "AfterDelay", "DelayLevels",
     ),
     "Hooks and metrics": (
-        "ConsumeMessageHook", "ConsumeMessageContext", "ConsumeReturnType", "FilterMessageHook", "ConsumerCollector",
+        "ConsumeMessageHook", "ConsumeMessageContext", "ConsumeReturnType", "FilterMessageHook", "MetricsCollector",
     ),
 }  # fmt: skip
 """Heading to names. Names that are in no group follow under "Further names", and settings have a page of their own."""

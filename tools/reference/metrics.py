@@ -3,9 +3,11 @@
 from collections.abc import Iterable
 
 from rocketshim.admin.doctor import Finding, Severity
+from rocketshim.client_metrics import ProducerCounts, PullCounts
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.dropin.counts import DelayedCounts, SentBack
 from rocketshim.health import Metric, build_info
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueSnapshot, Snapshot, TopicSnapshot
@@ -19,7 +21,7 @@ _INTRODUCTION = """\
 
 `rocketshim run --health PORT`, `rocketshim worker --health PORT` and `rocketshim exporter` serve these metrics at
 `/metrics` in Prometheus' text format. In a namespace, those of the worker and the exporter have the label `namespace`.
-In your own program register `ConsumerCollector(consumer)` with your Prometheus registry.
+In your own program register `MetricsCollector(consumer, producer)` with your Prometheus registry.
 [Consuming](../consumer.md#running-as-processes-health-and-metrics) and
 [the worker](../worker.md#monitoring) name the metrics to alert on.
 """
@@ -29,6 +31,9 @@ def vocabulary() -> dict[str, list[Metric]]:
     """Return every metric by the process that exports it, each with one sample of each set of labels."""
     return {
         "Push consumer": list(_consumer().metrics()),
+        "Producer": list(ProducerCounts().metrics(0, "")),
+        "Pull consumers": list(PullCounts(polled_at_ms=0).metrics("reports", 0, 0)),
+        "Drop-in": [*SentBack().metrics("payments"), *DelayedCounts().metrics("")],
         "Worker": list(_worker().metrics()),
         "Exporter": list(_exporter().metrics()),
         "Every process": [build_info()],

@@ -38,6 +38,9 @@ class PullPositions:
     def __contains__(self, key: object) -> bool:
         return key in self._position
 
+    def __len__(self) -> int:
+        return len(self._position)
+
     def assigned_keys(self) -> list[TopicPartitionKey]:
         """Return the assigned partitions, sorted."""
         return sorted(self._position)

@@ -23,9 +23,10 @@ from rocketshim.errors import FeatureNotEnabledError
 from rocketshim_topics.message import MessageView, Origin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rocketshim.dropin.state import State
+    from rocketshim.health import Metric
 
 __all__ = ["Consumer"]
 
@@ -180,6 +181,14 @@ class Consumer(confluent_kafka.Consumer):
         Thread-safety: any thread.
         """
         return self._view(message).msg_id
+
+    def metrics(self) -> "Iterable[Metric]":
+        """Return the counts of what was sent back, for `MetricsCollector`; nothing if retry is off.
+
+        Thread-safety: any thread.
+        """
+        state = getattr(self, "_rocketshim", None)
+        return () if state is None else state.send_back.counts.metrics(state.group)
 
     def _view(self, message: Message) -> MessageView:
         state = getattr(self, "_rocketshim", None)

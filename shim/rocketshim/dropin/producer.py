@@ -9,7 +9,7 @@ delivery report of a delayed message has its coordinates in the schedule topic.
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,10 @@ import confluent_kafka
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
 from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.dropin.counts import DelayedCounts
 from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
+from rocketshim.health import Metric
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim_topics.hops import OutgoingRecord, delayed_record
 from rocketshim_topics.message import Message as ShimMessage
@@ -41,7 +43,16 @@ class Producer(confluent_kafka.Producer):
     Thread-safety: as the original.
     """
 
-    __slots__ = ("_broker_clock", "_ids", "_in_transaction", "_lanes", "_names", "_on_delivery", "_settings")
+    __slots__ = (
+        "_broker_clock",
+        "_delayed",
+        "_ids",
+        "_in_transaction",
+        "_lanes",
+        "_names",
+        "_on_delivery",
+        "_settings",
+    )
     _settings: ProducerDropinSettings
     _names: TopicNames
     _lanes: Lanes
@@ -49,6 +60,7 @@ class Producer(confluent_kafka.Producer):
     _in_transaction: bool
     _broker_clock: BrokerClock
     _on_delivery: Any
+    _delayed: DelayedCounts
 
     if not TYPE_CHECKING:  # type checkers use the original's constructor
 
@@ -60,6 +72,7 @@ class Producer(confluent_kafka.Producer):
             self._ids = (uuid.uuid4().hex[:20], itertools.count())
             self._in_transaction = False
             self._broker_clock = BrokerClock()
+            self._delayed = DelayedCounts()
             config = args[0] if args and isinstance(args[0], dict) else {}
             self._on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
             super().__init__(*args, **kwargs)
@@ -139,6 +152,13 @@ class Producer(confluent_kafka.Producer):
         to = -1 if out.partition is None else out.partition
         super().produce(out.topic, out.value, out.key, to, report, None, timestamp, [*out.headers])
 
+    def metrics(self) -> Iterable[Metric]:
+        """Return the counts of delayed messages, for `MetricsCollector`. The original's `stats_cb` has all others.
+
+        Thread-safety: any thread.
+        """
+        return self._delayed.metrics(self._settings.namespace)
+
     def _clocked(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
         """Return a delivery callback that updates the estimate of the brokers' clock, and then calls the user's."""
         report = self._on_delivery if report is None else report
@@ -146,6 +166,7 @@ class Producer(confluent_kafka.Producer):
             return report  # the original refuses it
 
         def observed(error: KafkaError | None, record: Message) -> None:
+            self._delayed.report(is_stored=error is None)
             kind, append_ms = record.timestamp()
             if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
                 self._broker_clock.reported(append_ms, sent_ns, sent_ms)

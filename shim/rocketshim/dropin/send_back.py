@@ -18,8 +18,9 @@ from typing import Any, Final, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
-from rocketshim.core.next_hop import FailedMessage, HopKind, NextHops
+from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops
 from rocketshim.core.user_values import safe_text
+from rocketshim.dropin.counts import SentBack
 from rocketshim.errors import MessageError, SendTimeoutError
 from rocketshim.failures import FailureLog, FailureMaker
 from rocketshim.kafka.clients import ProducerClient
@@ -176,6 +177,7 @@ class DropinSendBack:
         self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
+        self.counts = SentBack()
         self._make_failure = FailureMaker(self._clock, wants_stack=fail_stack)
         self._failures = FailureLog(_LOG, group, names, levels, limit=limit, prefix="dropin")
 
@@ -183,11 +185,11 @@ class DropinSendBack:
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
     ) -> None:
         """Send to the retry topic after a delay, or to the dead letters if the limit is reached."""
-        self._send(message, self._failure(error, "ReconsumeLater"), level or 0, delay_ms)
+        self._counted(message, self._failure(error, "ReconsumeLater"), level or 0, delay_ms)
 
     def kill(self, message: Message, reason: BaseException | str) -> None:
         """Send to the dead letters immediately."""
-        self._send(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
+        self._counted(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
 
     def _failure(self, error: BaseException | str | None, name: str) -> Failure:
         if issubclass(type(error), BaseException):  # `isinstance` would ask the error for its `__class__`
@@ -195,7 +197,19 @@ class DropinSendBack:
         text = "the consumer asked for it" if error is None else safe_text(error)
         return Failure(name, text, self._clock.wall_ms())
 
-    def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:
+    def _counted(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> None:
+        try:
+            hop = self._send(message, failure, level, delay_ms)
+        except BaseException:
+            self.counts.failed()
+            raise
+        self.counts.stored(hop)
+        now_ms = self._clock.monotonic_ns() // 1_000_000
+        self._failures.turn(now_ms)
+        if hop.kind is not HopKind.PARKED:
+            self._failures.hop(hop, now_ms)
+
+    def _send(self, message: Message, failure: Failure, level: int, delay_ms: int | None) -> Hop:
         for what, content in (("value", message.value()), ("key", message.key())):
             if content is not None and not isinstance(content, bytes):
                 raise MessageError(
@@ -221,8 +235,4 @@ class DropinSendBack:
                     raise send_error(error.args[0], hop.out.topic) from error
                 hop = smaller
             else:
-                break
-        now_ms = self._clock.monotonic_ns() // 1_000_000
-        self._failures.turn(now_ms)
-        if hop.kind is not HopKind.PARKED:
-            self._failures.hop(hop, now_ms)
+                return hop

@@ -166,6 +166,12 @@ class RecordSender:
         link = self._link
         return link is not None and not link.is_broken
 
+    @property
+    def outstanding(self) -> int:
+        """Number of records without a result."""
+        link = self._link
+        return 0 if link is None else link.outstanding
+
     def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
         """Send a record; return when the client has taken it.
 

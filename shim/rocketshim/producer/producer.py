@@ -16,16 +16,19 @@ import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
+from rocketshim.client_metrics import ProducerCounts
 from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, check_codec
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, ConfigError, SendTimeoutError, TopicMissingError
+from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
@@ -92,11 +95,12 @@ class Producer:
         self._complaints = LastClientError()
         self._counts = PartitionCounts(complaint=self._complaint)
         self._lanes = Lanes(self.names.schedule, self._counts)
+        self._sends = ProducerCounts()
         self._sender = RecordSender(
             self._make_client,
             thread_name="rocketshim-producer",
             closed_text="this producer is closed; create a new one",
-            on_unconfirmed=_log_unconfirmed,
+            on_unconfirmed=partial(_count_unconfirmed, self._sends),
             on_error=_log_poll_error,
         )
         self._broker_clock = BrokerClock()
@@ -256,6 +260,10 @@ class Producer:
             for number in range(self._counts.count(physical, self._sender.list_topics))
         ]
 
+    def metrics(self) -> Iterable[Metric]:
+        """Return the current metrics, for `MetricsCollector`."""
+        return self._sends.metrics(self._sender.outstanding, self.settings.namespace)
+
     def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
         return self._sender.flush(time.monotonic() + timeout_s)
@@ -303,16 +311,24 @@ class Producer:
         again_until_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
         try:
             self._sender.send(out, done, room_until_s=deadline, again_until_s=again_until_s)
+        except BufferError:
+            self._sends.refuse()
+            raise
         except KafkaException as error:
+            self._sends.refuse()
             raise send_error(error.args[0], out.topic) from error
         return future
 
     def _sent(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
-        if error is not None:
-            send.future.set_exception(send_error(error, send.physical))
-            return
-        topic, partition, offset = send.physical, record.partition(), record.offset()
+        topic, counts = send.physical, self._sends
         is_delayed = topic == self.names.schedule
+        if error is not None:
+            counts.failed[is_delayed] += 1
+            send.future.set_exception(send_error(error, topic))
+            return
+        counts.stored[is_delayed] += 1
+        counts.durations.add((self._clock.monotonic_ns() - send.sent_ns) / 1e9)
+        partition, offset = record.partition(), record.offset()
         if is_delayed:
             self._learn_clock(record.timestamp(), send.sent_ns, send.sent_ms)
         queue = MessageQueue(topic if is_delayed else send.topic, queue_id=partition)
@@ -383,7 +399,8 @@ class Producer:
         return (self._clients or confluent_clients()).producer(producer_config(self.settings, self._complaints))
 
 
-def _log_unconfirmed(out: OutgoingRecord) -> None:
+def _count_unconfirmed(counts: ProducerCounts, out: OutgoingRecord) -> None:
+    counts.unconfirmed += 1
     msg_id = next((value for name, value in out.headers if name == UNIQ_KEY), b"") or b""
     _LOG.warning("producer.send-unconfirmed", extra={"topic": out.topic, "msg_id": msg_id.decode()})
 

@@ -1,21 +1,22 @@
 """What a consumer shows of itself: its queues, how messages ended, how long a call has lasted."""
 
 import json
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rocketshim.consumer.push.prometheus import ConsumerCollector
+from rocketshim.client_metrics import MetricsCollector
+from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.requests import Suspend
 from rocketshim.consumer.send_back import FailureCounts
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type_of
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind
 from rocketshim.errors import ConfigError
-from rocketshim.health import HealthServer, address, metrics_text
+from rocketshim.health import HealthServer, Metric, address, metrics_text
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics.hops import Failure
 
@@ -167,12 +168,14 @@ def test_the_state_is_json_and_the_metrics_are_prometheus(kafka: InMemoryKafka, 
     assert families["rocketshim_consumer_lag_messages"].samples
 
     class Consumer:
-        pass
+        state: Any = None
 
-    consumer: Any = Consumer()
-    consumer.state = None
+        def metrics(self) -> Iterable[Metric]:
+            return PushConsumer.metrics(cast("Any", self))
+
+    consumer = Consumer()
     registry = CollectorRegistry()
-    registry.register(ConsumerCollector(consumer))
+    registry.register(MetricsCollector(consumer))
     assert generate_latest(registry) == b""
     consumer.state = state
     collected = {family.name: family for family in text_string_to_metric_families(generate_latest(registry).decode())}

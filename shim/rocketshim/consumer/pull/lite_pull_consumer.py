@@ -28,6 +28,7 @@ from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
+from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
@@ -228,19 +229,23 @@ class LitePullConsumer:
             partitions = self._partitions
             partitions.client()
             deadline_ms = self._now_ms() + wait_ms
+            partitions.counts.polled_at_ms = deadline_ms - wait_ms
             partitions.positions.begin_poll()
-            while True:
+            messages: list[MessageView] = []
+            while not messages:
                 partitions.do_due()
                 left_ms = max(0, deadline_ms - self._now_ms())
                 messages = partitions.fetch(min(left_ms / 1_000, _SLICE_S))
                 if messages:
-                    return messages
+                    break
                 partitions.raise_failure()
                 if self._caller.stopping:
                     partitions.close()
-                    return []
+                    break
                 if self._now_ms() >= deadline_ms:
-                    return []
+                    break
+            partitions.counts.add_poll(len(messages))
+            return messages
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Move the position of an assigned queue; the next commit has the new position, even if it is a lower one.
@@ -339,6 +344,11 @@ class LitePullConsumer:
     def subscription_conflicts(self) -> dict[str, str]:
         """Topics that the group has consumed with another subscription; see `PushConsumer.subscription_conflicts`."""
         return dict(self._partitions.reader.starts.conflicts)
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return the current metrics, for `MetricsCollector`; any thread."""
+        partitions = self._partitions
+        return partitions.counts.metrics(self.settings.group, self._now_ms(), len(partitions.positions))
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, sorted.

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from rocketshim.client_metrics import PullCounts
 from rocketshim.consumer.pull.selection import selected, subscription_text, unreadable_headers
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock, now_ms_of
@@ -65,6 +66,7 @@ class PullPartitions:
         self._now_ms = now_ms_of(clock)
         retry_topic = names.retry(settings.group)
         self.is_started = False
+        self.counts = PullCounts()
         self.positions = PullPositions()
         self.reader = PartitionReader(
             make_consumer=lambda on_commit: make_consumer(self._config({"on_commit": on_commit})),
@@ -282,6 +284,7 @@ class PullPartitions:
             raise ConsumerError(f"the queues could not be assigned or released: {error}") from error
 
     def _unreadable(self, record: Any, error: Exception) -> None:
+        self.counts.skipped += 1
         _LOG.error("consumer.headers-unreadable", extra={"record": coordinates(record), "error": str(error)})
         self._failure = self._failure or unreadable_headers(record)
 
@@ -299,14 +302,21 @@ class PullPartitions:
         if not positions:
             return
         with cluster_errors(f"the positions of group {self._settings.group!r} were not committed"):
-            answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
-            stored = {TopicPartitionKey.of(item): item.offset for item in answers if item.error is None}
-            self.positions.sent(stored)
-            for key, offset in stored.items():
-                self.positions.confirmed(key, offset)
-            for item in answers:
-                if item.error is not None:
-                    raise KafkaException(item.error)
+            try:
+                self._store(consumer, positions)
+            except KafkaException:
+                self.counts.commits_failed += 1
+                raise
+
+    def _store(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
+        answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
+        stored = {TopicPartitionKey.of(item): item.offset for item in answers if item.error is None}
+        self.positions.sent(stored)
+        for key, offset in stored.items():
+            self.positions.confirmed(key, offset)
+        for item in answers:
+            if item.error is not None:
+                raise KafkaException(item.error)
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
@@ -317,7 +327,11 @@ class PullPartitions:
             self.reader.client().commit(offsets=self._as_offsets(due), asynchronous=True)
             self.positions.sent(due)
         except KafkaException as error:
-            _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+            self._commit_failed(error)
+
+    def _commit_failed(self, error: object) -> None:
+        self.counts.commits_failed += 1
+        _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
 
     def _as_offsets(self, positions: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         metadata = self.reader.starts.metadata
@@ -346,7 +360,7 @@ class PullPartitions:
             if due:
                 self.reader.client().commit(offsets=self._as_offsets(due), asynchronous=False)
         except (KafkaException, RuntimeError) as error:
-            _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+            self._commit_failed(error)
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Forget partitions."""
@@ -359,7 +373,7 @@ class PullPartitions:
                 self.positions.confirmed(TopicPartitionKey.of(item), item.offset)
             else:
                 self.positions.refused(TopicPartitionKey.of(item), item.offset)
-                _LOG.warning("consumer.commit-failed", extra={"error": str(error or item.error)})
+                self._commit_failed(error or item.error)
 
     def client_error(self, message: Any) -> None:
         """Keep an error that `poll` has to raise; a transient error is only logged."""

@@ -8,7 +8,7 @@ the broker delays until messages arrive, for up to `fetch.wait.max.ms` (100 ms h
 it, too).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,6 +17,7 @@ from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaException, TopicPartition
 
+from rocketshim.client_metrics import PullCounts
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.pull.one_caller import OneCaller
 from rocketshim.consumer.pull.prefetch import Prefetch
@@ -26,6 +27,7 @@ from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.prefetch_buffer import PrefetchBuffer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector
+from rocketshim.health import Metric
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
@@ -126,6 +128,7 @@ class PullConsumer:
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
         self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # the reading client, the lookup client
         self._stopped = False
+        self._counts = PullCounts()
         self._caller = OneCaller(self._close)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -257,7 +260,12 @@ class PullConsumer:
         with self._call():
             position = TopicPartition(*self._lookup.key_of(queue), offset)
             with cluster_errors(f"the offset of {queue} was not committed"):
-                commit_now(self._both_clients()[1], [position])
+                client = self._both_clients()[1]
+                try:
+                    commit_now(client, [position])
+                except KafkaException:
+                    self._counts.commits_failed += 1
+                    raise
 
     def fetch_consume_offset(self, queue: MessageQueue) -> int | None:
         """Return the group's committed offset of a queue; None if there is none (RocketMQ: -1).
@@ -267,6 +275,10 @@ class PullConsumer:
         """
         with self._call():
             return self._lookup.committed(queue, self._both_clients()[1])
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return the current metrics, for `MetricsCollector`; any thread."""
+        return self._counts.metrics(self.settings.group, self._now_ms())
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
@@ -317,6 +329,7 @@ class PullConsumer:
             raise ConfigError(f"pull: max_count={max_count}, it must be 1 to 1024")
         selector = as_selector(expression)
         with self._call():
+            self._counts.polled_at_ms = self._now_ms()
             key = self._lookup.key_of(queue)
             buffer = self._prefetch.buffers.get(key)
             if buffer is None or buffer.next_offset != offset or buffer.is_illegal:
@@ -328,6 +341,7 @@ class PullConsumer:
             if buffer.is_illegal and not examined:
                 low, high = self._lookup.bounds(queue)
                 return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
+            self._counts.add_poll(len(found))
             status = PullStatus.NO_MATCHED_MSG if examined else PullStatus.NO_NEW_MSG
             low, high = buffer.bounds[0], max(buffer.bounds[1], buffer.next_offset)
             return PullResult(PullStatus.FOUND if found else status, buffer.next_offset, low, high, found)
@@ -374,6 +388,7 @@ class PullConsumer:
             if selected is None:
                 if examined:
                     break  # the next pull begins with it
+                self._counts.skipped += 1
                 raise unreadable_headers(buffer.take())
             message = buffer.take()
             examined += 1

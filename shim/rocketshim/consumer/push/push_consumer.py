@@ -7,7 +7,7 @@ stops the other parts.
 
 import asyncio
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
@@ -30,6 +30,7 @@ from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.core.subscriptions import Subscription, Subscriptions, is_pattern
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
+from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings import ListenerOptions, PushConsumerOptions, PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
@@ -514,6 +515,11 @@ class PushConsumer:
         """The consumer's state, at most one second old; None before the first turn of its loop. Thread-safe."""
         loop = self._loop
         return None if loop is None else loop.state
+
+    def metrics(self) -> Iterable[Metric]:
+        """Return the metrics of `state`, for `MetricsCollector`; nothing before the first turn. Thread-safe."""
+        state = self.state
+        return () if state is None else state.metrics()
 
     @property
     def send_back_counts(self) -> SendBackCounts:
