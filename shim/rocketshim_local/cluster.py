@@ -74,6 +74,8 @@ class LocalCluster:
         users: user name to password, for SASL/PLAIN with ACLs and the super user `admin`; None: no authentication.
         tls_pem: a PEM file with an unencrypted PKCS #8 key and its certificate for 127.0.0.1, which brokers use and
             clients trust; None: no TLS.
+        advertised_ports: by node id, the port that clients and brokers connect to, for a proxy in front of the
+            node; None, and for nodes that are not in it: the node's own port.
         start_timeout_s: deadline of `start` and `restart` in seconds, without the time for downloads.
         report: is called with one line of text per slow step (downloads); None: the logger `rocketshim.local` at INFO.
 
@@ -95,6 +97,7 @@ class LocalCluster:
         jvm_options: Sequence[str] = (),
         users: Mapping[str, str] | None = None,
         tls_pem: Path | None = None,
+        advertised_ports: Mapping[int, int] | None = None,
         start_timeout_s: float = 150.0,
         report: Callable[[str], None] | None = None,
     ) -> None:
@@ -112,6 +115,7 @@ class LocalCluster:
         self._jvm_options = tuple(jvm_options)
         self._users = dict(users) if users is not None else None
         self._tls_pem = None if tls_pem is None else str(tls_pem.absolute())
+        self._advertised_ports = dict(advertised_ports or {})
         self._start_timeout_s = start_timeout_s
         self._report = _log.info if report is None else report
         self._home: ClusterHome | None = None
@@ -334,13 +338,9 @@ class LocalCluster:
         self._nodes = {each.node_id: Node(each, home.node(each.node_id)) for each in addresses}
         for node_id, node in self._nodes.items():
             properties = server_properties(
-                node_id,
-                addresses,
-                data_folder=str(node.data),
-                overrides=self._properties,
-                users=self._users,
-                tls_pem=self._tls_pem,
-            )
+                node_id, addresses, data_folder=str(node.data), overrides=self._properties, users=self._users,
+                tls_pem=self._tls_pem, advertised_port=self._advertised_ports.get(node_id),
+            )  # fmt: skip
             node.format(kit, home.cluster_id, properties)
         for node in self._nodes.values():
             node.launch([str(java.executable), *kit.jvm_options(self._heap_mb, node.logs), *self._jvm_options])

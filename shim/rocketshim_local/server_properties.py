@@ -80,6 +80,7 @@ def server_properties(
     users: Mapping[str, str] | None = None,
     tls_pem: str | None = None,
     listen_host: str = HOST,
+    advertised_port: int | None = None,
 ) -> dict[str, str]:
     """Return the whole configuration of node `node_id` of the cluster `nodes`.
 
@@ -91,6 +92,7 @@ def server_properties(
         users: user name to password for SASL/PLAIN with ACLs, including `ADMIN_USER`; None: no authentication.
         tls_pem: absolute path of a PEM file with an unencrypted PKCS #8 key and its certificate; None: no TLS.
         listen_host: the address to listen on; use another one than the loopback only inside a container.
+        advertised_port: the port that clients and other brokers connect to; None: the node's own.
 
     Raises:
         ConfigError: an override is in `STRUCTURAL`, or a user name or password is not valid in a JAAS line.
@@ -105,7 +107,7 @@ def server_properties(
         "controller.quorum.voters": ",".join(f"{node.node_id}@{HOST}:{node.controller_port}" for node in nodes),
         "controller.listener.names": "CONTROLLER",
         "listeners": f"{client_protocol}://{listen_host}:{own.port},CONTROLLER://{HOST}:{own.controller_port}",
-        "advertised.listeners": f"{client_protocol}://{HOST}:{own.port}",
+        "advertised.listeners": f"{client_protocol}://{HOST}:{advertised_port or own.port}",
         "inter.broker.listener.name": client_protocol,
         "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{client_protocol}:{client_protocol}",
         "log.dirs": data_folder,

@@ -130,3 +130,9 @@ def test_a_value_with_a_line_break_is_rejected() -> None:
 def test_meta_properties_name_the_cluster_and_the_node() -> None:
     meta = meta_properties(3, "A" * 22, uuid.UUID(int=1))
     assert meta == {"version": "1", "cluster.id": "A" * 22, "node.id": "3", "directory.id": "A" * 21 + "Q"}
+
+
+def test_clients_are_told_the_advertised_port_and_the_node_listens_on_its_own() -> None:
+    properties = server_properties(1, ONE, data_folder="/d", overrides={}, advertised_port=9)
+    assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:9"
+    assert properties["listeners"].startswith(f"PLAINTEXT://127.0.0.1:{ONE[0].port},")
