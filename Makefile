@@ -76,8 +76,9 @@ format: $(VENV)/.dev ## put the code into its form
 
 SEED ?= 1
 MINUTES ?= 15
-chaos: $(VENV)/.dev broker-jars ## run under faults on a real broker, and judge it: MINUTES=15 SEED=1
-	@$(BIN)/python -m proof chaos --seed $(SEED) --minutes $(MINUTES)
+RATE ?= 1200
+chaos: $(VENV)/.dev broker-jars ## run under faults on three real brokers, and judge it: MINUTES=15 SEED=1 RATE=1200
+	@$(BIN)/python -m proof chaos --seed $(SEED) --minutes $(MINUTES) --rate $(RATE)
 
 SEEDS ?= 20000
 simulate: $(VENV)/.dev ## run the real shells in memory under faults that a seed chooses: SEEDS=20000

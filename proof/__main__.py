@@ -1,6 +1,7 @@
 """`check` judges a history; `chaos` makes one on a real broker; `simulate` makes many without a broker."""
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chaos = commands.add_parser("chaos", help="run under faults on a real broker, and judge what comes of it")
     chaos.add_argument("--seed", type=int, default=1, help="chooses faults and targets (1)")
     chaos.add_argument("--minutes", type=float, default=1.0, help="how long faults are done (1)")
-    chaos.add_argument("--exactly-once", action="store_true", help="run the workers with --exactly-once")
+    chaos.add_argument("--rate", type=float, default=300.0, help="messages a second that are sent in all (300)")
+    chaos.add_argument("--no-clocks", action="store_true", help="do not set the brokers' clocks (setting needs a JDK)")
+    chaos.add_argument("--only", help="kinds of faults, separated by commas; default: all")
     chaos.add_argument("--folder", type=Path, help="where the history goes; default: reports/chaos-SEED")
     simulate = commands.add_parser("simulate", help="run many seeds in memory and virtual time, and judge each")
     simulate.add_argument("--seeds", type=int, default=2_000, help="how many (2000)")
@@ -40,14 +43,22 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _chaos(options: argparse.Namespace) -> int:
-    from proof.chaos.run import chaos  # noqa: PLC0415 judging needs no broker
+    from proof.chaos.run import Course, chaos  # noqa: PLC0415 judging needs no broker
 
     folder = options.folder or Path("reports") / f"chaos-{options.seed}"
     if folder.exists():
         print(f"{folder} is there already; give another --folder, or remove it", file=sys.stderr)
         return 2
-    chaos(folder.absolute(), options.seed, options.minutes, exactly_once=options.exactly_once, report=print)
-    return _check(folder)
+    course = Course(
+        seed=options.seed, minutes=options.minutes, rate=options.rate, clocks=not options.no_clocks,
+        only=frozenset(options.only.split(",")) if options.only else None,
+    )  # fmt: skip
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
+    died = chaos(folder.absolute(), course, lambda text: print(text, flush=True))
+    codes = [_check(lane) for lane in sorted(path.parent for path in folder.glob("*/dump.jsonl"))]
+    for line in died:
+        print(line)
+    return 1 if died else max(codes)
 
 
 def _check(folder: Path) -> int:
@@ -57,6 +68,7 @@ def _check(folder: Path) -> int:
         print(error, file=sys.stderr)
         return 2
     violations = run(history)
+    print(f"{folder}:")
     for line in report(history, violations):
         print(line)
     return 1 if violations else 0

@@ -5,6 +5,7 @@ A *reader* is what each message has to reach: a consumer group, or one member of
 """
 
 import base64
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ __all__ = ["Index", "Stored", "queue_of", "user_headers"]
 
 _NOT_THE_USERS = frozenset({wire.REPLAY_ID, wire.REPLAY_COUNT, wire.HOP_ID})
 NS_PER_MS = 1_000_000
+MARGIN_MS = 30_000
+"""A stamp of a clock that was set back by less than this may lie before the moment when it was set."""
 
 
 def queue_of(where: str) -> str:
@@ -89,6 +92,7 @@ class Index:
         self.names = TopicNames(history.setup.namespace)
         self.levels = DelayLevels.parse(history.setup.levels)
         self.faults: list[tuple[Source, Fault]] = [(seen.source, seen.it) for seen in history.faults]
+        self.calls = [each for each in history.deliveries if not self.is_fleeting(each.where)]
         groups = [group.name for group in history.setup.groups]
         self.group_logs = {self.names.group_log(name): name for name in groups}
         self.retry_topics = {self.names.retry(name): name for name in groups}
@@ -97,7 +101,8 @@ class Index:
         self.records: dict[str, Stored] = {}
         self.queues: dict[str, list[Stored]] = defaultdict(list)
         for seen in history.records:
-            self._add(seen.source, seen.it)
+            if not self.is_fleeting(seen.it.where):
+                self._add(seen.source, seen.it)
         for queue in self.queues.values():
             queue.sort(key=lambda record: record.offset)
         for record in self.records.values():
@@ -107,7 +112,7 @@ class Index:
         for record in self.records.values():
             record.children.sort(key=lambda child: (child.it.ms, child.topic, child.partition, child.offset))
         self.deliveries: dict[tuple[str, str], list[Delivery]] = defaultdict(list)
-        for delivery in sorted(history.deliveries, key=lambda each: each.begin_ns):
+        for delivery in sorted(self.calls, key=lambda each: each.begin_ns):
             self.deliveries[self.reader_of(delivery), delivery.where].append(delivery)
         self.positions: dict[tuple[str, str], tuple[int, Source]] = {}
         for commit in history.commits:
@@ -132,6 +137,10 @@ class Index:
         stored = Stored(source, record, topic, int(partition), int(offset), envelope, malformed, user)
         self.records[record.where] = stored
         self.queues[queue_of(record.where)].append(stored)
+
+    def is_fleeting(self, where: str | None) -> bool:
+        """Whether coordinates lie in a topic that faults delete or empty."""
+        return where is not None and where.rsplit("/", 2)[0] in self.setup.fleeting
 
     # --- what a record is --------------------------------------------------------------------------------------------
 
@@ -216,10 +225,24 @@ class Index:
         offset_ns = self.setup.broker_minus_host_ns
         return None if offset_ns is None else broker_ms * NS_PER_MS - offset_ns
 
+    def is_comparable(self, ms: int) -> bool:
+        """Whether a timestamp was made before a fault has set a clock, and so compares with the others of that time."""
+        if not self._step_ms:
+            return True
+        first_ms, step_ms = self._step_ms
+        return first_ms - MARGIN_MS <= ms < step_ms - MARGIN_MS
+
     @cached_property
-    def stepped_clocks(self) -> bool:
-        """Whether a fault has set a clock, so that timestamps of different brokers and moments do not compare."""
-        return any(fault.kind.startswith("clock-") for _, fault in self.faults)
+    def _step_ms(self) -> tuple[float, float] | None:
+        """When the run began, and when a clock was set first, by the broker's clock; None: no clock was set."""
+        steps = [fault.begin_ns for _, fault in self.faults if fault.kind.startswith("clock-")]
+        offset_ns = self.setup.broker_minus_host_ns
+        if not steps:
+            return None
+        if offset_ns is None:
+            return math.inf, -math.inf
+        begin_ns = min((send.begin_ns for send in self.history.sends), default=min(steps))
+        return (begin_ns + offset_ns) / NS_PER_MS, (min(steps) + offset_ns) / NS_PER_MS
 
     @cached_property
     def commits_by_queue(self) -> dict[tuple[str, str], list[tuple[Source, Commit]]]:

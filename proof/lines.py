@@ -83,6 +83,7 @@ class Setup:
         lag_gone: a group's lag counts as gone when it is at most this.
         memory_slope_mib_per_min: allowed growth of resident memory.
         memory_limit_mib: most resident memory of one process; None: not judged.
+        fleeting: topics that faults delete or empty. What was in them is gone, so it is not judged.
     """
 
     type: Literal["setup"] = "setup"
@@ -97,6 +98,7 @@ class Setup:
     lag_gone: Count = 0
     memory_slope_mib_per_min: float = 1.0
     memory_limit_mib: float | None = None
+    fleeting: tuple[str, ...] = ()
 
 
 @with_config(_STRICT)

@@ -2,7 +2,7 @@
 
 import struct
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
@@ -12,6 +12,8 @@ from rocketshim_topics.wire import coordinates, headers_shown
 
 __all__ = ["OFFSETS_TOPIC", "commits", "parse_commit", "records"]
 
+Client = Mapping[str, str]
+"""Settings of a Kafka client, with the brokers' addresses."""
 OFFSETS_TOPIC = "__consumer_offsets"
 _SILENCE_S = 30.0
 _APPEND_TIME = 2
@@ -22,11 +24,11 @@ class DumpError(Exception):
     """A topic could not be read to its end."""
 
 
-def records(bootstrap: str, *, with_values: set[str]) -> Iterator[Record]:
-    """Every record of every topic that is not Kafka's own; values too where a topic is in `with_values`."""
-    topics = [topic for topic in _topics(bootstrap) if not topic.startswith("__")]
-    visible = {coordinates(message) for message in _read(bootstrap, topics, "read_committed")}
-    for message in _read(bootstrap, topics, "read_uncommitted"):
+def records(client: Client, wanted: Callable[[str], bool], *, with_values: set[str]) -> Iterator[Record]:
+    """Every record of the topics that are wanted; values too where a topic is in `with_values`."""
+    topics = [topic for topic in _topics(client) if wanted(topic)]
+    visible = {coordinates(message) for message in _read(client, topics, "read_committed")}
+    for message in _read(client, topics, "read_uncommitted"):
         stamp, stamped_ms = message.timestamp()
         headers: JsonHeaders = headers_to_json(headers_shown(message))
         where = coordinates(message)
@@ -37,10 +39,10 @@ def records(bootstrap: str, *, with_values: set[str]) -> Iterator[Record]:
         )  # fmt: skip
 
 
-def commits(bootstrap: str, groups: set[str]) -> Iterator[Commit]:
+def commits(client: Client, groups: set[str]) -> Iterator[Commit]:
     """Every stored position of these groups, in the order of the topic."""
     found: list[tuple[int, int, Commit]] = []
-    for message in _read(bootstrap, [OFFSETS_TOPIC], "read_committed"):
+    for message in _read(client, [OFFSETS_TOPIC], "read_committed"):
         commit = parse_commit(message.key(), message.value())
         if commit is not None and commit.group in groups:
             found.append((message.partition() or 0, message.offset() or 0, commit))
@@ -85,26 +87,26 @@ def _compact_text(data: bytes, at: int) -> tuple[str, int]:
     return data[at:end].decode(), end
 
 
-def _consumer(bootstrap: str, isolation: str) -> Consumer:
+def _consumer(client: Client, isolation: str) -> Consumer:
     return Consumer(
         {
-            "bootstrap.servers": bootstrap, "group.id": f"proof-dump-{uuid.uuid4().hex[:8]}",
+            **client, "client.id": "harness", "log_level": 0, "group.id": f"proof-dump-{uuid.uuid4().hex[:8]}",
             "enable.auto.commit": False, "enable.partition.eof": True, "isolation.level": isolation,
             "auto.offset.reset": "earliest", "fetch.wait.max.ms": 50,
         }
     )  # fmt: skip
 
 
-def _topics(bootstrap: str) -> dict[str, Any]:
-    consumer = _consumer(bootstrap, "read_committed")
+def _topics(client: Client) -> dict[str, Any]:
+    consumer = _consumer(client, "read_committed")
     try:
         return dict(consumer.list_topics(timeout=_SILENCE_S).topics)
     finally:
         consumer.close()
 
 
-def _read(bootstrap: str, topics: list[str], isolation: str) -> Iterator[Message]:
-    consumer = _consumer(bootstrap, isolation)
+def _read(client: Client, topics: list[str], isolation: str) -> Iterator[Message]:
+    consumer = _consumer(client, isolation)
     try:
         known = consumer.list_topics(timeout=_SILENCE_S).topics
         partitions = [

@@ -1,23 +1,94 @@
-"""What a run consists of: topics, groups and settings, the same for the harness and for every process."""
+"""What a run consists of: lanes, topics, groups and settings, the same for the harness and for every process.
 
+A *lane* is a namespace with workers of one delivery mode, its topics and groups, and a history of its own. Both lanes
+share the brokers, and so what is done to these.
+"""
+
+from dataclasses import dataclass
 from typing import Final
 
 from proof.lines import Group
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["CONCURRENT", "GROUPS", "LEVELS", "NAMES", "ORDERLY", "SESSION_S", "TOPICS"]
+__all__ = ["FLEETING", "LANES", "LEASE_MS", "LEVELS", "SESSION_S", "TRANSACTION_MS", "Lane", "fails"]
 
-NAMES: Final = TopicNames("proof")
 LEVELS: Final = "1s 2s 3s 4s 5s"
-TOPICS: Final = {"orders": 4, "bills": 3}
 SESSION_S: Final = 6.0
 LEASE_MS: Final = 6_000
+TRANSACTION_MS: Final = 10_000
+FLEETING: Final = "fleeting"
+"""A topic that is deleted and emptied while it is sent to and consumed from."""
 
-CONCURRENT: Final = Group(name="pay", mode="concurrent", topics=("orders",), limit=3)
-ORDERLY: Final = Group(name="bill", mode="orderly", topics=("bills",), limit=2)
-GROUPS: Final = (CONCURRENT, ORDERLY)
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One half of a run.
+
+    Attributes:
+        name: its namespace, and the name of its folder.
+        exactly_once: the delivery mode of its workers.
+        topics: partitions by topic.
+        shares: how often each topic is sent to, relative to the others.
+        delayed: topics some messages of which have a delay.
+        groups: its consumer groups.
+        members: how many processes of each role run.
+    """
+
+    name: str
+    exactly_once: bool
+    topics: dict[str, int]
+    shares: dict[str, int]
+    delayed: tuple[str, ...]
+    groups: tuple[Group, ...]
+    members: dict[str, int]
+
+    @property
+    def names(self) -> TopicNames:
+        """Its topics."""
+        return TopicNames(self.name)
+
+    @property
+    def allow(self) -> tuple[str, ...]:
+        """The topics that its workers may write to."""
+        return self.delayed
+
+    @property
+    def fleeting(self) -> tuple[str, ...]:
+        """Those of its topics that are deleted and emptied."""
+        return tuple(topic for topic in self.topics if topic == FLEETING)
+
+    def group(self, mode: str) -> Group:
+        """Its group of this mode."""
+        return next(group for group in self.groups if group.mode == mode)
+
+
+LANES: Final = (
+    Lane(
+        name="least", exactly_once=False,
+        topics={"orders": 4, "bills": 3, FLEETING: 1},
+        shares={"orders": 74, "bills": 24, FLEETING: 2},
+        delayed=("orders", FLEETING),
+        groups=(
+            Group(name="pay", mode="concurrent", topics=("orders",), limit=3),
+            Group(name="bill", mode="orderly", topics=("bills",), limit=2),
+        ),
+        members={"worker": 2, "consumer": 2, "orderly": 2, "sender": 1},
+    ),
+    Lane(
+        name="once", exactly_once=True,
+        topics={"claims": 4, "parcels": 3, "news": 2},
+        shares={"claims": 84, "parcels": 12, "news": 4},
+        delayed=("claims", "parcels"),
+        groups=(
+            Group(name="refund", mode="concurrent", topics=("claims",), limit=3),
+            Group(name="ship", mode="drop-in", topics=("parcels",), limit=3),
+            Group(name="tell", mode="broadcasting", topics=("news",)),
+        ),
+        members={"worker": 2, "consumer": 2, "dropin": 2, "broadcast": 2, "sender": 1},
+    ),
+)  # fmt: skip
 
 
 def fails(number: int, attempt: int) -> bool:
-    """Whether a listener fails with a message: one in seven once or twice, one in fifty always."""
-    return number % 50 == 49 or (number % 7 == 3 and attempt <= number % 2)
+    """Whether a listener fails with a message: one in 25 once or twice, one in a hundred always."""
+    return number % 100 == 99 or (number % 25 == 3 and attempt <= number % 2)

@@ -1,111 +1,340 @@
-"""What the processes of a run do: `python -m proof.chaos.program ROLE FOLDER NAME BOOTSTRAP [PORT]`.
+"""What the processes of a run do: `python -m proof.chaos.program JOB`, where JOB is a `Job` as JSON.
 
 A sender sends until SIGTERM, some messages with a delay. A consumer's listener fails as the plan says. An orderly
-consumer writes to the sink, whose port it is given. Each writes its file of the history.
+consumer writes to the sink. Each writes its file of the history. `PROOF_PLANT` names a defect that is planted in every
+process (`proof.simulate.bugs`).
 """
 
+import json
+import os
 import random
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proof.chaos.plan import CONCURRENT, LEASE_MS, LEVELS, NAMES, ORDERLY, SESSION_S, TOPICS, fails
-from proof.lines import End, Invoke, Process, digest_of, encoded, headers_to_json
+from confluent_kafka import KafkaException, TopicPartition
+
+from proof.chaos.plan import LANES, LEASE_MS, LEVELS, SESSION_S, TRANSACTION_MS, fails
+from proof.chaos.points import Points, skew_clock
+from proof.lines import End, Group, Invoke, Process, digest_of, encoded, headers_to_json
+from proof.simulate.bugs import BUGS, planted
 from proof.writer import HistoryWriter
-from rocketshim import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
-from rocketshim.errors import BrokerUnavailableError, RocketshimError, SendTimeoutError
-from rocketshim_topics.wire import REPLAY_ID, read_headers
+from rocketshim import (
+    ConsumeFromWhere,
+    DelayWorker,
+    Message,
+    MessageModel,
+    MessageView,
+    Producer,
+    PushConsumer,
+    dropin,
+)
+from rocketshim.errors import BrokerUnavailableError, RocketshimError, SendTimeoutError, StaleMessageError
+from rocketshim.settings import WorkerSettings
+from rocketshim.stop_signals import StopSignals
+from rocketshim_topics import decode
+from rocketshim_topics.wire import REPLAY_ID, coordinates, read_headers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from rocketshim.producer.result import SendResult
 
-__all__: list[str] = []
+__all__ = ["PLANT", "Job", "process_of"]
 
-_SENDS_PER_S = 60
+PLANT = "PROOF_PLANT"
 _SEND_S = 60.0
+_TICK_S = 0.01
+_MOST_PENDING = 3_000
+_true_ns = time.time_ns
 
 
-def main(role: str, folder: str, name: str, bootstrap: str, port: str = "0") -> None:
-    """Run one process of a role until it is ended."""
-    match role:
-        case "sender":
-            with HistoryWriter(Path(folder), Process(name=name, role="sender")) as history:
-                _send(history, name, bootstrap)
-        case "consumer":
-            process = Process(name=name, role="consumer", group=CONCURRENT.name, client_id=name)
-            with HistoryWriter(Path(folder), process) as history:
-                _consume(history, name, bootstrap)
-        case "orderly":
-            process = Process(name=name, role="consumer", group=ORDERLY.name, client_id=name)
-            with HistoryWriter(Path(folder), process) as history:
-                _consume_in_order(history, name, bootstrap, int(port))
-        case _:
-            raise SystemExit(f"no such role: {role}")
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one process shall do.
+
+    Attributes:
+        role: what it is.
+        lane: of which lane, by name.
+        place: which of the processes of this role it is; its successor has the same number.
+        name: of the process.
+        run: folder of the run.
+        bootstrap: addresses of the brokers.
+        client: settings of every Kafka client.
+        rate: messages a second, for a sender.
+        port: of the sink.
+    """
+
+    role: str
+    lane: str
+    place: int
+    name: str
+    run: str
+    bootstrap: str
+    client: dict[str, str]
+    rate: float
+    port: int
+
+    def to_json(self) -> str:
+        """Format it for the command line."""
+        return json.dumps(asdict(self))
 
 
-# --- sending ---------------------------------------------------------------------------------------------------------
+class _Program:
+    """One process.
 
+    Args:
+        job: what it shall do.
+        history: its file of the history; None: a worker writes nothing.
+        points: where it may die.
+    """
 
-def _send(history: HistoryWriter, name: str, bootstrap: str) -> None:
-    dice = random.Random(name)  # noqa: S311 - what is sent, no secret
-    ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    client = {"message.timeout.ms": int(_SEND_S * 1_000)}
-    pending: set[Future[SendResult]] = set()
-    with Producer(bootstrap, namespace=NAMES.namespace, delay_levels=LEVELS, client=client) as producer:
-        number = 0
-        while not ended.wait(dice.random() * 2 / _SENDS_PER_S):
-            future = _send_one(history, producer, _message(dice, name, number))
-            pending = {each for each in pending if not each.done()}
-            if future is not None:
-                pending.add(future)
-            number += 1
-        end = time.monotonic() + _SEND_S
-        while any(not each.done() for each in pending) and time.monotonic() < end:
-            time.sleep(0.05)
+    def __init__(self, job: Job, history: HistoryWriter, points: Points) -> None:
+        self.job, self.history, self.points = job, history, points
+        self.lane = next(lane for lane in LANES if lane.name == job.lane)
 
+    def run(self) -> None:
+        """Run until the process is ended."""
+        match self.job.role:
+            case "sender":
+                self._send()
+            case "worker":
+                self._relay()
+            case "consumer":
+                self._consume()
+            case "orderly":
+                self._consume_in_order()
+            case "broadcast":
+                self._consume_all()
+            case "dropin":
+                self._drop_in()
+            case role:
+                raise SystemExit(f"no such role: {role}")
 
-def _message(dice: random.Random, name: str, number: int) -> Message:
-    delay: dict[str, Any] = {}
-    topic = dice.choice(list(TOPICS))
-    if topic in CONCURRENT.topics and dice.random() < 0.3:
-        delay = dice.choice(
-            [
-                {"delay_level": dice.randint(1, 4)},
-                {"delay": f"{dice.randint(100, 4_000)}ms"},
-                {"deliver_at": time.time_ns() // 1_000_000 + dice.randint(0, 3_000)},
-            ]
+    # --- sending -----------------------------------------------------------------------------------------------------
+
+    def _send(self) -> None:
+        dice = random.Random(self.job.name)  # noqa: S311 - what is sent, no secret
+        client: dict[str, Any] = {**self.job.client, "message.timeout.ms": int(_SEND_S * 1_000)}
+        pending: set[Future[SendResult]] = set()
+        number, began_s, skipped = 0, time.monotonic(), 0
+        with (
+            StopSignals() as stopping,
+            Producer(self.job.bootstrap, namespace=self.lane.name, delay_levels=LEVELS, client=client) as producer,
+        ):
+            while not stopping.asked:
+                time.sleep(_TICK_S)
+                due = int((time.monotonic() - began_s) * self.job.rate) - skipped
+                pending = {each for each in pending if not each.done()}
+                while number < due and len(pending) < _MOST_PENDING:
+                    future = self._send_one(producer, self._message(dice, number))
+                    number += 1
+                    if future is not None:
+                        pending.add(future)
+                skipped += due - number
+            end = time.monotonic() + _SEND_S
+            while any(not each.done() for each in pending) and time.monotonic() < end:
+                time.sleep(0.05)
+
+    def _message(self, dice: random.Random, number: int) -> Message:
+        delay: dict[str, Any] = {}
+        topic = dice.choices(list(self.lane.shares), list(self.lane.shares.values()))[0]
+        if topic in self.lane.delayed and dice.random() < 0.15:
+            delay = dice.choice(
+                [
+                    {"delay_level": dice.randint(1, 5)},
+                    {"delay": f"{dice.randint(100, 4_000)}ms"},
+                    {"deliver_at": _true_ns() // 1_000_000 + dice.randint(0, 3_000)},
+                ]
+            )
+        body = f"{number} {self.job.name} ".encode() + dice.randbytes(dice.randint(0, 100))
+        properties = [("trace", b"%d" % number), ("trace", None), ("blank", b"")]
+        return Message(topic, body, key=f"k{dice.randrange(20)}", properties=properties, **delay)
+
+    def _send_one(self, producer: Producer, message: Message) -> "Future[SendResult] | None":
+        delay_ms = message.delay_ms if message.delay_level is None else message.delay_level * 1_000
+        op = self.history.invoke(
+            lambda op, now_ns: Invoke(
+                op=op, f="send", at_ns=now_ns, topic=message.topic, key=encoded(message.key_bytes),
+                digest=digest_of(message.body), headers=headers_to_json(message.headers), delay_ms=delay_ms,
+                deliver_at_ms=message.deliver_at_ms,
+            )
+        )  # fmt: skip
+        try:
+            future = producer.send_async(message)
+        except (RocketshimError, BufferError) as error:
+            why = type(error).__name__
+            self.history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, why=why))
+            return None
+        future.add_done_callback(partial(_sent, self.history, op))
+        return future
+
+    # --- relaying ----------------------------------------------------------------------------------------------------
+
+    def _relay(self) -> None:
+        client = {**self.job.client, "session.timeout.ms": int(SESSION_S * 1_000)}
+        settings = WorkerSettings.make(
+            bootstrap=self.job.bootstrap, namespace=self.lane.name, delay_levels=LEVELS, allow=self.lane.allow,
+            exactly_once=self.lane.exactly_once, instance=self.job.name if self.lane.exactly_once else None,
+            transaction_timeout_ms=TRANSACTION_MS, client=client,
+        )  # fmt: skip
+        with StopSignals() as stopping:
+            while not stopping.asked:
+                worker = DelayWorker(settings)
+
+                def stop(number: int, frame: Any, worker: DelayWorker = worker) -> None:
+                    stopping.hear(number, frame)
+                    worker.stop()
+
+                signal.signal(signal.SIGTERM, stop)
+                with suppress(BrokerUnavailableError):  # brokers are away: nothing was started
+                    worker.run()
+
+    # --- consuming ---------------------------------------------------------------------------------------------------
+
+    def _consumer(self, group: Group, **settings: Any) -> PushConsumer:
+        named: dict[str, Any] = {
+            "group": group.name, "namespace": self.lane.name, "client_id": self.job.name, "delay_levels": LEVELS,
+            "consume_from_where": ConsumeFromWhere.FIRST_OFFSET, "consume_thread_min": 4, "consume_thread_max": 4,
+            "persist_consumer_offset_interval_ms": 500, "client": self.job.client,
+        }  # fmt: skip
+        if group.limit is not None:
+            named["max_reconsume_times"] = group.limit
+        return PushConsumer(self.job.bootstrap, **(named | settings))
+
+    def _consume(self) -> None:
+        group = self.lane.group("concurrent")
+        session = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
+        consumer = self._consumer(group, client={**self.job.client, **session})
+
+        def handle(message: MessageView) -> None:
+            self._deliver(group.name, message, None, partial(_work, message))
+
+        for topic in (*group.topics, *self.lane.fleeting):
+            consumer.register_message_listener(topic, handle)
+        _run(consumer)
+
+    def _consume_all(self) -> None:
+        """Broadcasting: a process that is started again continues where the one before was."""
+        group, client_id = self.lane.group("broadcasting"), f"tell-{self.job.place}"
+        folder = Path(self.job.run) / "positions"
+        consumer = self._consumer(
+            group, message_model=MessageModel.BROADCASTING, client_id=client_id, offset_store_dir=str(folder)
         )
-    body = f"{number} {name} ".encode() + dice.randbytes(dice.randint(0, 100))
-    properties = [("trace", b"%d" % number), ("trace", None), ("blank", b"")]
-    return Message(topic, body, key=f"k{dice.randrange(20)}", properties=properties, **delay)
 
+        def handle(message: MessageView) -> None:
+            self._deliver(group.name, message, None, lambda: None)
 
-def _send_one(history: HistoryWriter, producer: Producer, message: Message) -> "Future[SendResult] | None":
-    delay_ms = message.delay_ms if message.delay_level is None else message.delay_level * 1_000
-    op = history.invoke(
-        lambda op, now_ns: Invoke(
-            op=op, f="send", at_ns=now_ns, topic=message.topic, key=encoded(message.key_bytes),
-            digest=digest_of(message.body), headers=headers_to_json(message.headers), delay_ms=delay_ms,
-            deliver_at_ms=message.deliver_at_ms,
+        consumer.register_message_listener(group.topics[0], handle)
+        _run(consumer)
+
+    def _consume_in_order(self) -> None:
+        group, local = self.lane.group("orderly"), threading.local()
+        consumer = self._consumer(
+            group, suspend_current_queue_time_ms=50, lock_lease_ms=LEASE_MS, lock_hold_ms=3_000, lock_renew_ms=1_000
         )
-    )  # fmt: skip
-    try:
-        future = producer.send_async(message)
-    except (RocketshimError, BufferError) as error:
-        why = type(error).__name__
-        history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, why=why))
-        return None
-    future.add_done_callback(partial(_sent, history, op))
-    return future
+
+        @consumer.listener(group.topics[0], orderly=True)
+        def handle(message: MessageView, context: Any) -> None:
+            def work() -> None:
+                if not hasattr(local, "sink"):
+                    local.sink = socket.create_connection(("127.0.0.1", self.job.port)).makefile("rw")
+                _work(message)
+                local.sink.write(f"{message.offset_msg_id} {context.fencing_token} {self.job.name}\n")
+                local.sink.flush()
+                if local.sink.readline() != "ok\n":
+                    raise _FailedError
+
+            self._deliver(group.name, message, context.fencing_token, work)
+
+        _run(consumer)
+
+    def _deliver(self, group: str, message: MessageView, token: int | None, work: Callable[[], None]) -> None:
+        """Do a listener's work between the two lines of its call."""
+        headers = dict(read_headers(message.record) or ()) if message.trusted else {}
+        replay = headers.get(REPLAY_ID)
+        op = self.history.invoke(
+            lambda op, now_ns: Invoke(
+                op=op, f="deliver", at_ns=now_ns, group=group, where=message.offset_msg_id, id=message.msg_id,
+                attempt=message.reconsume_times, replay=replay.decode() if replay else None, token=token,
+                key=encoded(message.key), digest=digest_of(message.body), headers=headers_to_json(message.headers),
+            )
+        )  # fmt: skip
+        self.points.reach("listener")
+        try:
+            work()
+        except Exception:
+            then: Any = "retry" if token is None else "again"
+            self.history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, then=then))
+            raise
+        self.history.end(lambda now_ns: End(type="ok", op=op, at_ns=now_ns))
+        self.points.reach("listener-after")
+
+    # --- the drop-in -------------------------------------------------------------------------------------------------
+
+    def _drop_in(self) -> None:
+        group = self.lane.group("drop-in")
+        config = {
+            **self.job.client, "bootstrap.servers": self.job.bootstrap, "group.id": group.name,
+            "auto.offset.reset": "earliest", "enable.auto.commit": False,
+            "session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500,
+            "rocketshim.retry.enable": True, "rocketshim.namespace": self.lane.name,
+            "rocketshim.delay.levels": LEVELS, "rocketshim.max.reconsume.times": group.limit,
+        }  # fmt: skip
+        with StopSignals() as stopping:
+            consumer = dropin.Consumer(config)
+            consumer.subscribe(list(group.topics))
+            while not stopping.asked:
+                messages = [each for each in consumer.consume(50, 0.2) if each.error() is None]
+                ends: dict[tuple[Any, Any], int | None] = {}
+                for message in messages:
+                    place = message.topic(), message.partition()
+                    if ends.get(place, 0) is not None:
+                        ends[place] = self._handle(consumer, group, message)
+                offsets = [TopicPartition(*place, end) for place, end in ends.items() if end is not None]
+                if offsets:
+                    self.points.reach("commit-before")
+                    with suppress(KafkaException):  # another member may have the partition by now
+                        consumer.commit(offsets=offsets, asynchronous=False)
+                    self.points.reach("commit-after")
+            consumer.close()
+
+    def _handle(self, consumer: Any, group: Group, message: Any) -> int | None:
+        """Handle one message; the next offset to commit, None: the partition is not ours any more."""
+        headers = read_headers(message) or ()
+        trusted = message.topic() == self.lane.names.retry(group.name)
+        envelope, times = decode(headers, trusted=trusted), consumer.reconsume_times(message)
+        op = self.history.invoke(
+            lambda op, now_ns: Invoke(
+                op=op, f="deliver", at_ns=now_ns, group=group.name, where=coordinates(message),
+                id=consumer.uniq_key(message), attempt=times, key=encoded(message.key()),
+                digest=digest_of(message.value()), headers=headers_to_json(envelope.user),
+            )
+        )  # fmt: skip
+        self.points.reach("listener")
+        if fails(int((message.value() or b"0").partition(b" ")[0]), times):
+            self.history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, then="retry"))
+            while True:
+                try:
+                    consumer.reconsume_later(message, "the carrier is closed")
+                except StaleMessageError:
+                    return None
+                except RocketshimError:  # not stored, or not known: a second record would be a repeat
+                    time.sleep(0.2)
+                else:
+                    break
+        else:
+            self.history.end(lambda now_ns: End(type="ok", op=op, at_ns=now_ns))
+        self.points.reach("listener-after")
+        return int(message.offset()) + 1
 
 
 def _sent(history: HistoryWriter, op: int, future: "Future[SendResult]") -> None:
@@ -121,95 +350,59 @@ def _sent(history: HistoryWriter, op: int, future: "Future[SendResult]") -> None
     history.end(lambda now_ns: End(type=kind, op=op, at_ns=now_ns, why=repr(error)[:200]))
 
 
-# --- consuming -------------------------------------------------------------------------------------------------------
-
-
 class _FailedError(Exception):
     """The listener fails with this message."""
 
 
-def _deliver(
-    history: HistoryWriter, group: str, message: MessageView, token: int | None, work: Callable[[], None]
-) -> None:
-    """Do a listener's work between the two lines of its call."""
-    headers = dict(read_headers(message.record) or ()) if message.trusted else {}
-    replay = headers.get(REPLAY_ID)
-    op = history.invoke(
-        lambda op, now_ns: Invoke(
-            op=op, f="deliver", at_ns=now_ns, group=group, where=message.offset_msg_id, id=message.msg_id,
-            attempt=message.reconsume_times, replay=replay.decode() if replay else None, token=token,
-            key=encoded(message.key), digest=digest_of(message.body), headers=headers_to_json(message.headers),
-        )
-    )  # fmt: skip
-    try:
-        work()
-    except Exception:
-        then: Any = "retry" if token is None else "again"
-        history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, then=then))
-        raise
-    history.end(lambda now_ns: End(type="ok", op=op, at_ns=now_ns))
-
-
-def _number(message: MessageView) -> int:
-    return int((message.body or b"0").partition(b" ")[0])
-
-
-def _consume(history: HistoryWriter, name: str, bootstrap: str) -> None:
-    consumer = PushConsumer(
-        bootstrap, group=CONCURRENT.name, namespace=NAMES.namespace, client_id=name, delay_levels=LEVELS,
-        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_thread_min=4, consume_thread_max=4,
-        max_reconsume_times=CONCURRENT.limit or 0, persist_consumer_offset_interval_ms=500,
-        client={"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500},
-    )  # fmt: skip
-
-    @consumer.listener(CONCURRENT.topics[0])
-    def handle(message: MessageView) -> None:
-        def work() -> None:
-            time.sleep(0.002)
-            if fails(_number(message), message.reconsume_times):
-                raise _FailedError
-
-        _deliver(history, CONCURRENT.name, message, None, work)
-
-    _run(consumer)
-
-
-def _consume_in_order(history: HistoryWriter, name: str, bootstrap: str, port: int) -> None:
-    local = threading.local()
-    consumer = PushConsumer(
-        bootstrap, group=ORDERLY.name, namespace=NAMES.namespace, client_id=name, delay_levels=LEVELS,
-        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_thread_min=4, consume_thread_max=4,
-        max_reconsume_times=ORDERLY.limit or 0, persist_consumer_offset_interval_ms=500,
-        suspend_current_queue_time_ms=50, lock_lease_ms=LEASE_MS, lock_hold_ms=3_000, lock_renew_ms=1_000,
-    )  # fmt: skip
-
-    @consumer.listener(ORDERLY.topics[0], orderly=True)
-    def handle(message: MessageView, context: Any) -> None:
-        def work() -> None:
-            if not hasattr(local, "sink"):
-                local.sink = socket.create_connection(("127.0.0.1", port)).makefile("rw")
-            time.sleep(0.002)
-            if fails(_number(message), message.reconsume_times):
-                raise _FailedError
-            local.sink.write(f"{message.offset_msg_id} {context.fencing_token} {name}\n")
-            local.sink.flush()
-            if local.sink.readline() != "ok\n":
-                raise _FailedError
-
-        _deliver(history, ORDERLY.name, message, context.fencing_token, work)
-
-    _run(consumer)
+def _work(message: MessageView) -> None:
+    time.sleep(0.001)
+    if fails(int((message.body or b"0").partition(b" ")[0]), message.reconsume_times):
+        raise _FailedError
 
 
 def _run(consumer: PushConsumer) -> None:
     while True:
         try:
             consumer.run()
-        except BrokerUnavailableError:  # the broker is being restarted: nothing was started
+        except BrokerUnavailableError:  # the brokers are away: nothing was started
             time.sleep(0.2)
         else:
             return
 
 
+_GROUPS: Mapping[str, str] = {
+    "consumer": "concurrent", "orderly": "orderly", "broadcast": "broadcasting", "dropin": "drop-in",
+}  # fmt: skip
+
+
+def process_of(job: Job) -> Process:
+    """What the first line of the process's file says."""
+    lane = next(lane for lane in LANES if lane.name == job.lane)
+    if job.role == "worker":
+        return Process(name=job.name, role="worker", group=lane.names.worker_group)
+    if job.role == "sender":
+        return Process(name=job.name, role="sender")
+    group = lane.group(_GROUPS[job.role]).name
+    client_id = f"tell-{job.place}" if job.role == "broadcast" else job.name
+    return Process(
+        name=job.name, role="dropin" if job.role == "dropin" else "consumer", group=group, client_id=client_id
+    )
+
+
+def main(text: str) -> None:
+    """Run one process until it is ended."""
+    job = Job(**json.loads(text))
+    control = Path(job.run) / "control"
+    points = Points(control, job.name)
+    skew_clock(control, job.name)
+    if job.role != "dropin":  # it is a class of confluent_kafka itself; its points are in the program
+        points.install()
+    with ExitStack() as stack:
+        if name := os.environ.get(PLANT):
+            stack.enter_context(planted(next(bug for bug in BUGS if bug.name == name)))
+        history = stack.enter_context(HistoryWriter(Path(job.run) / job.lane, process_of(job)))
+        _Program(job, history, points).run()
+
+
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1])

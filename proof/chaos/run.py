@@ -1,148 +1,238 @@
-"""One run: start, one fault after the other, drain, dump, check."""
+"""One run: start, faults by three hands at the same time, drain, dump, check."""
 
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Final, TypeVar
 
-import psutil  # type: ignore[import-untyped]  # it has no stubs
 from confluent_kafka import KafkaException
 
+from proof.chaos.cluster_faults import CLOCK_FAULTS, CLUSTER_FAULTS
 from proof.chaos.dump import commits, records
-from proof.chaos.faults import FAULTS, FaultKind
-from proof.chaos.plan import GROUPS, LEVELS, NAMES
-from proof.chaos.stage import Stage
+from proof.chaos.fault import ClusterFault, LaneFault, one_of
+from proof.chaos.lane_faults import LANE_FAULTS
+from proof.chaos.plan import LANES, LEVELS, Lane
+from proof.chaos.sampling import Lags, sampling
+from proof.chaos.stage import Running, Stage
 from proof.check import run as check
-from proof.lines import Fault, Process, Sample, Setup
+from proof.lines import Fault, Process, Setup
 from proof.reader import read_folder
 from proof.writer import HistoryWriter
 
-__all__ = ["chaos"]
+__all__ = ["RATE", "Course", "chaos"]
 
-_START = {"worker": 2, "consumer": 2, "orderly": 2, "sender": 2}
-_PAUSE_S = 1.5
-_DRAIN_S = 120.0
-_LAG_GONE = 400
+RATE: Final = 300.0
+_PAUSE_S: Final = 1.5
+_ROUND_S: Final = 240.0
+_CALM_S: Final = 62.0
+_DRAIN_S: Final = 600.0
+_LAG_GONE_S: Final = 2.0
 Report = Callable[[str], None]
 
 
-def chaos(folder: Path, seed: int, minutes: float, *, exactly_once: bool, report: Report) -> None:
-    """Run for a number of minutes under faults, and write the history into a folder.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What a run shall be.
 
-    Args:
-        folder: is made; it must not be there yet.
-        seed: chooses the faults and their targets. Processes and broker are not deterministic: a seed repeats the
+    Attributes:
+        seed: chooses the faults and their targets. Processes and brokers are not deterministic: a seed repeats the
             schedule of faults, not the run.
         minutes: how long faults are done.
-        exactly_once: whether the workers run with `--exactly-once`.
-        report: gets a line a step.
+        rate: messages a second that are sent in all; fewer if the machine is too slow.
+        clocks: whether the brokers' clocks are set towards the end; this needs a JDK.
+        only: kinds of faults that are done; None: all.
     """
-    folder.mkdir(parents=True)
-    dice = random.Random(seed)  # noqa: S311 - which fault comes next, no secret
-    stage = Stage(folder, exactly_once=exactly_once)
+
+    seed: int
+    minutes: float
+    rate: float = RATE
+    clocks: bool = True
+    only: frozenset[str] | None = None
+
+
+def chaos(run: Path, course: Course, report: Report) -> list[str]:
+    """Run under faults, and write a history into a folder for each lane; returns what ended by itself."""
+    run.mkdir(parents=True)
+    stage = Stage(run, rate=course.rate, messages=course.rate * course.minutes * 60, clocks=course.clocks)
     try:
         stage.open()
-        with HistoryWriter(folder, Process(name="harness", role="harness")) as history:
-            history.write(_setup(exactly_once=exactly_once))
-            for role, count in _START.items():
-                for _ in range(count):
-                    stage.start(role)
-            with _sampling(folder, stage):
-                _faults(stage, history, dice, time.monotonic() + minutes * 60, report)
-                for sender in stage.of_role("sender"):
+        if stage.disk is None:
+            report("no right to mount a small disk: none will be filled up")
+        hands = [_Hand(stage, course, run, lane, report) for lane in LANES]
+        cluster = _Hand(stage, course, run, None, report, others=hands)
+        for hand in hands:
+            hand.begin()
+        with sampling(run, stage):
+            _rounds(course, [*hands, cluster], report)
+            for lane in LANES:
+                for sender in stage.of(lane, "sender"):
                     stage.end(sender)
-                _drain(folder, stage, report)
-                for running in stage.running:
-                    stage.end(running)
-        _dump(folder, stage)
+            _drain(run, stage, report)
+            for running in stage.running:
+                stage.end(running)
+        _dump(run, stage)
+        return [name for hand in hands for name in hand.died]
     finally:
         stage.close()
 
 
-def _setup(*, exactly_once: bool) -> Setup:
-    offset_ns = time.time_ns() - time.monotonic_ns()
-    allow = tuple(topic for group in GROUPS if group.mode == "concurrent" for topic in group.topics)
+def _rounds(course: Course, hands: "list[_Hand]", report: Report) -> None:
+    """Faults for some minutes at a time, and then none, so that it can be seen whether lag falls."""
+    end = time.monotonic() + course.minutes * 60
+    while (now := time.monotonic()) < end:
+        until = end if end - now < _ROUND_S + _CALM_S else now + _ROUND_S
+        threads = [threading.Thread(target=hand.work, args=(until, until == end)) for hand in hands]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if course.minutes >= 1:
+            report("calm")
+            time.sleep(_CALM_S if course.minutes >= 5 else _CALM_S / 4)
+
+
+_Kind = TypeVar("_Kind", ClusterFault, LaneFault)
+
+
+@dataclass(slots=True)
+class _Hand:
+    """What does one fault after the other: to the processes of a lane, or (`lane` None) to what both share."""
+
+    stage: Stage
+    course: Course
+    run: Path
+    lane: Lane | None
+    report: Report
+    others: "list[_Hand]" = field(default_factory=list)
+    died: list[str] = field(default_factory=list)
+    error: BaseException | None = None
+    history: HistoryWriter | None = None
+    dice: random.Random = field(default_factory=random.Random)
+    _due: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.dice = random.Random(f"{self.course.seed} {self.lane and self.lane.name}")  # noqa: S311 - no secret
+
+    def begin(self) -> None:
+        """Start the processes of the lane."""
+        lane = self.lane
+        if lane is None:
+            return
+        self.history = HistoryWriter(self.run / lane.name, Process(name="harness", role="harness"))
+        self.history.write(_setup(lane, self.course))
+        for role, count in lane.members.items():
+            for place in range(count):
+                self.stage.start(lane, role, place)
+
+    def work(self, until: float, is_last: bool) -> None:
+        """Do faults until a time."""
+        begin = time.monotonic()
+        time.sleep(_PAUSE_S * 2)
+        while (now := time.monotonic()) < until:
+            if self.lane is not None:
+                self._hit_process(self.lane)
+            elif is_last and self.course.clocks and now > until - (until - begin) / 5:
+                for kind in CLOCK_FAULTS:
+                    self._hit_cluster(kind)
+                return
+            else:
+                self._hit_cluster(self._chosen(CLUSTER_FAULTS))
+            time.sleep(self.dice.random() * 2 * _PAUSE_S)
+
+    def _hit_cluster(self, kind: ClusterFault) -> None:
+        self._write(kind.kind, lambda: kind.do(self.stage, self.dice))
+
+    def _hit_process(self, lane: Lane) -> None:
+        kind = self._chosen([kind for kind in LANE_FAULTS if kind.is_possible(lane)])
+        running = one_of(self.stage, self.dice, lane, kind.roles)
+        if running is not None:
+            self._write(kind.kind, lambda: kind.do(self.stage, self.dice, running))
+        for ended in self.stage.ended_by_themselves(lane):
+            self.report(f"{ended.name} has ended by itself with {ended.popen.returncode}, and is replaced")
+            self.died.append(f"{ended.name} ended with {ended.popen.returncode}")
+            self._write("ended-by-itself", partial(self._replace, ended))
+
+    def _replace(self, ended: Running) -> str:
+        self.stage.kill(ended)
+        self.stage.start(ended.lane, ended.role, ended.place)
+        return ended.name
+
+    def _chosen(self, kinds: Sequence[_Kind]) -> _Kind:
+        """Each kind once, in an order that the seed chooses, and then by weight."""
+        if self.course.only is not None:
+            kinds = [kind for kind in kinds if kind.kind in self.course.only] or kinds
+        if not self._due:
+            self._due = [kind.kind for kind in kinds]
+            self.dice.shuffle(self._due)
+            self._due.append("")  # from here on by weight
+        if self._due[0]:
+            name = self._due.pop(0)
+            return next(kind for kind in kinds if kind.kind == name)
+        return self.dice.choices(kinds, [kind.weight for kind in kinds])[0]
+
+    def _write(self, kind: str, do: Callable[[], str]) -> None:
+        begin_ns = time.monotonic_ns()
+        try:
+            target = do()
+        except Exception as error:  # noqa: BLE001 - the run goes on; the history says what was done
+            self.report(f"{kind} failed: {error!r}")
+            self.died.append(f"fault {kind}: {error!r}")
+            target = "cluster"
+        end_ns = time.monotonic_ns()
+        for hand in self.others or [self]:
+            if hand.history is not None:
+                hand.history.write(Fault(kind=kind, target=target, begin_ns=begin_ns, end_ns=end_ns))
+        self.report(f"{kind} of {target}: {(end_ns - begin_ns) / 1e9:.1f} s")
+
+
+def _setup(lane: Lane, course: Course) -> Setup:
     return Setup(
-        namespace=NAMES.namespace, levels=LEVELS, groups=GROUPS, allow=allow, exactly_once=exactly_once,
-        broker_minus_host_ns=offset_ns, lag_gone=_LAG_GONE,
+        namespace=lane.name, levels=LEVELS, groups=lane.groups, allow=lane.allow, exactly_once=lane.exactly_once,
+        broker_minus_host_ns=time.time_ns() - time.monotonic_ns(), lag_gone=int(course.rate * _LAG_GONE_S),
+        fleeting=lane.fleeting,
     )  # fmt: skip
 
 
-def _faults(stage: Stage, history: HistoryWriter, dice: random.Random, until: float, report: Report) -> None:
-    due = list(FAULTS)  # each kind once, then by weight
-    dice.shuffle(due)
-    time.sleep(_PAUSE_S * 2)
-    while time.monotonic() < until:
-        kind = due.pop() if due else _chosen(dice)
-        begin_ns = history.clock_ns()
-        target = kind.do(stage, dice)
-        end_ns = history.clock_ns()
-        history.write(Fault(kind=kind.kind, target=target, begin_ns=begin_ns, end_ns=end_ns))
-        report(f"{kind.kind} of {target}: {(end_ns - begin_ns) / 1e9:.1f} s")
-        for ended in stage.ended_by_themselves():
-            report(f"{ended.name} has ended by itself with {ended.popen.returncode}, and is replaced")
-            stage.kill(ended)
-            stage.start(ended.role)
-        time.sleep(dice.random() * 2 * _PAUSE_S)
-
-
-def _chosen(dice: random.Random) -> FaultKind:
-    return dice.choices(FAULTS, [kind.weight for kind in FAULTS])[0]
-
-
-@contextmanager
-def _sampling(folder: Path, stage: Stage) -> Iterator[None]:
-    """Measure lag and memory once a second, in a thread, for as long as this lasts."""
-    ended = threading.Event()
-
-    def measure() -> None:
-        with HistoryWriter(folder, Process(name="samples", role="harness")) as history:
-            while not ended.wait(1.0):
-                _sample(stage, history)
-
-    thread = threading.Thread(target=measure)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-
-
-def _sample(stage: Stage, history: HistoryWriter) -> None:
-    for group in GROUPS:
-        try:
-            lag = stage.lag(group.name, group.topics)
-        except (KafkaException, TypeError):  # the broker is away; watermarks are None then
-            continue
-        history.write(Sample(what="lag", of=group.name, at_ns=history.clock_ns(), value=max(lag, 0)))
-    for running in stage.running:
-        try:
-            resident = psutil.Process(running.popen.pid).memory_info().rss
-        except psutil.Error:  # it was killed meanwhile
-            continue
-        history.write(Sample(what="rss_bytes", of=running.name, at_ns=history.clock_ns(), value=resident))
-
-
-def _drain(folder: Path, stage: Stage, report: Report) -> None:
-    """Wait until nothing is pending, judged by the checker itself."""
+def _drain(run: Path, stage: Stage, report: Report) -> None:
+    """Wait until nothing is pending, by the groups' positions first, and then judged by the checker itself."""
     end = time.monotonic() + _DRAIN_S
+    lags = Lags(stage)
     while time.monotonic() < end:
         time.sleep(2.0)
-        _dump(folder, stage)
-        waiting = [violation for violation in check(read_folder(folder)) if violation.kind == "stuck"]
-        if not waiting:
+        try:
+            waiting = sum(behind for lane in LANES for behind in lags.of(lane).values())
+        except KafkaException:
+            continue
+        report(f"{waiting} offsets are behind")
+        if waiting > _MOST_MARKERS:
+            continue
+        _dump(run, stage)
+        stuck = [each for lane in LANES for each in check(read_folder(run / lane.name)) if each.kind == "stuck"]
+        if not stuck:
             return
-        report(f"{len(waiting)} messages are pending")
+        report(f"{len(stuck)} messages are pending, for example: {stuck[0].what}")
 
 
-def _dump(folder: Path, stage: Stage) -> None:
-    (folder / "dump.jsonl").unlink(missing_ok=True)
-    with HistoryWriter(folder, Process(name="dump", role="harness")) as history:
-        logs = {NAMES.group_log(group.name) for group in GROUPS} | {NAMES.redrive_log}
-        for record in records(stage.bootstrap, with_values=logs):
-            history.write(record)
-        for commit in commits(stage.bootstrap, {group.name for group in GROUPS} | {NAMES.worker_group}):
-            history.write(commit)
+_MOST_MARKERS: Final = 200
+"""The ends of transactions have offsets, too; positions lie before the last ones."""
+
+
+def _dump(run: Path, stage: Stage) -> None:
+    bootstrap = stage.cluster.client_config()
+    for lane in LANES:
+        (run / lane.name / "dump.jsonl").unlink(missing_ok=True)
+        with HistoryWriter(run / lane.name, Process(name="dump", role="harness")) as history:
+            logs = {lane.names.group_log(group.name) for group in lane.groups} | {lane.names.redrive_log}
+            for record in records(bootstrap, partial(_is_of, lane), with_values=logs):
+                history.write(record)
+            groups = {group.name for group in lane.groups} | {lane.names.worker_group}
+            for commit in commits(bootstrap, groups):
+                history.write(commit)
+
+
+def _is_of(lane: Lane, topic: str) -> bool:
+    return topic in lane.topics or topic.startswith(lane.names.prefix)

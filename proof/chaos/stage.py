@@ -1,19 +1,34 @@
-"""The broker and the processes of a run."""
+"""The brokers and the processes of a run."""
 
 import itertools
+import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs lack these names
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
 
-from proof.chaos.plan import CONCURRENT, GROUPS, LEVELS, NAMES, ORDERLY, SESSION_S, TOPICS
+from proof.chaos.clocks import BrokerClocks
+from proof.chaos.plan import LANES, LEVELS, Lane
+from proof.chaos.program import Job
+from proof.chaos.proxy import Proxies
 from proof.chaos.sink import Sink
 from proof.lines import Process
 from proof.writer import HistoryWriter
@@ -22,108 +37,204 @@ from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout, TopicSpec
 from rocketshim_topics.levels import DelayLevels
 
-__all__ = ["Running", "Stage"]
+__all__ = ["BROKERS", "HARNESS", "Running", "Stage"]
 
-_ROOT = Path(__file__).parents[2]
-_END_S = 60.0
-_ANSWER_S = 10.0
+BROKERS: Final = 3
+SMALL_DISK: Final = 3
+"""The node whose disk can be filled up."""
+HARNESS: Final = "harness"
+_ROOT: Final = Path(__file__).parents[2]
+_END_S: Final = 60.0
+_ANSWER_S: Final = 30.0
+_DISK_MIB: Final = 512
+_MIB_PER_1000: Final = 3
+_APP: Final = "app"
+_PROPERTIES: Final = {
+    "leader.imbalance.check.interval.seconds": "20",
+    "replica.lag.time.max.ms": "6000",
+    "metadata.max.idle.interval.ms": "0",  # see integration_tests/stepped_broker.py
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A process of the run."""
+    """A process of the run: `place` is its number among those of its role, which its successor takes over."""
 
     name: str
     role: str
+    lane: Lane
+    place: int
     popen: "subprocess.Popen[bytes]"
 
 
 class Stage:
-    """A one-broker cluster with the topics of a run, its processes, and the sink.
+    """A cluster behind proxies, with the topics of a run, its processes, and the sink.
 
     Args:
-        folder: where the history goes.
-        exactly_once: whether workers run with `--exactly-once`.
+        run: folder of the run; the histories of the lanes lie in folders of it.
+        rate: messages a second that are sent in all.
+        messages: how many will be sent at most, for the size of the small disk.
+        clocks: whether the clocks of the brokers can be set.
 
-    Thread-safety: faults and the harness use it from one thread; `lag` and `of_role` may be called from another.
+    Thread-safety: what starts and ends processes, from any thread; `cluster`, from one.
     """
 
-    def __init__(self, folder: Path, *, exactly_once: bool) -> None:
-        self._folder = folder
-        self._logs = folder / "logs"
-        self._logs.mkdir()
-        self._exactly_once = exactly_once
+    def __init__(self, run: Path, *, rate: float, messages: float, clocks: bool) -> None:
+        self._run = run
+        self._rate = rate
+        self._stack = ExitStack()
+        self._lock = threading.RLock()
         self._numbers: Counter[str] = Counter()
         self._plans = itertools.count(1)
         self._running: list[Running] = []
-        self.cluster = LocalCluster(1, report=lambda _: None)
-        self.sink = Sink(folder, ORDERLY.name)
+        for folder in ("logs", "control", *(lane.name for lane in LANES)):
+            (run / folder).mkdir()
+        self.proxies = Proxies(BROKERS)
+        self.clocks = BrokerClocks(run) if clocks else None
+        home = run / "cluster"
+        self.disk = self._small_disk(home / f"node-{SMALL_DISK}", messages)
+        self.cluster = LocalCluster(
+            BROKERS, data_dir=home, report=lambda _: None, properties=_PROPERTIES,
+            users={"admin": "admin-secret", _APP: "app-secret"}, advertised_ports=self.proxies.ports,
+            jvm_options=() if self.clocks is None else self.clocks.jvm_options,
+        )  # fmt: skip
+        self.sink = Sink(run / LANES[0].name, LANES[0].group("orderly").name)
+
+    def _small_disk(self, folder: Path, messages: float) -> Path | None:
+        """Mount a small disk for one node; None: there is no right to mount."""
+        folder.mkdir(parents=True, exist_ok=True)
+        size = f"size={_DISK_MIB + messages / 1_000 * _MIB_PER_1000:.0f}m"
+        mount = ["mount", "-t", "tmpfs", "-o", size, "tmpfs", str(folder)]
+        if os.geteuid() != 0 or not _succeeds(*mount):
+            return None
+        self._stack.callback(subprocess.run, ["umount", "-l", str(folder)], check=False)
+        return folder
 
     def open(self) -> None:
-        """Start the broker and make the topics."""
-        self.cluster.start()
-        self.cluster.touch_internal_topics()
-        layout = Layout(NAMES, DelayLevels.parse(LEVELS))
+        """Start the brokers and make the topics."""
+        self.proxies.aim({})
+        self._start_cluster()
+        self.admin = AdminClient({**self.cluster.client_config(), "client.id": HARNESS})
+        self.allow_everything()
+        levels = DelayLevels.parse(LEVELS)
         stamped = {"message.timestamp.type": "LogAppendTime"}
-        specs = [TopicSpec(topic, partitions, config=stamped) for topic, partitions in TOPICS.items()]
-        specs += layout.shared()
-        for group in GROUPS:
-            specs += layout.for_group(group.name, with_log=group is ORDERLY)
-        provision.ensure_topics(AdminClient({"bootstrap.servers": self.bootstrap}), specs)
+        for lane in LANES:
+            layout = Layout(lane.names, levels)
+            specs = [TopicSpec(topic, partitions, config=stamped) for topic, partitions in lane.topics.items()]
+            specs += layout.shared()
+            for group in lane.groups:
+                if group.mode != "broadcasting":
+                    specs += layout.for_group(group.name, with_log=group.mode == "orderly")
+            provision.ensure_topics(self.admin, specs)
+
+    def _start_cluster(self) -> None:
+        """Start it while the proxies do not know the nodes' ports yet: they learn them as soon as they are chosen."""
+        ended = threading.Event()
+
+        def aim() -> None:
+            while not ended.wait(0.05):
+                ports = node_ports(self._run / "cluster")
+                if len(ports) == BROKERS:
+                    self.proxies.aim(ports)
+
+        thread = threading.Thread(target=aim)
+        thread.start()
+        try:
+            self.cluster.start()
+            self.cluster.touch_internal_topics()
+        finally:
+            ended.set()
+            thread.join()
 
     @property
     def bootstrap(self) -> str:
-        """The broker's address; the same after a restart."""
-        return self.cluster.bootstrap
+        """The addresses for clients: the proxies."""
+        return ",".join(f"127.0.0.1:{port}" for port in self.proxies.ports.values())
+
+    @property
+    def client(self) -> dict[str, str]:
+        """Settings of the clients of the run."""
+        config = self.cluster.client_config(_APP)
+        return {name: value for name, value in config.items() if name != "bootstrap.servers"}
+
+    # --- rights ------------------------------------------------------------------------------------------------------
+
+    def allow_everything(self) -> None:
+        """Give the processes of the run every right."""
+        kinds = (ResourceType.TOPIC, ResourceType.GROUP, ResourceType.TRANSACTIONAL_ID)
+        self._await(self.admin.create_acls([_right(kind, "*", AclPermissionType.ALLOW) for kind in kinds]))
+        cluster = _right(ResourceType.BROKER, "kafka-cluster", AclPermissionType.ALLOW)
+        self._await(self.admin.create_acls([cluster]))
+
+    @contextmanager
+    def denied(self, kind: Any, name: str, operation: Any) -> Iterator[None]:
+        """Take a right away for the time of the block."""
+        right = _right(kind, name, AclPermissionType.DENY, operation)
+        self._await(self.admin.create_acls([right]))
+        try:
+            yield
+        finally:
+            wanted = AclBindingFilter(
+                right.restype, right.name, right.resource_pattern_type, right.principal, right.host, right.operation,
+                right.permission_type,
+            )  # fmt: skip
+            self._await(self.admin.delete_acls([wanted]))
+
+    def _await(self, futures: Any) -> None:
+        for future in futures.values():
+            future.result(_ANSWER_S)
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
-    def start(self, role: str) -> Running:
-        """Start another process of a role."""
-        self._numbers[role] += 1
-        name = f"{role}-{self._numbers[role]}"
-        command = [sys.executable, "-m"]
-        if role == "worker":
-            with HistoryWriter(self._folder, Process(name=name, role="worker", group=NAMES.worker_group)):
-                pass
-            command += [
-                "rocketshim", "worker", "--bootstrap", self.bootstrap, "--namespace", NAMES.namespace,
-                "--delay-levels", LEVELS, "--client", f"session.timeout.ms={SESSION_S * 1_000:.0f}",
-                *(part for topic in CONCURRENT.topics for part in ("--allow", topic)),
-                *(["--exactly-once", "--instance", name] if self._exactly_once else []),
-            ]  # fmt: skip
-        else:
-            command += ["proof.chaos.program", role, str(self._folder), name, self.bootstrap, str(self.sink.port)]
-        running = Running(name, role, self._popen(name, command))
-        self._running.append(running)
-        return running
+    def start(self, lane: Lane, role: str, place: int) -> Running:
+        """Start a process of a role."""
+        with self._lock:
+            self._numbers[role] += 1
+            name = f"{role}.{lane.name}.{self._numbers[role]}"
+            share = self._rate / len(LANES)
+            job = Job(
+                role=role, lane=lane.name, place=place, name=name, run=str(self._run), bootstrap=self.bootstrap,
+                client={**self.client, "client.id": name}, rate=share, port=self.sink.port,
+            )  # fmt: skip
+            running = Running(name, role, lane, place, self._popen(name, "proof.chaos.program", job.to_json()))
+            self._running.append(running)
+            return running
 
-    def _popen(self, name: str, command: list[str]) -> "subprocess.Popen[bytes]":
-        with (self._logs / f"{name}.log").open("wb") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, cwd=_ROOT)  # noqa: S603 - our own programs
+    def _popen(self, name: str, *command: str) -> "subprocess.Popen[bytes]":
+        with (self._run / "logs" / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - our own programs
+                [sys.executable, "-m", *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=_ROOT
+            )
 
-    def of_role(self, role: str) -> list[Running]:
-        """The processes of a role that should be running."""
-        return [running for running in self._running if running.role == role]
+    def of(self, lane: Lane, *roles: str) -> list[Running]:
+        """The processes of these roles of a lane that should be running; of no role: all of the lane."""
+        with self._lock:
+            return [each for each in self._running if each.lane is lane and (not roles or each.role in roles)]
 
     @property
     def running(self) -> list[Running]:
         """All processes that should be running."""
-        return list(self._running)
+        with self._lock:
+            return list(self._running)
 
-    def ended_by_themselves(self) -> list[Running]:
-        """Processes that nobody ended, and that are gone."""
-        return [running for running in self._running if running.popen.poll() is not None]
+    def ended_by_themselves(self, lane: Lane) -> list[Running]:
+        """Processes of a lane that nobody ended, and that are gone."""
+        return [running for running in self.of(lane) if running.popen.poll() is not None]
+
+    def release(self, running: Running) -> None:
+        """Expect that a process ends by itself."""
+        with self._lock:
+            self._running.remove(running)
 
     def kill(self, running: Running) -> None:
         """`kill -9`."""
+        self.release(running)
         running.popen.kill()
         running.popen.wait()
-        self._running.remove(running)
 
     def end(self, running: Running) -> None:
         """End a process in order (SIGTERM); it is killed if that takes too long."""
-        self._running.remove(running)
+        self.release(running)
         running.popen.send_signal(signal.SIGTERM)
         try:
             running.popen.wait(_END_S)
@@ -131,54 +242,68 @@ class Stage:
             running.popen.kill()
             running.popen.wait()
 
+    def control(self, running: Running, what: str) -> Path:
+        """The file by which the harness controls a process."""
+        return self._run / "control" / f"{running.name}.{what}"
+
     # --- redrives ----------------------------------------------------------------------------------------------------
 
-    def plan_redrive(self, group: str) -> Path:
+    def plan_redrive(self, lane: Lane, group: str) -> Path:
         """Plan to send the group's dead letters again."""
-        path = self._folder / f"plan-{next(self._plans)}.json"
-        self._command("dlq", "plan", "--group", group, "--out", str(path))
+        path = self._run / f"plan-{next(self._plans)}.json"
+        words = ["dlq", "plan", "--group", group, "--out", str(path), "--namespace", lane.name, *self._options()]
+        self._popen("command", "rocketshim", *words).wait(_END_S)
         return path
 
-    def apply_redrive(self, plan: Path, *, kill_after_s: float | None) -> str:
+    def apply_redrive(self, lane: Lane, plan: Path, *, kill_after_s: float | None) -> str:
         """Apply a plan, perhaps not to its end; returns the name of the process."""
-        self._numbers["redrive"] += 1
-        name = f"redrive-{self._numbers['redrive']}"
-        with HistoryWriter(self._folder, Process(name=name, role="redrive")):
+        with self._lock:
+            self._numbers["redrive"] += 1
+            name = f"redrive.{lane.name}.{self._numbers['redrive']}"
+        with HistoryWriter(self._run / lane.name, Process(name=name, role="redrive")):
             pass
         if plan.exists():
-            command = ["rocketshim", "dlq", "apply", str(plan), "--bootstrap", self.bootstrap]
-            process = self._popen(name, [sys.executable, "-m", *command])
+            process = self._popen(name, "rocketshim", "dlq", "apply", str(plan), *self._options())
             if kill_after_s is not None:
                 time.sleep(kill_after_s)
                 process.kill()
-            process.wait(_END_S)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
         return name
 
-    def _command(self, *words: str) -> None:
-        options = ["--bootstrap", self.bootstrap, "--namespace", NAMES.namespace]
-        self._popen("command", [sys.executable, "-m", "rocketshim", *words, *options]).wait(_END_S)
-
-    # --- what is measured --------------------------------------------------------------------------------------------
-
-    def lag(self, group: str, topics: tuple[str, ...]) -> int:
-        """How many offsets the group is behind in its topics and its retry topic."""
-        config: dict[str, Any] = {"bootstrap.servers": self.bootstrap, "group.id": group, "log_level": 0}
-        asking = Consumer(config)
-        try:
-            counts = TOPICS | {NAMES.retry(group): 1}
-            asked = [
-                TopicPartition(name, number) for name in (*topics, NAMES.retry(group)) for number in range(counts[name])
-            ]
-            positions = asking.committed(asked, timeout=_ANSWER_S)
-            ends = [asking.get_watermark_offsets(each, timeout=_ANSWER_S)[1] for each in asked]
-            return sum(end - max(each.offset, 0) for each, end in zip(positions, ends, strict=True))
-        finally:
-            asking.close()
+    def _options(self) -> list[str]:
+        settings = (part for name, value in self.client.items() for part in ("--client", f"{name}={value}"))
+        return ["--bootstrap", self.bootstrap, *settings]
 
     def close(self) -> None:
-        """End everything."""
-        for running in list(self._running):
+        """End everything; the brokers' data are removed, their logs stay."""
+        for running in self.running:
             running.popen.send_signal(signal.SIGCONT)
             self.kill(running)
         self.sink.close()
-        self.cluster.stop()
+        self.cluster.stop(timeout_s=1.0)
+        self.proxies.close()
+        for data in (self._run / "cluster").glob("node-*/data"):
+            shutil.rmtree(data, ignore_errors=True)
+        self._stack.close()
+
+
+def _succeeds(*command: str) -> bool:
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0  # noqa: S603 - our own
+
+
+def node_ports(home: Path) -> dict[int, int]:
+    """Read the nodes' own ports from their configuration, by node id; those that are not written yet are missing."""
+    ports: dict[int, int] = {}
+    for path in home.glob("node-*/server.properties"):
+        for line in path.read_text(encoding="ascii").splitlines():
+            if line.startswith("listeners="):
+                ports[int(path.parent.name.removeprefix("node-"))] = int(line.partition(",")[0].rpartition(":")[2])
+    return ports
+
+
+def _right(kind: Any, name: str, permission: Any, operation: Any = AclOperation.ALL) -> AclBinding:
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, f"User:{_APP}", "*", operation, permission)

@@ -33,17 +33,15 @@ def find(index: Index) -> Iterator[Violation]:
         if group.mode != "broadcasting":  # it has no positions in Kafka
             queues = _queues_of(index, group)
             yield from _calls(index, group, queues, hop_ends)
-            if not index.stepped_clocks:
-                yield from _stored(index, group, queues, partial(_broker_ms, index, group.name))
-    if not index.stepped_clocks:
-        schedule, worker = index.names.schedule, index.names.worker_group
-        group = Group(name=worker, mode="concurrent", topics=(schedule,))
-        queues = {
-            queue: [record for record in records if record.it.committed and index.is_message(record)]
-            for queue, records in index.queues.items()
-            if queue.rpartition("/")[0] == schedule
-        }
-        yield from _stored(index, group, queues, _relayed_ms)
+            yield from _stored(index, group, queues, partial(_broker_ms, index, group.name))
+    schedule, worker = index.names.schedule, index.names.worker_group
+    group = Group(name=worker, mode="concurrent", topics=(schedule,))
+    queues = {
+        queue: [record for record in records if record.it.committed and index.is_message(record)]
+        for queue, records in index.queues.items()
+        if queue.rpartition("/")[0] == schedule
+    }
+    yield from _stored(index, group, queues, _relayed_ms)
 
 
 def _calls(
@@ -62,7 +60,8 @@ def _stored(
     finished = _Finished(index, group, queues, time_ms)
     for queue in queues:
         for source, commit in index.commits_by_queue.get((group.name, queue), []):
-            yield from finished.passed(queue, commit.position, commit.ms, source)
+            if index.is_comparable(commit.ms):
+                yield from finished.passed(queue, commit.position, commit.ms, source)
 
 
 def _queues_of(index: Index, group: Group) -> dict[str, list[Stored]]:
@@ -154,6 +153,8 @@ def _broker_ms(index: Index, group: str, record: Stored) -> float:
 
 def _stored_back(index: Index) -> Iterator[Violation]:
     for (group, queue), commits in index.commits_by_queue.items():
+        if queue.rpartition("/")[0] in index.setup.fleeting:
+            continue  # a topic that is created again begins at 0
         highest, at = -1, None
         for source, commit in commits:
             if commit.position < highest:

@@ -115,9 +115,14 @@ def _sent(index: Index) -> Iterator[Repeat]:
 
 def _between(index: Index, one: Stored, other: Stored, roles: frozenset[str], group: str | None) -> Fault | None:
     begin_ns, end_ns = index.host_ns(one.it.ms), index.host_ns(other.it.ms)
-    if begin_ns is None or end_ns is None or not one.it.stamp == other.it.stamp == "append" or index.stepped_clocks:
+    if begin_ns is None or end_ns is None or not _compare(index, one, other):
         begin_ns, end_ns = 0, _EVER_NS  # when it happened is not known: any fault of theirs explains it
     return _explanation(index, begin_ns, end_ns + NS_PER_MS, roles, group)
+
+
+def _compare(index: Index, one: Stored, other: Stored) -> bool:
+    stamps = one.it.stamp, other.it.stamp
+    return stamps == ("append", "append") and index.is_comparable(max(one.it.ms, other.it.ms))
 
 
 def _explanation(index: Index, begin_ns: int, end_ns: int, roles: frozenset[str], group: str | None) -> Fault | None:

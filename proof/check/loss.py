@@ -36,7 +36,7 @@ def limit_of(group: Group, record: Stored) -> int | None:
 def _sends(index: Index) -> Iterator[Violation]:
     stored = {send.source for where, send in index.sends_by_record.items() if _is_committed(index, where)}
     for send in index.history.sends:
-        if send.outcome != "ok" or _is_committed(index, send.where):
+        if send.outcome != "ok" or _is_committed(index, send.where) or index.is_fleeting(send.where):
             continue
         if send.where is None:  # acknowledged without an offset, as a repeat of what the broker knows already
             if send.source not in stored:
@@ -59,10 +59,10 @@ def _relayed(index: Index) -> Iterator[Violation]:
         if record.topic != index.names.schedule or not record.it.committed or record.committed_children():
             continue
         position, source = index.positions.get((worker, queue_of(record.it.where)), (0, None))
-        if position > record.offset:
+        if position > record.offset and record.envelope.real_topic not in index.setup.fleeting:
             what = f"the worker's position {position} is past {record.it.where}, which was not delivered"
             yield Violation.of("lost", what, [record.source, source])
-        elif index.setup.drained:
+        elif index.setup.drained and record.envelope.real_topic not in index.setup.fleeting:
             yield Violation.of("stuck", f"{record.it.where} still waits in its delay queue", [record.source, source])
 
 

@@ -18,7 +18,7 @@ def find(index: Index) -> Iterator[Violation]:
     for record in index.messages():
         if may_be_written(index, record.topic):  # else it is a record in a forbidden topic
             yield from _record(index, record, acknowledged)
-    for delivery in index.history.deliveries:
+    for delivery in index.calls:
         stored = index.records.get(delivery.where)
         if stored is None:
             if delivery.where not in acknowledged:
@@ -41,7 +41,7 @@ def _record(index: Index, record: Stored, acknowledged: set[str | None]) -> Iter
         return
     parent = index.records.get(parent_at)
     if parent is None:
-        if parent_at not in acknowledged:
+        if parent_at not in acknowledged and not index.is_fleeting(parent_at):
             yield Violation.of("phantom", f"{where} was made from {parent_at}, where nothing lies", [record.source])
     elif record.it.committed and not parent.it.committed:
         what = f"{where} was made from {parent_at} of a transaction that was aborted"

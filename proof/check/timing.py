@@ -5,7 +5,7 @@
 * Host: a listener is called at least the delay after the send, or after the failed call, *began*. An append time is cut
   to a millisecond, so a message may seem to leave up to one millisecond before.
 
-Where a fault has set a broker's clock, stamps of before and after do not compare. Then only messages whose first queue
+From the moment on when a fault has set a broker's clock, stamps do not compare. Then only messages whose first queue
 has their whole delay are judged, by the host's clock: the others wait for a time on the clock that was set. A step
 forward ends the waiting of every message, since its delay has then passed on the broker's clock: messages that wait
 during a step are judged only if it is known to go back (`clock-back`).
@@ -24,15 +24,12 @@ _CUT_NS = NS_PER_MS
 
 def find(index: Index) -> Iterator[Violation]:
     """Find messages that left a queue, or were delivered, before their time."""
-    if not index.stepped_clocks:
-        yield from _by_stamps(index)
+    yield from _by_stamps(index)
     yield from _by_host_clock(index)
 
 
 def lateness_ms(index: Index) -> list[int]:
     """How long after its due time each delayed message was stored at its target, sorted; by append times."""
-    if index.stepped_clocks:
-        return []
     return sorted(child.it.ms - index.due_ms(parent) for parent, child in _relays(index) if _is_final(index, child))
 
 
@@ -42,7 +39,7 @@ def _relays(index: Index) -> Iterator[tuple[Stored, Stored]]:
         if record.topic != index.names.schedule or record.it.stamp != "append":
             continue
         for child in record.committed_children():
-            if child.topic != index.names.parked and child.it.stamp == "append":
+            if child.topic != index.names.parked and child.it.stamp == "append" and index.is_comparable(child.it.ms):
                 yield record, child
 
 
@@ -78,7 +75,7 @@ def _by_host_clock(index: Index) -> Iterator[Violation]:
 def _arrivals(index: Index, record: Stored) -> Iterator[tuple[str, Stored, Delivery]]:
     """Each delivery of what became of a schedule record, if the host's clock can judge it."""
     for final, hops in _finals(index, record):
-        if index.stepped_clocks and (hops > 1 or _needs_more_queues(index, record)):
+        if not index.is_comparable(final.it.ms) and (hops > 1 or _needs_more_queues(index, record)):
             continue
         for group in index.setup.groups:
             for reader in index.readers(group):

@@ -1,0 +1,131 @@
+"""Faults of single processes: killed at any time or at a named point, frozen, cut off, with another clock, churned."""
+
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Final
+
+from proof.chaos.fault import LaneFault
+from proof.chaos.plan import LEASE_MS, SESSION_S, TRANSACTION_MS
+from proof.chaos.proxy import How
+from proof.chaos.stage import Running, Stage
+
+__all__ = ["LANE_FAULTS"]
+
+Do = Callable[[Stage, random.Random, Running], str]
+_POINT_S: Final = 12.0
+_LINK_S: Final = 5.0
+_CONSUMERS: Final = ("consumer", "orderly", "dropin", "broadcast")
+
+
+def _kill(stage: Stage, dice: random.Random, running: Running) -> str:
+    del dice
+    stage.kill(running)
+    stage.start(running.lane, running.role, running.place)
+    return running.name
+
+
+def _kill_at(point: str) -> Do:
+    def kill(stage: Stage, dice: random.Random, running: Running) -> str:
+        time.sleep(dice.random())
+        stage.release(running)
+        armed = stage.control(running, "point")
+        armed.write_text(point)
+        try:
+            running.popen.wait(_POINT_S)
+        except subprocess.TimeoutExpired:  # it does not come there just now
+            running.popen.kill()
+            running.popen.wait()
+        stage.start(running.lane, running.role, running.place)
+        return running.name
+
+    return kill
+
+
+def _freeze(seconds: float) -> Do:
+    def freeze(stage: Stage, dice: random.Random, running: Running) -> str:
+        del stage
+        running.popen.send_signal(signal.SIGSTOP)
+        time.sleep(seconds + dice.random() * 2)
+        running.popen.send_signal(signal.SIGCONT)
+        return running.name
+
+    return freeze
+
+
+def _link(how: How) -> Do:
+    def disturb(stage: Stage, dice: random.Random, running: Running) -> str:
+        with stage.proxies.fault(how, lambda link: link.client == running.name):
+            time.sleep(_LINK_S + dice.random() * 4)
+        return running.name
+
+    return disturb
+
+
+def _set_clock(stage: Stage, dice: random.Random, running: Running) -> str:
+    """An hour ahead or behind for some seconds."""
+    skew = stage.control(running, "skew")
+    skew.write_text(str(dice.choice((-1, 1)) * 3_600_000_000_000))
+    time.sleep(3.0)
+    skew.write_text("0")
+    return running.name
+
+
+def _churn(stage: Stage, dice: random.Random, running: Running) -> str:
+    """Members join and leave in order, one every half second."""
+    lane, role = running.lane, running.role
+    for _ in range(2):
+        comers = [stage.start(lane, role, 10 + number) for number in range(2)]
+        for comer in comers:
+            time.sleep(0.5 + dice.random())
+            stage.end(comer)
+    group = lane.group("concurrent" if role == "consumer" else "orderly").name
+    return f"group:{group}"
+
+
+def _leave(stage: Stage, dice: random.Random, running: Running) -> str:
+    """A deployment: a process ends in order, and its successor starts."""
+    del dice
+    stage.end(running)
+    stage.start(running.lane, running.role, running.place)
+    return running.name
+
+
+def _kill_redrive(stage: Stage, dice: random.Random, running: Running) -> str:
+    """A redrive is killed at some point, and the same plan is applied again."""
+    lane = running.lane
+    plan = stage.plan_redrive(lane, lane.group("concurrent").name)
+    name = stage.apply_redrive(lane, plan, kill_after_s=dice.random() * 3)
+    stage.apply_redrive(lane, plan, kill_after_s=None)
+    return name
+
+
+LANE_FAULTS: Final = (
+    LaneFault("kill-9", (*_CONSUMERS, "worker", "sender"), 4, _kill),
+    LaneFault("kill-9-in-listener", _CONSUMERS, 2, _kill_at("listener")),
+    LaneFault("kill-9-after-listener", _CONSUMERS, 2, _kill_at("listener-after")),
+    LaneFault("kill-9-before-commit", ("consumer", "orderly", "dropin"), 2, _kill_at("commit-before")),
+    LaneFault("kill-9-after-commit", ("consumer", "orderly", "dropin"), 2, _kill_at("commit-after")),
+    LaneFault("kill-9-before-produce", ("consumer", "worker", "sender"), 2, _kill_at("produce-before")),
+    LaneFault("kill-9-after-produce", ("consumer", "worker", "sender"), 2, _kill_at("produce-after")),
+    LaneFault("kill-9-offsets-sent", ("worker",), 1, _kill_at("send_offsets_to_transaction-after"), exactly_once=True),
+    LaneFault(
+        "kill-9-before-transaction-commit", ("worker",), 1, _kill_at("commit_transaction-before"), exactly_once=True
+    ),
+    LaneFault(
+        "kill-9-after-transaction-commit", ("worker",), 1, _kill_at("commit_transaction-after"), exactly_once=True
+    ),
+    LaneFault("kill-9-redrive", ("consumer",), 1, _kill_redrive),
+    LaneFault("leave", (*_CONSUMERS, "worker"), 1, _leave),
+    LaneFault("churn", ("consumer", "orderly"), 2, _churn),
+    LaneFault("freeze-session", ("consumer", "dropin", "worker"), 1, _freeze(SESSION_S + 1)),
+    LaneFault("freeze-lease", ("orderly",), 2, _freeze(LEASE_MS / 1_000 + 1)),
+    LaneFault("freeze-transaction", ("worker",), 1, _freeze(TRANSACTION_MS / 1_000 + 2)),
+    LaneFault("link-cut", (*_CONSUMERS, "worker", "sender"), 1, _link("cut")),
+    LaneFault("link-held", (*_CONSUMERS, "worker", "sender"), 1, _link("held")),
+    LaneFault("link-replies-held", (*_CONSUMERS, "worker", "sender"), 1, _link("replies-held")),
+    LaneFault("link-requests-held", (*_CONSUMERS, "worker", "sender"), 1, _link("requests-held")),
+    LaneFault("client-clock", (*_CONSUMERS, "worker", "sender"), 1, _set_clock),
+)
