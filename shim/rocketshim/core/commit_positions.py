@@ -36,13 +36,14 @@ class CommitPositions:
         """Return the offset that was last stored, or the partition's start; -1: the partition is not assigned."""
         return self._stored.get(key, -1)
 
-    def may_send(self, key: TopicPartitionKey, offset: int) -> bool:
-        """Return whether an offset may be sent: it is above every one that was sent in this assignment."""
-        return key in self._sent and offset > self._sent[key]
+    def may_send(self, key: TopicPartitionKey, offset: int, *, again: bool = False) -> bool:
+        """Return whether an offset may be sent: it is above every one that was sent in this assignment.
 
-    def is_unanswered(self, key: TopicPartitionKey, offset: int) -> bool:
-        """Return whether an offset was the last one sent, and its answer is missing: it may still be refused."""
-        return key in self._sent and offset == self._sent[key] > self._stored[key]
+        With `again`, also the last one that was sent, if its answer is missing: it may still be refused.
+        """
+        if key not in self._sent:
+            return False
+        return offset > self._sent[key] or (again and offset == self._sent[key] > self._stored[key])
 
     def send(self, offsets: Mapping[TopicPartitionKey, int], *, is_stored: bool) -> None:
         """Note that these offsets were sent, and with `is_stored` that they are stored, too."""

@@ -120,6 +120,12 @@ class PullPositions:
             if key in self._before:
                 self._before[key] = position
 
+    def stored(self, positions: Mapping[TopicPartitionKey, int]) -> None:
+        """Record that these positions were sent and confirmed."""
+        self.sent(positions)
+        for key, position in positions.items():
+            self.confirmed(key, position)
+
     def confirmed(self, key: TopicPartitionKey, position: int) -> None:
         """Record that Kafka has stored a position, unless another position was sent since."""
         if self._sent.get(key) == position:

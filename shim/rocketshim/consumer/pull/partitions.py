@@ -303,20 +303,15 @@ class PullPartitions:
             return
         with cluster_errors(f"the positions of group {self._settings.group!r} were not committed"):
             try:
-                self._store(consumer, positions)
+                answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
+                stored = {TopicPartitionKey.of(item): item.offset for item in answers if item.error is None}
+                self.positions.stored(stored)
+                for item in answers:
+                    if item.error is not None:
+                        raise KafkaException(item.error)
             except KafkaException:
                 self.counts.commits_failed += 1
                 raise
-
-    def _store(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
-        answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
-        stored = {TopicPartitionKey.of(item): item.offset for item in answers if item.error is None}
-        self.positions.sent(stored)
-        for key, offset in stored.items():
-            self.positions.confirmed(key, offset)
-        for item in answers:
-            if item.error is not None:
-                raise KafkaException(item.error)
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""

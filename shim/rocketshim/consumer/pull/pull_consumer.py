@@ -360,9 +360,7 @@ class PullConsumer:
             self._prefetch.fetch(buffer, 0)
             if buffer.messages:
                 continue
-            if examined:  # the next pull finds out whether there is more
-                return found, examined
-            if self._caller.stopping:
+            if examined or self._caller.stopping:  # the next pull finds out whether there is more
                 return found, examined
             waited_ms = self._now_ms() - began_ms
             if waited_ms >= suspend_ms and self._prefetch.is_at_end(buffer):

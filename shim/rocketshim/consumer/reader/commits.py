@@ -82,7 +82,7 @@ class Committer:
         Returns:
             Whether there was something to commit and it was stored, or sent if `asynchronous`.
         """
-        offsets = self._due(queues, asynchronous=asynchronous)
+        offsets = self._due(queues, again=not asynchronous)
         if not offsets:
             return False
         asynchronous = asynchronous and self._store is None
@@ -121,13 +121,11 @@ class Committer:
         except KafkaException as error:
             self._refused(str(error), now_ms)
 
-    def _due(self, queues: Iterable[PartitionQueue], *, asynchronous: bool) -> list[TopicPartition]:
+    def _due(self, queues: Iterable[PartitionQueue], *, again: bool) -> list[TopicPartition]:
         due: list[TopicPartition] = []
         for queue in queues:
             key, offset = TopicPartitionKey.of(queue), queue.next_offset
-            if offset is None or not self._ownership.owns(key):
-                continue
-            if self.positions.may_send(key, offset) or (not asynchronous and self.positions.is_unanswered(key, offset)):
+            if offset is not None and self.positions.may_send(key, offset, again=again) and self._ownership.owns(key):
                 due.append(TopicPartition(*key, offset, metadata=self._metadata(key)))
         return due
 
