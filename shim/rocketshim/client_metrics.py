@@ -6,8 +6,11 @@ collects. Every series exists before the first event, so that `increase()` sees 
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
+
+from confluent_kafka import KafkaException
 
 from rocketshim.core.histogram import Histogram
 from rocketshim.health import Metric, families
@@ -140,6 +143,15 @@ class PullCounts:
     skipped: int = 0
     commits_failed: int = 0
     polled_at_ms: int | None = None
+
+    @contextmanager
+    def counting_failed_commits(self) -> Iterator[None]:
+        """Count a KafkaException of the block as a failed commit."""
+        try:
+            yield
+        except KafkaException:
+            self.commits_failed += 1
+            raise
 
     def add_poll(self, handed_out: int) -> None:
         """Count a poll that ended."""

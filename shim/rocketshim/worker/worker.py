@@ -2,29 +2,25 @@
 
 A step of the loop:
 
-1. Wait for records until the next queue head is due. There is no tick: `poll` waits for the whole milliseconds, a
-   sleep for the remainder.
+1. Wait until the next queue head is due: `poll` waits for the whole milliseconds, a sleep for the remainder.
 2. Put fetched records into their queues (`fetcher`) and look up unknown targets. Pause and resume fetching by the
    number of buffered records (`assignment`).
 3. Take every due record from all queues and relay it (`at_least_once`, `exactly_once`).
 4. Process the results of relayed records and of probes (`prober`).
 5. Commit the position after each longest confirmed prefix.
 
-Responsibilities: `core.level_queue` decides which records are due and up to which offset a partition is finished.
-`router` decides where each due record goes; it asks `header_shapes` for the headers of the next record, `allow_list`
-where records may go, `target_table` which targets there are, and `target_health` which of them accept records.
-`hop_writer` produces the hops. `refusals` learns from hops that were not stored. `topic_lookup` asks the cluster about
-targets in its own thread.
+`core.level_queue` decides which records are due and up to which offset a partition is finished. `router` decides where
+each due record goes, with `header_shapes`, `allow_list`, `target_table` (which targets there are, by `topic_lookup` in
+its own thread) and `target_health`. `hop_writer` produces the hops; `refusals` learns from those that were not stored.
 
 Invariants:
 
 * Only confirmed hops move a position. A hop that is not stored blocks its partition's commit and is made again.
-* A target that does not accept a record does not block its queue.
-* The loop never waits for the metadata of a target.
+* A target that does not accept a record does not block its queue. Queues take turns, so a queue with many or expensive
+  records does not block another queue.
+* The loop never waits for the metadata of a target, and the worker's wall clock decides nothing.
 * Callbacks of the Kafka clients only hand over. No rebalance callback raises. A rebalance callback may commit, wait for
   reports and end a transaction, each for a bounded time.
-* Queues take turns, so a queue with many or expensive records does not block another queue.
-* The worker's wall clock decides nothing.
 """
 
 import socket

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.client_metrics import PullCounts
 from rocketshim.consumer.pull.selection import selected, subscription_text, unreadable_headers
+from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.ownership import Ownership
@@ -299,19 +300,10 @@ class PullPartitions:
         self._commit(self.client(), positions)
 
     def _commit(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
-        if not positions:
-            return
-        with cluster_errors(f"the positions of group {self._settings.group!r} were not committed"):
-            try:
-                answers = consumer.commit(offsets=self._as_offsets(positions), asynchronous=False)
-                stored = {TopicPartitionKey.of(item): item.offset for item in answers if item.error is None}
-                self.positions.stored(stored)
-                for item in answers:
-                    if item.error is not None:
-                        raise KafkaException(item.error)
-            except KafkaException:
-                self.counts.commits_failed += 1
-                raise
+        failed = f"the positions of group {self._settings.group!r} were not committed"
+        with cluster_errors(failed), self.counts.counting_failed_commits():
+            commit_now(consumer, self._as_offsets(positions))
+            self.positions.stored(positions)
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""

@@ -259,13 +259,9 @@ class PullConsumer:
             raise ConfigError(f"update_consume_offset: {offset} is not an offset; offsets begin at 0")
         with self._call():
             position = TopicPartition(*self._lookup.key_of(queue), offset)
-            with cluster_errors(f"the offset of {queue} was not committed"):
-                client = self._both_clients()[1]
-                try:
-                    commit_now(client, [position])
-                except KafkaException:
-                    self._counts.commits_failed += 1
-                    raise
+            client = self._both_clients()[1]
+            with cluster_errors(f"the offset of {queue} was not committed"), self._counts.counting_failed_commits():
+                commit_now(client, [position])
 
     def fetch_consume_offset(self, queue: MessageQueue) -> int | None:
         """Return the group's committed offset of a queue; None if there is none (RocketMQ: -1).
