@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
-from rocketshim.core.failure_windows import FailureWindows
+from rocketshim.core.failure_windows import WINDOW_MS, FailureWindows
 from rocketshim.core.next_hop import Hop, HopKind
 from rocketshim.core.retry_policy import AfterDelay, AtLevel, effective_limit
 from rocketshim.core.user_values import safe_text
@@ -44,27 +44,25 @@ class FailureMaker:
         clock: tells when it failed, and how long a minute is.
         wants_stack: whether the record of the failed message gets a short stack trace (`FAIL_STACK`).
 
-    Thread-safety: any thread; no user code runs under its lock.
+    Thread-safety: any thread; it has no lock, since every listener thread may fail at the same time.
     """
 
-    __slots__ = ("_clock", "_lock", "_traces", "_windows")
+    __slots__ = ("_clock", "_traces")
 
     def __init__(self, clock: Clock, *, wants_stack: bool = True) -> None:
         self._clock = clock
         self._traces = StackTraces(wants_stack=wants_stack)
-        self._lock = threading.Lock()
-        self._windows: FailureWindows[tuple[str, str]] = FailureWindows()
 
     def of(self, error: BaseException) -> Failure:
         """Return what is known about an exception; a request (`RetryLater`, `DeadLetter`) has no stack trace."""
         path = self._traces.of(error)
-        name, place = path.name, path.place
         if issubclass(type(error), _REQUESTS):
-            return Failure(name, safe_text(error), self._clock.wall_ms(), place)
-        with self._lock:
-            is_first = self._windows.note((name, place), self._clock.monotonic_ns() // 1_000_000) == 1
-        stack = full_trace(error) if is_first else ""
-        return Failure(name, safe_text(error), self._clock.wall_ms(), place, stack, path.stack_bytes)
+            return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place)
+        stack, now_ms = "", self._clock.monotonic_ns() // 1_000_000
+        if now_ms >= path.cause.next_full_ms:  # two threads may both take it; no failure waits for a lock
+            path.cause.next_full_ms = now_ms + WINDOW_MS
+            stack = full_trace(error)
+        return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place, stack, path.stack_bytes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any, Final
 from rocketshim.core.user_values import class_name
 from rocketshim_topics.hops import MAX_FAIL_STACK_BYTES
 
-__all__ = ["PathTrace", "StackTraces", "full_trace"]
+__all__ = ["Cause", "PathTrace", "StackTraces", "full_trace"]
 
 _FRAMES: Final = 30
 _MAX_CHARS: Final = 16_384
@@ -29,6 +29,17 @@ _context_of: Final[Callable[[BaseException], BaseException | None]] = BaseExcept
 _is_suppressed: Final[Callable[[BaseException], bool]] = BaseException.__dict__["__suppress_context__"].__get__
 
 
+@dataclass(slots=True, eq=False)
+class Cause:
+    """The class of an exception and the line that raised it: many paths may lead there.
+
+    Attributes:
+        next_full_ms: when the full stack trace is taken again, as monotonic time in ms.
+    """
+
+    next_full_ms: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class PathTrace:
     """What all exceptions that were raised by the same path have in common.
@@ -36,12 +47,14 @@ class PathTrace:
     Attributes:
         name: class of the exception.
         place: file and line that raised; empty if the exception was never raised.
+        cause: both of them, shared by all paths that lead there.
         stack_bytes: the short stack trace; empty if it is not wanted or cannot be made.
         objects: code and classes of the path. They are kept so that no other object gets their identity.
     """
 
     name: str
     place: str
+    cause: Cause
     stack_bytes: bytes
     objects: tuple[Any, ...]
 
@@ -55,11 +68,12 @@ class StackTraces:
     Thread-safety: any thread.
     """
 
-    __slots__ = ("_known", "_wants_stack")
+    __slots__ = ("_causes", "_known", "_wants_stack")
 
     def __init__(self, *, wants_stack: bool) -> None:
         self._wants_stack = wants_stack
         self._known: dict[tuple[int, ...], PathTrace] = {}
+        self._causes: dict[tuple[str, str], Cause] = {}
 
     def of(self, error: BaseException) -> PathTrace:
         """Return the trace of the path by which an exception was raised. The first time it reads source lines."""
@@ -81,19 +95,19 @@ class StackTraces:
         key = tuple(path)
         known = self._known.get(key)
         if known is None:
-            known = self._make(error)
             if len(self._known) >= _PATHS:
-                self._known = {}
-            self._known[key] = known
+                self._known, self._causes = {}, {}
+            known = self._known[key] = self._make(error)
         return known
 
     def _make(self, error: BaseException) -> PathTrace:
-        last, objects = "", []
+        name, place, objects = class_name(error), "", []
         for each in _chain(error):
             objects += [type(each), *(trace.tb_frame.f_code for trace in _traces(each))]
         for trace in _traces(error):
-            last = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-        return PathTrace(class_name(error), last, _short_trace(error) if self._wants_stack else b"", tuple(objects))
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        cause = self._causes.setdefault((name, place), Cause())
+        return PathTrace(name, place, cause, _short_trace(error) if self._wants_stack else b"", tuple(objects))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -81,9 +81,28 @@ def test_a_stack_trace_is_taken_for_the_first_of_a_cause_in_a_minute_and_begins_
     assert "ConnectionError: no" in first.stack
     assert first.place == second.place != ""
     assert second.stack == ""
-    clock.advance(60_000)
+    clock.advance(59_999)
+    assert failure().stack == ""
+    clock.advance(1)
     assert failure().stack == first.stack
     assert maker.of(RetryLater("5s")).stack == maker.of(DeadLetter("no")).stack == "", "a request is no defect"
+
+
+def test_paths_that_lead_to_the_same_line_share_one_stack_trace_in_a_minute() -> None:
+    maker = FailureMaker(VirtualClock())
+
+    def fail(calls: int) -> None:
+        if calls:
+            fail(calls - 1)
+        else:
+            raise ConnectionError
+
+    stacks = []
+    for calls in range(3):
+        with pytest.raises(ConnectionError) as caught:
+            fail(calls)
+        stacks.append(maker.of(caught.value).stack)
+    assert [bool(stack) for stack in stacks] == [True, False, False]
 
 
 class HostileError(Exception):
