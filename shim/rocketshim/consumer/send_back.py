@@ -49,6 +49,18 @@ class SendBackCounts:
     not_stored: int = 0
     dropped: int = 0
 
+    def add(self, kind: HopKind) -> None:
+        """Count a stored hop."""
+        match kind:
+            case HopKind.RETRY:
+                self.retried += 1
+            case HopKind.DEAD_LETTER:
+                self.dead += 1
+            case HopKind.BY_REFERENCE:
+                self.dead_by_reference += 1
+            case HopKind.PARKED:
+                self.parked += 1
+
 
 @dataclass(slots=True)
 class FailureCounts:
@@ -66,8 +78,7 @@ class FailureCounts:
         """Count a stored hop."""
         match hop.kind:
             case HopKind.RETRY:
-                attempt = str(hop.reconsume_times)
-                self.retries[attempt if attempt in self.retries else "more"] += 1
+                self.retries[_ATTEMPTS[min(hop.reconsume_times, len(_ATTEMPTS)) - 1]] += 1
             case HopKind.DEAD_LETTER | HopKind.BY_REFERENCE:
                 cause = hop.failed.failure.exception_class
                 if cause not in self.dead and len(self.dead) < _MOST_CAUSES:
@@ -214,7 +225,7 @@ class SendBack:
             if sending.chunk.dropped:
                 continue
             if error is None:
-                self._count(sending.hop.kind)
+                self.counts.add(sending.hop.kind)
                 self.failures.add(sending.hop)
                 stored[sending.chunk].append(sending.hop.failed.message)
             else:
@@ -267,7 +278,3 @@ class SendBack:
                 self._failures.hop(smaller, now_ms)
         else:
             self._again.append((now_ms + self._back_off_ms, sending))
-
-    def _count(self, kind: HopKind) -> None:
-        name = kind.value
-        setattr(self.counts, name, getattr(self.counts, name) + 1)

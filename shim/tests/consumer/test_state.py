@@ -120,8 +120,9 @@ def test_causes_of_dead_letters_are_bounded_in_number() -> None:
         failure = Failure(f"Error{number}", "", 0)
         counts.add(hop(HopKind.DEAD_LETTER, failure))
     assert (len(counts.dead), counts.dead["Error0"], counts.dead["other"]) == (51, 1, 10)
-    counts.add(hop(HopKind.RETRY, Failure("E", "", 0), reconsume_times=17))
-    assert counts.retries["more"] == 1
+    for attempt in (1, 16, 17, 40):
+        counts.add(hop(HopKind.RETRY, Failure("E", "", 0), reconsume_times=attempt))
+    assert (counts.retries["1"], counts.retries["16"], counts.retries["more"]) == (1, 1, 2)
 
 
 def test_ready_while_it_is_a_member_and_commits_and_live_while_it_runs(kafka: InMemoryKafka, bench: Make) -> None:
