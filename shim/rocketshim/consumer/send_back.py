@@ -76,32 +76,27 @@ class FailureCounts:
 
     def add(self, hop: Hop) -> None:
         """Count a stored hop."""
-        match hop.kind:
-            case HopKind.RETRY:
-                self.retries[_ATTEMPTS[min(hop.reconsume_times, len(_ATTEMPTS)) - 1]] += 1
-            case HopKind.DEAD_LETTER | HopKind.BY_REFERENCE:
-                cause = hop.failed.failure.exception_class
-                if cause not in self.dead and len(self.dead) < _MOST_CAUSES:
-                    self.dead = self.dead | {cause: 0}  # a new dictionary, as other threads may be reading it
-                self.dead[cause if cause in self.dead else "other"] += 1
-            case HopKind.PARKED:
-                pass
+        if hop.kind is HopKind.RETRY:
+            self.retries[_ATTEMPTS[min(hop.reconsume_times, len(_ATTEMPTS)) - 1]] += 1
+        elif hop.kind is not HopKind.PARKED:
+            cause = hop.failed.failure.exception_class
+            if cause not in self.dead and len(self.dead) < _MOST_CAUSES:
+                self.dead = self.dead | {cause: 0}  # a new dictionary, as other threads may be reading it
+            self.dead[cause if cause in self.dead else "other"] += 1
 
     def copy(self) -> "FailureCounts":
         """Return a copy for another thread."""
         return FailureCounts(dict(self.retries), dict(self.dead))
 
 
+@dataclass(slots=True, eq=False)
 class _Sending:
     """One hop on its way."""
 
-    __slots__ = ("chunk", "delivery_error", "hop", "reports")
-
-    def __init__(self, chunk: Work, hop: Hop, delivery_error: DeliveryError, reports: deque[Any]) -> None:
-        self.chunk = chunk
-        self.hop = hop
-        self.delivery_error = delivery_error
-        self.reports = reports
+    chunk: Work
+    hop: Hop
+    delivery_error: DeliveryError
+    reports: deque[Any]
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
         self.reports.append((self, self.delivery_error(error, message)))
@@ -167,9 +162,7 @@ class SendBack:
             return
         key = outcome.message.key
         hop = self._next_hops.first(
-            outcome,
-            lane=lambda: self._lane_selector.choose(key(), self._lanes),
-            unit=self._random.random(),
+            outcome, lane=lambda: self._lane_selector.choose(key(), self._lanes), unit=self._random.random()
         )
         if hop.error:
             _LOG.error("consumer.no-hop", extra={"record": coordinates(outcome.message), "error": hop.error})
