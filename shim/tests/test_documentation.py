@@ -143,8 +143,9 @@ def test_typed_bodies(place: Place) -> None:
         place.kafka.append("orders", b'{"id": %d}' % number)
     place.run(programs("docs/consumer.md")[2], consumer=consumer, charge=place.tell)
     consumer.run()
-    assert place.told == [7, 8]
-    assert [record.value() for record in place.kafka.records("rmq.dlq.payments")] == BODIES
+    assert sorted(place.told) == [7, 8], "several threads handle them"
+    dead = [record.value() or b"" for record in place.kafka.records("rmq.dlq.payments")]
+    assert sorted(dead) == sorted(BODIES)
 
 
 def test_consuming_in_an_event_loop(place: Place) -> None:
