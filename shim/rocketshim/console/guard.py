@@ -72,6 +72,8 @@ class Guard:
         is_write = scope["method"] not in _SAFE_METHODS
         if is_write and not self._is_from_our_page(request.headers, request):
             return _text(HTTPStatus.FORBIDDEN, "Refused: the request does not come from a page of this console.")
+        if is_write and "content-encoding" in request.headers:
+            return _text(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Refused: a form must not be compressed.")
         if is_write and not _has_short_body(request.headers):
             return _text(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "Refused: the form is too large.")
         person = self._person(request)

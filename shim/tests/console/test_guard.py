@@ -1,5 +1,6 @@
 """What keeps others out: names, logins, origins, headers, and what the console refuses to start with."""
 
+import gzip
 import re
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,28 @@ def test_every_answer_forbids_scripts_frames_sniffing_and_storing(stage: Stage) 
 def test_a_form_of_more_than_64_kib_is_refused_unread(stage: Stage) -> None:
     client = stage.browser(operate=True)
     assert client.post(f"/dead/{DEAD}/plans", data={"where": "x" * 70_000}).status_code == 413
+
+
+def test_a_compressed_form_is_never_unpacked(stage: Stage) -> None:
+    client = stage.browser(operate=True)
+    packed = gzip.compress(b"where=" + b"x" * 10_000_000)
+    headers = {"content-encoding": "gzip", "content-type": "application/x-www-form-urlencoded"}
+    answer = client.post(f"/dead/{DEAD}/plans", content=packed, headers=headers)
+    assert len(packed) < 65_536
+    assert answer.status_code == 415
+
+
+def test_a_form_whose_length_is_not_given_is_refused(stage: Stage) -> None:
+    client = stage.browser(operate=True)
+    assert client.post(f"/dead/{DEAD}/plans", content=iter([b"where=", b"x"])).status_code == 413
+
+
+def test_no_path_or_query_puts_a_header_into_an_answer(stage: Stage) -> None:
+    client = stage.browser(operate=True)
+    for path in ("/dead?topic=a%0d%0aset-cookie:%20x=1", "/dead/a%0d%0aset-cookie:%20x=1", "/login?token=%0d%0ax:%201"):
+        answer = client.get(path)
+        assert "set-cookie" not in answer.headers
+        assert "\n" not in answer.headers.get("location", "")
 
 
 def test_a_proxy_names_users_only_in_its_own_connections(stage: Stage) -> None:
