@@ -99,6 +99,8 @@ def test_a_plan_is_reviewed_ten_are_sent_first_judged_and_then_the_rest(stage: S
 
     seen = apply(browser, plan, wait_for, most="10")
     assert "10 of 40 applied" in seen
+    assert "Send 10 first" not in seen
+    assert "Send the rest" in seen
     assert "✓ None of them is a dead letter again" in seen
     assert "Whether payments has read them is not known" in seen
     assert len(stage.kafka.records(RETRY)) == 10
