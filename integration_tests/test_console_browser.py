@@ -1,0 +1,179 @@
+"""The console in Chromium: no request to another host, no violation of its policy, accessible, also without scripts.
+
+The browser is `$ROCKETSHIM_BROWSER`, otherwise Debian's `chromium`. If the variable is set and the browser does not
+start, the tests fail. They are skipped only if the variable is not set and there is no browser.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from confluent_kafka.admin import AdminClient
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from rocketshim_local import Broker
+from rocketshim_topics import TopicNames
+
+from .console_stage import DEADLINE_S, console, store_dead_letters
+
+COUNT = 40
+OFFLINE = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-gpu"]
+_BROWSER = os.environ.get("ROCKETSHIM_BROWSER") or shutil.which("chromium")
+
+pytestmark = pytest.mark.skipif(_BROWSER is None, reason="no browser: install chromium or set ROCKETSHIM_BROWSER")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One browser for the file; each test has a profile of its own."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_BROWSER, args=OFFLINE)
+        yield browser
+        browser.close()
+
+
+@dataclass
+class Visit:
+    """A console with dead letters, and a browser's page that has logged in.
+
+    Attributes:
+        page: the page.
+        url: the address of the console.
+        paths: every page of the console that a link or a form leads to.
+        foreign: requests to other hosts.
+        complaints: what the browser reported: violations of the policy, errors of scripts.
+    """
+
+    page: Page
+    url: str
+    paths: list[str]
+    foreign: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def notice(self, url: str) -> None:
+        """Note a request to another host."""
+        if not url.startswith((f"{self.url}/", "data:")):
+            self.foreign.append(url)
+
+    def open(self, path: str) -> None:
+        """Open a page, which must exist."""
+        answer = self.page.goto(self.url + path)
+        assert answer is not None
+        assert answer.status == 200, path
+
+    def focus(self, role: Literal["link", "button", "textbox"], name: str) -> None:
+        """Press Tab until a link, button or field has the focus."""
+        wanted = self.page.get_by_role(role, name=name).first
+        for _ in range(100):
+            self.page.keyboard.press("Tab")
+            if wanted.evaluate("element => element === document.activeElement"):
+                return
+        pytest.fail(f"Tab does not reach {name}")
+
+
+Opener = Callable[..., AbstractContextManager[Visit]]
+
+
+@pytest.fixture
+def dead(broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str]) -> str:
+    """A group with dead letters; its name."""
+    name = group()
+    store_dead_letters(broker, admin, namespace, name, COUNT)
+    return name
+
+
+@pytest.fixture
+def visit(broker: Broker, namespace: str, dead: str, tmp_path: Path, chromium: Browser) -> Opener:
+    """Open the console in a browser: `with visit(scripts=True, scheme="light") as seen:`."""
+    topic = TopicNames(namespace).dead_letter(dead)
+
+    @contextmanager
+    def opened(*, scripts: bool = True, scheme: Literal["light", "dark"] = "light") -> Iterator[Visit]:
+        with console(broker, namespace, tmp_path) as (_, operator):
+            plan = operator.post(f"/dead/{topic}/plans")
+            paths = ["/", "/waiting", "/waiting/records", "/dead", f"/dead/{topic}", f"/dead/{topic}/letters"]
+            paths += ["/plans", plan, "/parked", "/groups", f"/groups/{dead}", f"/retrying/{dead}", "/doctor"]
+            paths += ["/message", f"/message/{topic}/0/0", "/message?id=m1"]
+            context = chromium.new_context(java_script_enabled=scripts, color_scheme=scheme)
+            page = context.new_page()
+            page.set_default_timeout(DEADLINE_S * 1000)
+            parts = urlsplit(operator.login_url)
+            seen = Visit(page, f"{parts.scheme}://{parts.netloc}", paths)
+            page.on("request", lambda each: seen.notice(each.url))
+            page.on("console", lambda each: seen.complaints.append(each.text) if each.type == "error" else None)
+            page.on("pageerror", lambda error: seen.complaints.append(str(error)))
+            page.goto(operator.login_url)
+            yield seen
+            context.close()
+
+    return opened
+
+
+def _unreadable(page: Page) -> list[str]:
+    """Return what axe finds on the page: the rule, and the first element that breaks it."""
+    found = Axe().run(page).response["violations"]
+    return [f"{page.url}: {each['id']}: {each['nodes'][0]['html'][:120]}" for each in found]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_each_page_is_accessible_asks_no_other_host_and_keeps_its_policy(
+    visit: Opener, scheme: Literal["light", "dark"]
+) -> None:
+    found: list[str] = []
+    with visit(scheme=scheme) as seen:
+        for path in seen.paths:
+            seen.open(path)
+            found += _unreadable(seen.page)
+        seen.page.context.clear_cookies()
+        seen.open("/login")
+        found += _unreadable(seen.page)
+        assert found == []
+        assert seen.foreign == []
+        assert seen.complaints == []
+
+
+def test_each_page_works_without_scripts(visit: Opener) -> None:
+    with visit(scripts=False) as seen:
+        for path in seen.paths:
+            seen.open(path)
+            expect(seen.page.get_by_role("heading", level=1)).to_be_visible()
+        seen.open("/dead")
+        seen.page.locator("main table a").first.click()
+        seen.page.get_by_role("button", name="Plan sending Timeout again").click()
+        expect(seen.page.get_by_role("button", name="Send 10 first")).to_be_visible()
+        assert seen.foreign == []
+
+
+def test_an_operator_sends_dead_letters_again_by_keyboard_alone(
+    visit: Callable[..., AbstractContextManager[Visit]],
+) -> None:
+    with visit() as seen:
+        page = seen.page
+        page.goto(f"{seen.url}/")
+        _press(seen, "link", "Dead letters")
+        page.wait_for_url("**/dead")
+        _press(seen, "link", "g-")
+        page.wait_for_url("**/dead/**")
+        _press(seen, "button", "Plan sending Timeout again")
+        page.wait_for_url("**/plans/**")
+        _press(seen, "button", "Send 10 first")
+        expect(page.get_by_role("heading", name="10 of 36 applied")).to_be_visible(timeout=DEADLINE_S * 1000)
+        expect(page.get_by_role("button", name="Send 10 first")).to_have_count(0)
+        seen.focus("textbox", "type the size of the plan")
+        page.keyboard.type("36")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", name="Applied", exact=True)).to_be_visible(timeout=DEADLINE_S * 1000)
+        assert seen.foreign == []
+        assert seen.complaints == []
+
+
+def _press(seen: Visit, role: Literal["link", "button", "textbox"], name: str) -> None:
+    seen.focus(role, name)
+    seen.page.keyboard.press("Enter")
