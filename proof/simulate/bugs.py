@@ -9,6 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from rocketshim.admin.redrive import Redriver
+from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.orderly.runner import _StoppedKeys as stopped_keys
+from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -29,6 +32,8 @@ from rocketshim_topics.wire import decode, read_headers
 __all__ = ["BUGS", "Bug", "planted"]
 
 REDRIVES: Final = "redrives"
+ORDERLY: Final = "orderly"
+CHURNS: Final = "churns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +174,13 @@ def _believes(_: Any) -> Any:
     return lambda self, error, message: error  # noqa: ARG005
 
 
+def _no_commit_when_revoked(_: Any) -> Any:
+    def finish(self: Any, keys: Any, deadline_ms: int) -> None:
+        self._dispatch.drain([self.by_key[key] for key in keys if key in self.by_key], self.owned, deadline_ms)
+
+    return finish
+
+
 # --- worker ----------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +301,19 @@ def _uncertain_is_sent_again(original: Any) -> Any:
     return resume
 
 
+# --- orderly ---------------------------------------------------------------------------------------------------------
+
+
+def _counts_from_zero(original: Any) -> Any:
+    def run(self: Any, task: Any) -> Any:
+        task.counts = {}
+        return original(self, task)
+
+    return run
+
+
+_YES: Final = _returns(True)  # noqa: FBT003
+
 BUGS: Final = (
     Bug("a hop counts as stored when it is produced", SendBack, "_produce", _sent_back_when_produced),
     Bug("a refused hop counts as stored", SendBack, "_not_stored", _refused_hop_is_dropped),
@@ -303,6 +328,7 @@ BUGS: Final = (
     Bug("reading begins behind the committed position", PartitionReader, "_begin", _start_one_later),
     Bug("a refused commit is not made again", Committer, "answered", _never_commits_again_after_an_error),
     Bug("a report without an offset is believed", DeliveryReports, "error", _believes),
+    Bug("no commit when partitions are revoked", AssignedQueues, "finish", _no_commit_when_revoked, CHURNS),
     Bug("a hop of the worker counts as stored when produced", AtLeastOnce, "_register", _confirmed_when_produced),
     Bug("the worker commits what it has fetched", AssignedPartition, "position", _property(_position_of_the_head)),
     Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),
@@ -323,4 +349,6 @@ BUGS: Final = (
     Bug("a redrive marks what it does not send", Redriver, "_produce_all", _marks_what_it_does_not_send, REDRIVES),
     Bug("a redrive repeats an uncertain transaction", RedriveProgress, "resume", _uncertain_is_sent_again, REDRIVES),
     Bug("a redrive believes a report without an offset", Redriver, "_note_unconfirmed", _returns(None), REDRIVES),
+    Bug("a failed message does not hold its queue", stopped_keys, "goes_on", _YES, ORDERLY),
+    Bug("an orderly queue forgets failed attempts", OrderlyRunner, "run", _counts_from_zero, ORDERLY),
 )

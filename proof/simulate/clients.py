@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import KafkaError, TopicPartition
 
 from proof.simulate.world import World
+from rocketshim.core.start_position import decode_metadata
 from rocketshim.kafka.clients import Clients
 from rocketshim_topics.wire import HOP_ID
 
@@ -145,8 +146,11 @@ class GuardedConsumer(_Guarded):
         """Commit, and record the call."""
         process, offsets = self._process, named.get("offsets") or []
         if process.group is not None and not process.is_dead:
-            positions = {f"{item.topic}/{item.partition}": item.offset for item in offsets}
-            process.world.commit_called(process.name, process.group, process.epoch, positions)
+            for item in offsets:  # an orderly consumer may begin again in one assignment, under another token
+                found = decode_metadata(item.metadata)
+                epoch = process.epoch if found is None or not found.token else found.token
+                position = {f"{item.topic}/{item.partition}": item.offset}
+                process.world.commit_called(process.name, process.group, epoch, position)
         return process.call("commit", lambda: self._client.commit(**named), _text(offsets))
 
 

@@ -59,12 +59,16 @@ class Plan:
     Attributes:
         seed: it was made from this seed.
         exactly_once: the mode of its workers.
+        orderly: whether the consumers take the messages of a queue in order.
+        churns: whether members come and go, and nothing else goes wrong: then no repeat is explained.
         redrives: whether dead letters are sent again; then there are more of them.
         steps: what happens, in order.
     """
 
     seed: int
     exactly_once: bool
+    orderly: bool
+    churns: bool
     redrives: bool
     steps: tuple[Step, ...]
 
@@ -74,6 +78,9 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
     dice = Random(seed)  # noqa: S311 - repeatable, no secret
     faults = dice.sample(FAULTS, dice.choice([0, 1, 2, 3, 5]))
     share = dice.choice([0.02, 0.05, 0.12]) if faults else 0.0
+    churns = seed % 8 == 7
+    if churns:
+        faults, share = ["leave"], 0.12
     steps = [
         Step(
             dice.choice(faults) if faults and dice.random() < share else dice.choice(_WORK),
@@ -87,4 +94,4 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
         for _ in range(dice.randrange(2, 6)):
             steps.insert(dice.randrange(length // 2, len(steps)), Step("redrive", 0, dice.randrange(10_000)))
         steps.insert(length // 2, Step("settle", 0, 0))
-    return Plan(seed, seed % 2 == 1, redrives, tuple(steps))
+    return Plan(seed, seed % 2 == 1, seed % 8 == 0, churns, redrives, tuple(steps))

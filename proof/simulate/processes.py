@@ -12,8 +12,9 @@ from typing import Any, Final, Protocol
 
 from proof.lines import Process
 from proof.simulate.clients import CrashedError, ProcessClients
+from proof.simulate.orderly import LOCKS, LogInTurns, Sink
 from proof.simulate.world import ALLOWED, GROUP, LEVELS, World
-from rocketshim import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
+from rocketshim import ConsumeFromWhere, ConsumeOrderlyContext, Message, MessageView, Producer, PushConsumer
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.push.assembly import PushAssembly
 from rocketshim.errors import RocketshimError, SendTimeoutError
@@ -24,6 +25,7 @@ __all__ = ["Consumer", "Place", "Sender", "Shell", "Worker", "fails"]
 
 _SESSION: Final = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
 _RESTART_MS: Final = 300
+_CALLS_LAST_WAITS: Final = 2
 
 
 def fails(number: int, attempt: int, dead_every: int) -> bool:
@@ -36,7 +38,7 @@ class _FailedError(Exception):
 
 
 class SteppedPool:
-    """Listeners that run when the simulation says so, each in the simulation's thread, and in any order.
+    """Listeners that run when the simulation says so, in its thread: begun in order, as by threads, and ended in any.
 
     Args:
         world: its clock moves while the owner waits for a result.
@@ -50,6 +52,7 @@ class SteppedPool:
         self.tasks: deque[Any] = deque()
         self.late: deque[Result[Any, Any]] = deque()
         self.size = 2
+        self.waits = 0
         self._world = world
         self._run = run
 
@@ -60,16 +63,12 @@ class SteppedPool:
     def report_part(self, chunk: Any) -> None:
         """Do nothing: one listener has a chunk."""
 
-    def work(self, which: int, *, late: bool) -> None:
-        """Run a chunk; `late`: the owner gets the result only by `hear`."""
+    def work(self, *, late: bool) -> None:
+        """Run the oldest chunk; `late`: the call ends only by `hear`, after calls that began later."""
         if self.tasks:
-            self.tasks.rotate(-(which % len(self.tasks)))
             chunk = self.tasks.popleft()
             result = Result(chunk, self._run(chunk), 0)
-            if late:
-                self.late.append(result)
-            else:
-                self.results.put(result)
+            (self.late.append if late else self.results.put)(result)
 
     def hear(self) -> None:
         """Give the owner the results that are late."""
@@ -80,6 +79,10 @@ class SteppedPool:
         """Return a result; if there is none, let time pass and raise `queue.Empty`."""
         del gather_s
         if not self.results.qsize():
+            self.waits += 1
+            if self.waits > _CALLS_LAST_WAITS:  # the listeners' threads would have gone on
+                self.hear()
+                self.work(late=False)
             self._world.clock.advance(max(timeout_s * 1_000, 1))
             raise Empty
         return self.results.get()
@@ -136,19 +139,30 @@ class Worker:
 
 
 class Consumer:
-    """A push consumer, concurrent; its poll loop and its listeners run in turns."""
+    """A push consumer; its poll loop and its listeners run in turns.
 
-    def __init__(self, world: World, name: str) -> None:
+    Args:
+        world: what it runs in.
+        name: of the process.
+        sink: what its listener writes to, in order; None: the consumer is concurrent.
+    """
+
+    def __init__(self, world: World, name: str, sink: Sink | None) -> None:
         self.name = name
+        self._sink = sink
+        self._turned_ms = world.now_ms
         self.clients = ProcessClients(world, name, GROUP.name)
         self._world = world
-        world.process(Process(name=name, role="consumer", group=GROUP.name))
+        world.process(Process(name=name, role="consumer", group=GROUP.name, client_id=name))
         facade = PushConsumer(
             "memory", group=GROUP.name, delay_levels=LEVELS, consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-            max_reconsume_times=GROUP.limit or 0, persist_consumer_offset_interval_ms=200, hop_back_off_ms=500,
-            client=_SESSION,
+            max_reconsume_times=GROUP.limit or 0, persist_consumer_offset_interval_ms=world.commit_interval_ms,
+            hop_back_off_ms=500, client=_SESSION, client_id=name, **({} if sink is None else LOCKS),
         )  # fmt: skip
-        facade.register_message_listener("orders", self._handle)
+        if sink is None:
+            facade.register_message_listener("orders", self._handle)
+        else:
+            facade.register_message_listener("orders", self._handle_in_order, orderly=True)
         pools: list[SteppedPool] = []
 
         def make_pool(run: Callable[[Any], Any], size: int, name: str) -> SteppedPool:
@@ -168,11 +182,15 @@ class Consumer:
         ).build()
         self.loop = parts.loop
         self.pool = pools[0]
+        self._log = LogInTurns(parts.loop._log)  # noqa: SLF001
 
     def turn(self) -> None:
         """Do a turn of the poll loop."""
         if not self.loop.is_open:
             self.loop.open()
+        self.pool.waits = 0
+        self._note_late_turn()
+        self._log.turn()
         self.loop.turn()
 
     def close(self) -> None:
@@ -183,14 +201,33 @@ class Consumer:
         error = self.loop.error
         if isinstance(error, CrashedError):
             raise error
+        self._log.close()
+
+    def _note_late_turn(self) -> None:
+        """Record a fault if so much time has passed since the last turn that a lock may have lapsed."""
+        now_ms, now_ns = self._world.now_ms, self._world.event_ns()
+        if self._sink is not None and now_ms - self._turned_ms >= LOCKS["lock_renew_ms"]:
+            self._world.fault("stand-still", self.name, self._turned_ms * 1_000_000, now_ns)
+        self._turned_ms = now_ms
 
     def _handle(self, message: MessageView) -> None:
         end = self._world.delivery_began(self.name, message)
-        number = int((message.body or b"0").partition(b" ")[0])
-        if fails(number, message.reconsume_times, self._world.dead_every):
+        if self._fails(message):
             end("fail")
             raise _FailedError
         end("ok")
+
+    def _handle_in_order(self, message: MessageView, context: ConsumeOrderlyContext) -> None:
+        token = context.fencing_token
+        end = self._world.delivery_began(self.name, message, token=token)
+        if self._fails(message) or (self._sink is not None and not self._sink.takes(self.name, message, token or 0)):
+            end("fail")
+            raise _FailedError
+        end("ok")
+
+    def _fails(self, message: MessageView) -> bool:
+        number = int((message.body or b"0").partition(b" ")[0])
+        return fails(number, message.reconsume_times, self._world.dead_every)
 
 
 class Sender:
@@ -307,7 +344,7 @@ class Place:
             self.frozen_until_ms = self._world.now_ms + ms
             for consumer in self.shell.clients.consumers:
                 self._world.kafka.freeze(consumer)
-            self._world.fault("freeze", self.shell.name, begin_ns, begin_ns + ms * 1_000_000)
+            self._world.fault("stand-still", self.shell.name, begin_ns, begin_ns + ms * 1_000_000)
 
     def leave(self) -> None:
         """Stop the process in order; its successor starts later."""
@@ -336,5 +373,6 @@ class Place:
         self.shell = self._start(f"{self.name}-{self._count}")
         if self._died is not None:
             kind, target, begin_ns = self._died
-            self._world.fault(kind, target, begin_ns)
+            if kind != "leave":  # it explains no repeat: a member that leaves finishes its work
+                self._world.fault(kind, target, begin_ns)
             self._died = None

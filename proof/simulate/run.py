@@ -8,6 +8,7 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from proof.check import run as judge
+from proof.simulate.orderly import Sink
 from proof.simulate.plan import Plan, Step
 from proof.simulate.processes import Consumer, Place, Sender, Shell, Worker
 from proof.simulate.redrive import Redrives
@@ -51,7 +52,12 @@ class Simulation:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.world = World(exactly_once=plan.exactly_once, dead_every=3 if plan.redrives else 11)
+        self.world = World(
+            exactly_once=plan.exactly_once, is_orderly=plan.orderly, dead_every=3 if plan.redrives else 11
+        )
+        if plan.churns:
+            self.world.commit_interval_ms = 2_000
+        self.sink = Sink(self.world) if plan.orderly else None
         self.sender = Sender(self.world)
         self.places = [
             *(Place(self.world, name, partial(self._worker, name)) for name in ("worker-a", "worker-b")),
@@ -66,7 +72,7 @@ class Simulation:
         return Worker(self.world, place, name, exactly_once=self.plan.exactly_once)
 
     def _consumer(self, name: str) -> Shell:
-        return Consumer(self.world, name)
+        return Consumer(self.world, name, self.sink)
 
     def step(self, step: Step) -> None:
         """Execute a step of the plan."""
@@ -105,7 +111,7 @@ class Simulation:
     def _listen(self, place: Place, amount: int) -> None:
         def listen(shell: Shell) -> None:
             if isinstance(shell, Consumer):
-                shell.pool.work(amount // 8, late=amount % 8 == 0)
+                shell.pool.work(late=amount % 4 == 0)
 
         if place.shell is not None:
             place.turn(listen)

@@ -5,10 +5,11 @@ by a nanosecond with each event, so that no two events have the same time.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from dataclasses import replace
+from typing import Any, Final, Literal, Protocol
 
 from proof.history import CommitCall, Delivery, History, Hop, Outcome, Seen, Send, Source
-from proof.lines import Commit, Fault, Group, Process, Record, Setup, digest_of, encoded, headers_to_json
+from proof.lines import Commit, Fault, Group, Process, Record, Setup, SinkWrite, digest_of, encoded, headers_to_json
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.prober import is_probe
 from rocketshim_topics.layout import Layout
@@ -22,7 +23,6 @@ __all__ = ["GROUP", "LEVELS", "NAMES", "World"]
 NAMES: Final = TopicNames("")
 LEVELS: Final = DelayLevels.parse("1s 2s 3s 4s")
 GROUP: Final = Group(name="pay", mode="concurrent", topics=("orders",), limit=2)
-PARTITIONS: Final = 2
 ALLOWED: Final = ("orders",)
 RECOVERY_MS: Final = 15_000
 _START_MS: Final = 1_700_000_000_000
@@ -43,10 +43,14 @@ class World:
         history: for the checker; records and commits are added at the end.
         longest_wait_ms: how far the clock moves at most when a client waits.
         turns: producers whose threads run when they are given a turn.
+        group: the consumer group.
+        commit_interval_ms: of consumers.
         dead_every: one of this number of messages fails always.
     """
 
-    def __init__(self, *, exactly_once: bool, dead_every: int = 11) -> None:
+    def __init__(self, *, exactly_once: bool, is_orderly: bool, dead_every: int = 11, partitions: int = 2) -> None:
+        self.commit_interval_ms = 200
+        self.group = replace(GROUP, mode="orderly") if is_orderly else GROUP
         self.dead_every = dead_every
         self.clock = VirtualClock(start_wall_ms=_START_MS, auto_advance=True)
         self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
@@ -56,14 +60,14 @@ class World:
         self._last_ns = 0
         self._line = 0
         self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
-        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP.name, with_log=False))
+        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP.name, with_log=is_orderly))
         self.kafka.create_topics([Layout(NAMES, LEVELS).redrive_log()])
-        self.kafka.create_topic("orders", PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+        self.kafka.create_topic("orders", partitions, config={"message.timestamp.type": "LogAppendTime"})
         self.kafka.create_topic("secret", 1)
         self.history = History(
             Setup(
-                levels=str(LEVELS), groups=(GROUP,), allow=ALLOWED, exactly_once=exactly_once, recovery_ms=RECOVERY_MS,
-                broker_minus_host_ns=_START_MS * 1_000_000,
+                levels=str(LEVELS), groups=(self.group,), allow=ALLOWED, exactly_once=exactly_once,
+                recovery_ms=RECOVERY_MS, broker_minus_host_ns=_START_MS * 1_000_000,
             )
         )  # fmt: skip
 
@@ -149,9 +153,19 @@ class World:
 
         return end
 
-    def delivery_began(self, process: str, message: MessageView) -> Callable[[Outcome], None]:
-        """Record that a listener is called; call the result with the outcome."""
+    def sink_written(self, process: str, where: str, token: int, *, accepted: bool) -> None:
+        """Record that a listener writes to the sink."""
+        source, at_ns = self.source(), self.event_ns()
+        write = SinkWrite(at_ns=at_ns, group=GROUP.name, where=where, token=token, by=process, accepted=accepted)
+        self.note("sink", "takes" if accepted else "refuses", f"{where} under {token}")
+        self.history.sink.append(Seen(source, write))
+
+    def delivery_began(
+        self, process: str, message: MessageView, *, token: int | None = None
+    ) -> Callable[[Outcome], None]:
+        """Record that a listener is called; `token`: of an orderly one. Call the result with the outcome."""
         source, begin_ns = self.source(), self.event_ns()
+        then: Literal["retry", "again"] = "retry" if token is None else "again"
         replay = dict(read_headers(message.record) or ()).get(REPLAY_ID)
         self.note(process, "handles", f"{message.offset_msg_id} attempt {message.reconsume_times}")
 
@@ -160,9 +174,9 @@ class World:
                 Delivery(
                     source=source, process=process, begin_ns=begin_ns, end_ns=self.event_ns(), outcome=outcome,
                     group=GROUP.name, where=message.offset_msg_id, id=message.msg_id, attempt=message.reconsume_times,
-                    replay=None if replay is None else replay.decode(), token=None,
+                    replay=None if replay is None else replay.decode(), token=token,
                     key=encoded(message.key), digest=digest_of(message.body),
-                    headers=headers_to_json(message.headers), then="retry" if outcome == "fail" else None,
+                    headers=headers_to_json(message.headers), then=then if outcome == "fail" else None,
                 )
             )  # fmt: skip
 
@@ -179,6 +193,7 @@ class World:
                     where=where, ms=stamped_ms, stamp="append" if stamp == _LOG_APPEND_TIME else "create",
                     key=encoded(record.key()), digest=digest_of(record.value()),
                     headers=headers_to_json(headers_shown(record)), committed=where in visible,
+                    value=encoded(record.value()) if topic == NAMES.group_log(GROUP.name) else None,
                 )  # fmt: skip
                 self.history.records.append(Seen(self.source(), line))
         for group in (GROUP.name, NAMES.worker_group):
