@@ -186,18 +186,19 @@ def test_an_orderly_group_is_refused_while_it_runs_and_moves_forward_only(
 
 
 def test_groups_are_listed_with_their_retry_topics(
-    broker: Broker, topic: Topic, group: Group, capsys: pytest.CaptureFixture[str]
+    broker: Broker, topic: Topic, group: Group, namespace: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, members, shim = topic(1), group(), group()
     for each in (members, shim):
         commit(broker.bootstrap, each, TopicPartition(name, 0, 0))
-    assert main(["init", "--bootstrap", broker.bootstrap, "--group", shim]) == 0
+    there = ["--bootstrap", broker.bootstrap, "--namespace", namespace]
+    assert main(["init", *there, "--group", shim]) == 0
     capsys.readouterr()
-    assert main(["group", "ls", "--bootstrap", broker.bootstrap, "--json"]) == 0
+    assert main(["group", "ls", *there, "--json"]) == 0
     rows = {row["group"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
     assert rows[members] == {"group": members, "state": "EMPTY", "members": 0, "retry_topic": None}
-    assert rows[shim]["retry_topic"] == f"rmq.retry.{shim}"
-    assert main(["group", "ls", "--bootstrap", broker.bootstrap]) == 0
+    assert rows[shim]["retry_topic"] == TopicNames(namespace).retry(shim)
+    assert main(["group", "ls", *there]) == 0
     assert shim in capsys.readouterr().out
 
 
