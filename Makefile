@@ -10,6 +10,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
+DEMO_ARGS ?=
 # Most tests wait for a broker: four processes, each with a broker of its own. A process without tests left takes some of
 # another. `make test PROCESSES=0` for one process.
 PROCESSES ?= 4
@@ -21,7 +22,7 @@ help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.run broker-jars ## one day of real flights through delay, retry and dead letters on a real Kafka
-	@$(BIN)/rocketshim demo
+	@$(BIN)/rocketshim demo $(DEMO_ARGS)
 
 test: $(VENV)/.dev broker-jars spark-jars ## every test: unit, property, and integration on a real broker
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) $(PYTEST_ARGS)

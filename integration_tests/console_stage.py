@@ -72,7 +72,7 @@ def console(broker: Broker, namespace: str, folder: Path) -> Iterator[tuple[subp
         assert process.stderr is not None
         login = re.search(r"/login\?token=\S+", process.stderr.readline())
         assert login is not None
-        _await_port(port)
+        await_port(port)
         yield process, Browser(port, login[0])
     finally:
         process.kill()
@@ -81,7 +81,8 @@ def console(broker: Broker, namespace: str, folder: Path) -> Iterator[tuple[subp
             process.stderr.close()
 
 
-def _await_port(port: int) -> None:
+def await_port(port: int) -> None:
+    """Wait until a server on this machine listens."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:

@@ -13,7 +13,11 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim_local import Broker
 
+from .conftest import delete_topics
+from .console_stage import Browser, await_port
+
 DAY = Path(__file__).parents[1] / "examples" / "data" / "flights-2013-12-10.csv"
+ADDRESS = re.compile(r"http://127\.0\.0\.1:(?P<port>\d+)(?P<login>/login\?token=\S+)")
 STARTED = re.compile(r"^(worker|consumer): process (\d+)")
 
 
@@ -62,3 +66,28 @@ def test_a_killed_worker_and_a_killed_consumer_lose_nothing(
     assert "dead:" in shown, "the history ends in the dead-letter topic"
     left = [name for name in admin.list_topics(timeout=10).topics if name.startswith("demo-")]
     assert not left, "the demo cleans up after itself"
+
+
+def test_kept_topics_are_shown_in_the_console_until_ctrl_c(
+    broker: Broker, admin: AdminClient, short_day: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "rocketshim", "demo", "--data", str(short_day), "--seconds", "5", "--keep"]
+    environment = {**os.environ, "ROCKETSHIM_BOOTSTRAP": broker.bootstrap, "COLUMNS": "120", "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment,
+        start_new_session=True,
+    ) as demo:  # fmt: skip
+        lines: list[str] = []
+        for line in demo.stdout or ():
+            lines.append(line)
+            if address := ADDRESS.search(line):
+                break
+        else:
+            pytest.fail("".join(lines))
+        await_port(int(address["port"]))
+        browser = Browser(int(address["port"]), address["login"])
+        cancelled = sum(row["dep_time"] == "" for row in csv.DictReader(short_day.open(newline="")))
+        assert re.search(rf"dead letters \D*{cancelled}\b", browser.get("/").lower()), browser.get("/")
+        os.killpg(demo.pid, signal.SIGINT)
+        assert demo.wait(60) == 0
+    delete_topics(admin, [name for name in admin.list_topics(timeout=10).topics if name.startswith("demo-")])

@@ -15,7 +15,9 @@ def demo(
     *,
     data: Annotated[Path | None, typer.Option(help="Another day, in the columns of the shipped file.")] = None,
     seconds: Annotated[int, typer.Option(min=5, max=3_600, help="How long the day takes, in seconds.")] = 45,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave the demo's topics on the cluster.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the topics, and show them in the console until Ctrl-C.")
+    ] = False,
 ) -> None:
     """Delay, retry and bury one day of real flights on a real Kafka, in about 90 s. Exit code 1 if the sums differ."""
     from rocketshim_local.demo.scenario import play  # noqa: PLC0415 - `--help` does without

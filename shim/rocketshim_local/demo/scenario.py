@@ -27,6 +27,7 @@ from rocketshim.kafka.clients import confluent_admin, confluent_clients
 from rocketshim.producer.producer import Producer
 from rocketshim_local import any_broker, watchdog
 from rocketshim_local.demo.audit import Account, Audit, Seen, TopicKind
+from rocketshim_local.demo.browse import browse
 from rocketshim_local.demo.consumer_process import MAX_RETRIES
 from rocketshim_local.demo.flights import Flight, Timetable, load
 from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
@@ -181,7 +182,7 @@ def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, 
     Args:
         data: a day of flights with the columns of the shipped file; None: the shipped file.
         day_ms: length of the demo's day in ms.
-        keep: whether to keep the topics afterwards.
+        keep: whether to keep the topics afterwards, and to show them in `rocketshim console` until Ctrl-C.
         console: where to print; None: the terminal.
 
     Returns:
@@ -197,7 +198,10 @@ def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, 
         f"{sum(f.late for f in flights)} more than half an hour late. The day takes {day_ms // 1_000} s."
     )
     with any_broker(report=console.print) as broker, _stage(broker.bootstrap, keep=keep) as stage:
-        return _perform(stage, flights, day_ms, console)
+        is_fine = _perform(stage, flights, day_ms, console)
+        if keep:
+            browse(stage.bootstrap, stage.names.namespace, LEVELS)
+        return is_fine
 
 
 @contextmanager
