@@ -37,15 +37,17 @@ from rocketshim.cli import main
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.look_up import OffsetLookup
+from rocketshim.observe.snapshot import snapshot_of
 from rocketshim_local import LocalCluster
 from rocketshim_spark.sources import Cluster
-from rocketshim_topics import TopicNames
+from rocketshim_topics import DelayLevels, TopicNames
 
 DEADLINE_S = 60.0
 LEVELS = "1s 1s 1s"
 NAMES = TopicNames("pay")
 TOPIC, GROUP = "orders", "payments"
-ROLES = ("producer", "consumer", "worker", "operator", "spark")
+ROLES = ("producer", "consumer", "worker", "viewer", "operator", "spark")
 DENIED = {
     KafkaError.TOPIC_AUTHORIZATION_FAILED,
     KafkaError.GROUP_AUTHORIZATION_FAILED,
@@ -259,6 +261,41 @@ def test_an_operator_has_every_tool(secured: Secured, tmp_path: Path, capsys: py
             assert [each for each in found if each["check"] == "rights"] == []
             unread = [each["what"] for each in found if each["check"] == "not-looked-at"]
             assert [each for each in unread if not each.startswith("group g1:")] == [], "it may read all that it judges"
+
+
+def test_a_viewer_sees_everything_and_the_exporter_runs_with_its_rights(
+    secured: Secured, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dead_letter(secured, b"for the viewer")
+    commit_one(secured)
+    there, group = secured.options("viewer"), ["--group", GROUP]
+    plan = str(tmp_path / "plan.json")
+    without_namespace = [word for word in there if word not in {"--namespace", "pay"}]
+    for words, codes in [
+        (["dlq", "ls", *group, *there], {0}),
+        (["dlq", "stats", *group, *there], {0}),
+        (["retry", "ls", *group, *there], {0}),
+        (["delayed", "ls", *there], {0}),
+        (["delayed", "stats", *there], {0, 2}),
+        (["parked", "ls", *there], {0}),
+        (["trace", f"{NAMES.dead_letter(GROUP)}/0/0", *there], {0}),
+        (["group", "lag", GROUP, "--count", *without_namespace], {0}),
+        (["group", "locks", GROUP, *there], {0, 2}),
+        (["doctor", "--topic", TOPIC, *group, "--role", "viewer", "--json", *there], {0, 2}),
+    ]:
+        assert main(words) in codes, (words, capsys.readouterr().err)
+        shown = capsys.readouterr()
+        if words[0] == "doctor":
+            assert [each for each in json.loads(shown.out) if each["check"] == "rights"] == []
+    assert main(["dlq", "plan", *group, "--out", plan, *there]) == 0
+    assert main(["dlq", "apply", plan, *without_namespace]) != 0
+    lookup = OffsetLookup(secured.bootstrap, NAMES, groups=(GROUP,), client=secured.client("viewer"))
+    with closing(lookup):
+        snapshot = snapshot_of(0, NAMES, DelayLevels.parse(LEVELS), lookup.look_up())
+    assert {each.group for each in snapshot.groups} >= {GROUP}
+    assert snapshot.parked is not None
+    assert snapshot.parked.appended >= 1
+    assert {each.group for each in snapshot.dead if each.appended} >= {GROUP}
 
 
 def dead_letters(secured: Secured, mark: bytes, count: int, **topics: str) -> None:
@@ -570,6 +607,10 @@ FORBIDDEN: dict[str, list[tuple[str, str]]] = {
         *(("write", name) for name in (DEAD, LOG, NAMES.redrive_log, OTHERS[1], OTHERS[2])),
         *(("read", name) for name in (TOPIC, RETRY, DEAD, LOG, NAMES.parked)),
         ("commit", GROUP), ("transact", f"{NAMES.worker_group}x"), ("transact", f"{NAMES.redrive_log}.x"),
+    ],
+    "viewer": [
+        *(("write", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.parked, LOG, NAMES.redrive_log)),
+        ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.redrive_log}.x"),
     ],
     "operator": [
         *(("write", name) for name in (TOPIC, DEAD, NAMES.parked)),

@@ -31,6 +31,7 @@ class Role(StrEnum):
     PRODUCER = "producer"
     CONSUMER = "consumer"
     WORKER = "worker"
+    VIEWER = "viewer"
     OPERATOR = "operator"
     SPARK = "spark"
 
@@ -75,7 +76,7 @@ def grants(
     Args:
         role: the role of the client.
         names: topic and group names of the namespace.
-        groups: consumer groups: a consumer's own, or those that an operator looks at.
+        groups: consumer groups: a consumer's own, or those that a viewer or operator looks at.
         topics: the users' topics to send to, consume, deliver to or look at; a name, or a prefix with one `*` at its
             end.
         orderly: a consumer takes queue locks (orderly listeners, allocation strategies).
@@ -95,6 +96,8 @@ def grants(
             return (*_users(topics, "READ", why="consume"), *_consumer(names, groups, orderly=orderly))
         case Role.WORKER:
             return (*_worker(names), *_users(topics, "WRITE", why="deliver"))
+        case Role.VIEWER:
+            return (*_viewer(names, groups), *_users(topics, "READ", "DESCRIBE_CONFIGS", why="trace, doctor"))
         case Role.OPERATOR:
             return (*_operator(names, groups), *_users(topics, "READ", "DESCRIBE_CONFIGS", why="trace, doctor"))
         case Role.SPARK:
@@ -120,6 +123,21 @@ def _worker(names: TopicNames) -> Iterator[Grant]:
     yield Grant(
         Resource.TRANSACTIONAL_ID, f"{names.worker_group}.", prefixed=True, operations=("WRITE",), why="--exactly-once"
     )
+
+
+def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
+    """Yield what the console without --operate, the exporter, and every command that only reads need."""
+    ours = f"{names.prefix}rmq."
+    read = "READ", "DESCRIBE_CONFIGS"
+    yield _topic(names.schedule, *read, why="delayed, trace; doctor")
+    yield _topic(names.parked, *read, why="parked; doctor")
+    yield _topic(names.redrive_log, *read, why="what was redriven; doctor")
+    yield _topic(f"{ours}retry.", *read, why="retry; doctor", prefixed=True)
+    yield _topic(f"{ours}dlq.", *read, why="dlq; doctor", prefixed=True)
+    yield _topic(f"{ours}group.", *read, why="group locks; doctor", prefixed=True)
+    yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
+    for group in (names.worker_group, *groups):
+        yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
 
 
 def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:

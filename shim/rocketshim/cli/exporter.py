@@ -62,7 +62,7 @@ def exporter(
     """Serve metrics that only the cluster knows, for Prometheus, until SIGTERM. Changes nothing on the cluster.
 
     Dead letters, late delivery, lag and age of groups are known also when a worker or consumer is gone. One exporter
-    serves one namespace. It needs the rights that `rocketshim acls --role operator` prints, reading only.
+    serves one namespace. It needs the rights that `rocketshim acls --role viewer` prints.
     """
     from rocketshim.admin.doctor import examine  # noqa: PLC0415 - `--help` does without
     from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415

@@ -38,13 +38,21 @@ def test_no_grant_covers_another_groups_or_namespaces_topics_for_writing(role: R
             assert not [name for name in foreign if grant.covers(name)], grant
 
 
-@pytest.mark.parametrize("role", [Role.SPARK])
+@pytest.mark.parametrize("role", [Role.SPARK, Role.VIEWER])
 def test_a_role_that_only_reads_never_gets_write(role: Role) -> None:
     assert {operation for grant in of(role) for operation in grant.operations} == {
         "READ",
         "DESCRIBE",
         "DESCRIBE_CONFIGS",
     }
+
+
+def test_a_viewer_reads_everything_that_an_operator_reads_and_writes_nothing() -> None:
+    def read(role: Role) -> set[tuple[str, str, str]]:
+        granted = ((each.resource, each.name, operation) for each in of(role) for operation in each.operations)
+        return {each for each in granted if each[2] != "WRITE"}
+
+    assert read(Role.VIEWER) == read(Role.OPERATOR)
 
 
 @pytest.mark.parametrize(("groups", "topics"), [([], ["orders"]), (["g"], [])])

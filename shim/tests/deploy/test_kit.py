@@ -19,10 +19,12 @@ import typer
 import yaml  # type: ignore[import-untyped]
 
 from rocketshim.cli.app import build
+from rocketshim_topics import TopicNames
 from tools.reference.metrics import vocabulary
 
 KIT = Path(__file__).parents[3] / "deploy"
 ROOT = KIT.parent
+KEDA = KIT / "k8s" / "components" / "keda"
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed (Debian: prometheus)")
 MANIFESTS = sorted(path for path in (KIT / "k8s" / "base").glob("*.yaml") if path.name != "kustomization.yaml")
@@ -155,6 +157,41 @@ def test_every_pod_runs_without_rights() -> None:
         }, kind
 
 
+# --- scaling -----------------------------------------------------------------------------------------------------
+
+
+def scaled() -> list[dict[str, Any]]:
+    return [documents(path)[0] for path in sorted(KEDA.glob("*.yaml")) if path.name != "kustomization.yaml"]
+
+
+def triggers() -> list[dict[str, Any]]:
+    return [trigger for each in scaled() for trigger in each["spec"]["triggers"]]
+
+
+def test_what_is_scaled_is_in_the_base_and_keeps_its_replicas() -> None:
+    base = {(each["kind"], each["metadata"]["name"]): each for path in MANIFESTS for each in documents(path)}
+    for each in scaled():
+        target = each["spec"]["scaleTargetRef"]
+        replicas = base[target["kind"], target["name"]]["spec"]["replicas"]
+        assert each["spec"]["minReplicaCount"] == replicas < each["spec"]["maxReplicaCount"]
+
+
+def test_the_component_names_every_file() -> None:
+    assert sorted(documents(KEDA / "kustomization.yaml")[0]["resources"]) == [
+        path.name for path in sorted(KEDA.glob("*.yaml")) if path.name != "kustomization.yaml"
+    ]
+
+
+def test_consumers_are_scaled_by_the_lag_of_source_and_retry_topic_and_workers_never_by_lag() -> None:
+    names = TopicNames()
+    lags = [trigger["metadata"] for trigger in triggers() if trigger["type"] == "kafka"]
+    assert [each["topic"] for each in lags] == ["orders", names.retry(lags[0]["consumerGroup"])]
+    assert names.worker_group not in {each["consumerGroup"] for each in lags}
+    assert all(set(each) == {"bootstrapServers", "consumerGroup", "topic", "lagThreshold", "offsetResetPolicy"}
+               and all(isinstance(value, str) for value in each.values()) for each in lags)  # fmt: skip
+    assert [trigger["type"] for trigger in triggers()] == ["kafka", "kafka", "prometheus"]
+
+
 # --- rules and dashboards ----------------------------------------------------------------------------------------
 
 
@@ -170,7 +207,8 @@ def queries() -> list[str]:
     """Return every query of the rules and the dashboards, with Grafana's variables replaced."""
     shown = [target["expr"] for each in dashboards() for panel in each["panels"] for target in panel.get("targets", ())]
     filled = [expr.replace("$__rate_interval", "5m").replace("$group", ".*") for expr in shown]
-    return [*(rule["expr"] for rule in rules()), *filled]
+    scaled = [trigger["metadata"]["query"] for trigger in triggers() if trigger["type"] == "prometheus"]
+    return [*(rule["expr"] for rule in rules()), *filled, *scaled]
 
 
 def test_every_query_uses_metrics_and_labels_that_the_processes_export() -> None:
