@@ -36,6 +36,7 @@ from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.arguments import NO_BODY, MessageOptions, is_delayed, message_of
 from rocketshim.producer.config import producer_config
+from rocketshim.producer.hooks import SendHooks, SendMessageHook
 from rocketshim.producer.result import PendingSend, SendResult, SendStatus
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings import ProducerOptions, ProducerSettings
@@ -96,6 +97,7 @@ class Producer:
         self._counts = PartitionCounts(complaint=self._complaint)
         self._lanes = Lanes(self.names.schedule, self._counts)
         self._sends = ProducerCounts()
+        self._hooks = SendHooks()
         self._sender = RecordSender(
             self._make_client,
             thread_name="rocketshim-producer",
@@ -260,6 +262,13 @@ class Producer:
             for number in range(self._counts.count(physical, self._sender.list_topics))
         ]
 
+    def register_send_message_hook(self, hook: SendMessageHook) -> None:
+        """Register a hook that is called before and after every send; before the first send.
+
+        Source: `DefaultMQProducerImpl#registerSendMessageHook` of RocketMQ.
+        """
+        self._hooks.add(hook)
+
     def metrics(self) -> Iterable[Metric]:
         """Return the current metrics, for `MetricsCollector`."""
         return self._sends.metrics(self._sender.outstanding, self.settings.namespace)
@@ -301,6 +310,11 @@ class Producer:
         )
 
     def _send(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
+        if self._hooks:
+            return self._hooks.around(message, lambda given: self._send_now(given, selector, arg, deadline))
+        return self._send_now(message, selector, arg, deadline)
+
+    def _send_now(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
         self._check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
