@@ -30,6 +30,7 @@ MODULES = (
     "rocketshim.compat.rocketmq.exceptions",
     "rocketshim.contrib.asgi",
     "rocketshim.contrib.django",
+    "rocketshim.contrib.opentelemetry",
     "rocketshim.harness",
     "rocketshim.testing",
     "rocketshim.local",

@@ -136,6 +136,7 @@ DOCUMENTED = {
     "rocketshim.compat.rocketmq.exceptions",
     "rocketshim.contrib.asgi",
     "rocketshim.contrib.django",
+    "rocketshim.contrib.opentelemetry",
     "rocketshim.dropin",
     "rocketshim.errors",
     "rocketshim.filters",

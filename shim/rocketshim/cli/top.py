@@ -1,0 +1,78 @@
+"""`rocketshim top`: delay queues, groups and dead letters in a terminal, live or once."""
+
+import json
+import sys
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from rocketshim.cli.completion import complete_group
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.errors import BrokerUnavailableError, ConfigError
+from rocketshim.observe.snapshot import Snapshot
+from rocketshim_topics import DelayLevels, TopicNames
+
+app = typer.Typer()
+_FIRST_S = 30.0
+
+
+@app.command(epilog="Example: rocketshim top --bootstrap localhost:9092")
+def top(
+    *,
+    bootstrap: Bootstrap,
+    client: Client = None,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+    group: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--group",
+            "-g",
+            help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
+            autocompletion=complete_group,
+        ),
+    ] = None,
+    every: Annotated[float, typer.Option(min=1, help="Seconds from one look at the cluster to the next.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print the tables once; so does a pipe.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Watch delay queues, groups and dead letters in the terminal. Changes nothing on the cluster.
+
+    Keys: 1 to 3 choose a table, s sorts, space holds, q quits. Needs `rocketshim[top]`; --once does without.
+    """
+    from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415 - `--help` does without
+    from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
+
+    names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
+    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
+    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings)
+    with Sampler(lookup, names, levels, every_s=every) as sampler, sampler.watch() as watch:
+        if not once and not as_json and sys.stdout.isatty():
+            try:
+                from rocketshim.cli.top_screen import TopScreen  # noqa: PLC0415 - an optional package
+            except ModuleNotFoundError as error:
+                raise ConfigError("top needs Textual: pip install 'rocketshim[top]', or use --once") from error
+            TopScreen(watch).run()
+            return
+        snapshot = watch.wait_newer(None, _FIRST_S)
+    if snapshot is None or snapshot.error is not None:
+        why = "" if snapshot is None else f": {snapshot.error}"
+        raise BrokerUnavailableError(f"{bootstrap} did not answer{why}")
+    _print(snapshot, as_json=as_json)
+
+
+def _print(snapshot: Snapshot, *, as_json: bool) -> None:
+    from rocketshim.cli.escaping import plain  # noqa: PLC0415
+    from rocketshim.observe.tables import summary, tables  # noqa: PLC0415
+
+    shown = tables(snapshot)
+    if as_json:
+        found = {each.title.lower(): [dict(zip(each.columns, row, strict=True)) for row in each.rows] for each in shown}
+        typer.echo(json.dumps({"at_ms": snapshot.at_ms, **found}))
+        return
+    typer.echo(plain(summary(snapshot)))
+    for table in shown:
+        typer.echo("\n" + "\t".join((table.title, *table.columns)))
+        for row in table.rows:
+            typer.echo("\t".join(["", *("-" if cell is None else plain(str(cell)) for cell in row)]))

@@ -1,0 +1,71 @@
+"""A snapshot as the tables of `rocketshim top`. Pure."""
+
+from dataclasses import dataclass
+
+from rocketshim.observe.snapshot import QueueSnapshot, Snapshot
+
+__all__ = ["Table", "summary", "tables"]
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """One table. Times are in seconds; None: not known, or nothing waits.
+
+    Attributes:
+        title: its name.
+        columns: the names of its columns.
+        rows: its rows.
+    """
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+def summary(snapshot: Snapshot) -> str:
+    """Return the state of the installation in one line."""
+    dead = sum(topic.kept for topic in snapshot.dead)
+    parked = 0 if snapshot.parked is None else snapshot.parked.kept
+    behind = sum(group.behind for group in snapshot.groups)
+    text = f"{snapshot.waiting} waiting, latest {snapshot.late_ms / 1e3:.1f} s late"
+    text += f"   {behind} unread   {dead} dead   {parked} parked"
+    return text if snapshot.error is None else f"OLD VALUES: {snapshot.error}"
+
+
+def tables(snapshot: Snapshot) -> tuple[Table, ...]:
+    """Return the tables: delay queues, consumer groups, dead letters."""
+    return _waiting(snapshot), _groups(snapshot), _dead(snapshot)
+
+
+def _waiting(snapshot: Snapshot) -> Table:
+    by_delay: dict[int | None, list[QueueSnapshot]] = {}
+    for queue in snapshot.queues:
+        by_delay.setdefault(queue.delay_ms, []).append(queue)
+    rows = [
+        (
+            None if delay_ms is None else delay_ms / 1e3,
+            sum(queue.waiting for queue in queues),
+            max(queue.late_ms(snapshot.at_ms) for queue in queues) / 1e3,
+            sum(queue.standing.lost for queue in queues),
+        )
+        for delay_ms, queues in sorted(by_delay.items(), key=lambda item: item[0] or 0)
+    ]
+    return Table("Waiting", ("delay s", "waiting", "late s", "lost"), tuple(rows))
+
+
+def _groups(snapshot: Snapshot) -> Table:
+    rows: list[tuple[Cell, ...]] = []
+    for group in snapshot.groups:
+        for topic, part in group.topics().items():
+            first_ms = part.first_unread_ms
+            age_s = None if first_ms is None else max(0, snapshot.at_ms - first_ms) / 1e3
+            rows.append((group.group, topic, part.behind, age_s, part.lost))
+    return Table("Groups", ("group", "topic", "unread", "oldest s", "lost"), tuple(rows))
+
+
+def _dead(snapshot: Snapshot) -> Table:
+    topics = (*snapshot.dead, *(() if snapshot.parked is None else (snapshot.parked,)))
+    rows = tuple((each.group or "parked", each.topic, each.kept, each.appended) for each in topics)
+    return Table("Dead", ("group", "topic", "kept", "ever"), rows)
