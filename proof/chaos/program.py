@@ -5,6 +5,7 @@ consumer writes to the sink. Each writes its file of the history. `PROOF_PLANT` 
 process (`proof.simulate.bugs`).
 """
 
+import faulthandler
 import json
 import os
 import random
@@ -391,6 +392,7 @@ def process_of(job: Job) -> Process:
 
 def main(text: str) -> None:
     """Run one process until it is ended."""
+    faulthandler.enable()
     job = Job(**json.loads(text))
     control = Path(job.run) / "control"
     points = Points(control, job.name)
