@@ -55,7 +55,7 @@ class Committer:
         self._ownership = ownership
         self._store = store
         self.positions = CommitPositions()
-        self.outstanding = 0  # asynchronous commits that have no answer yet
+        self.outstanding = 0  # commits without an answer yet; librdkafka may repeat one after a later one: none follows
         self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
 
@@ -82,10 +82,10 @@ class Committer:
         Returns:
             Whether there was something to commit and it was stored, or sent if `asynchronous`.
         """
-        offsets = self._due(queues, again=not asynchronous)
+        asynchronous = asynchronous and self._store is None
+        offsets = [] if asynchronous and self.outstanding else self._due(queues, again=not asynchronous)
         if not offsets:
             return False
-        asynchronous = asynchronous and self._store is None
         try:
             if asynchronous:
                 consumer.commit(offsets=offsets, asynchronous=True)

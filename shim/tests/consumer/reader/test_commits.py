@@ -141,3 +141,13 @@ def test_a_refusal_of_a_repeated_commit_is_counted(client: Any) -> None:
     client.error = KafkaError(KafkaError._TRANSPORT)
     commits.commit_again(client, [KEY], now_ms=7)
     assert (commits.failed, commits.failing_since_ms, commits.outstanding) == (1, 7, 0)
+
+
+def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(client: Any) -> None:
+    """Otherwise a commit that librdkafka repeats, with the coordinator changing, may be stored after a later one."""
+    commits = committer()
+    assert commits.commit(client, [queue_done_to(4)], now_ms=0, asynchronous=True)
+    assert not commits.commit(client, [queue_done_to(6)], now_ms=500, asynchronous=True)
+    commits.answered(None, [TopicPartition(*KEY, 4)], now_ms=600)
+    assert commits.commit(client, [queue_done_to(6)], now_ms=1_000, asynchronous=True)
+    assert [offset for offset, _ in client.commits] == [4, 6]
