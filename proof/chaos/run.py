@@ -30,6 +30,8 @@ _PAUSE_S: Final = 1.5
 _ROUND_S: Final = 240.0
 _CALM_S: Final = 62.0
 _DRAIN_S: Final = 600.0
+_START_S: Final = 120.0
+_SOME_SENDS_BYTES: Final = 4_000
 _LAG_GONE_S: Final = 2.0
 Report = Callable[[str], None]
 
@@ -67,6 +69,7 @@ def chaos(run: Path, course: Course, report: Report) -> list[str]:
         for hand in hands:
             hand.begin()
         with sampling(run, stage):
+            _await_sends(run)
             _rounds(course, [*hands, cluster], report)
             for lane in LANES:
                 for sender in stage.of(lane, "sender"):
@@ -78,6 +81,16 @@ def chaos(run: Path, course: Course, report: Report) -> list[str]:
         return [name for hand in hands for name in hand.died]
     finally:
         stage.close()
+
+
+def _await_sends(run: Path) -> None:
+    """Wait until every sender has sent: on a busy machine processes start slowly."""
+    end = time.monotonic() + _START_S
+    while time.monotonic() < end:
+        time.sleep(0.5)
+        senders = [list((run / lane.name).glob("sender*.jsonl")) for lane in LANES]
+        if all(paths and paths[0].stat().st_size > _SOME_SENDS_BYTES for paths in senders):
+            return
 
 
 def _rounds(course: Course, hands: "list[_Hand]", report: Report) -> None:
