@@ -40,7 +40,7 @@ class HandledOffsets:
 
     Args:
         stores: whether to store offsets; otherwise the program does.
-        ledger: which messages limit the stored offsets.
+        tracker: which messages limit the stored offsets.
         buffered: messages that the client has returned and the program has not got.
         gate: who may call the client.
 
@@ -54,12 +54,12 @@ class HandledOffsets:
 
     __slots__ = ("_buffered", "_gate", "_ledger", "_stores", "dirty", "positions", "store_at_s")
 
-    def __init__(self, *, stores: bool, ledger: SendBackTracker, buffered: Buffered, gate: ClientGate) -> None:
+    def __init__(self, *, stores: bool, tracker: SendBackTracker, buffered: Buffered, gate: ClientGate) -> None:
         self.dirty = False
         self.store_at_s = 0.0
         self.positions: dict[TopicPartitionKey, TopicPartition] = {}
         self._stores = stores
-        self._ledger = ledger
+        self._ledger = tracker
         self._buffered = buffered
         self._gate = gate
 

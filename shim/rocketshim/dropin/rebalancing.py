@@ -87,7 +87,7 @@ class RebalancingConsumer(_Original):
         if rebalance is not None:
             rebalance.done = True
         state.retries.is_read = state.subscribed or rebalance is not None
-        state.ledger.remove(state.ledger.assigned_keys())
+        state.tracker.remove(state.tracker.assigned_keys())
         self._begin([*partitions, *retry_partitions], {} if rebalance is None else rebalance.starts)
 
     def incremental_assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
@@ -104,7 +104,7 @@ class RebalancingConsumer(_Original):
         super().unassign()
         if state.rebalance is not None:
             state.rebalance.done = True
-        state.ledger.remove(state.ledger.assigned_keys())
+        state.tracker.remove(state.tracker.assigned_keys())
 
     def incremental_unassign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
@@ -113,12 +113,12 @@ class RebalancingConsumer(_Original):
         super().incremental_unassign([*partitions, *retry_partitions])
         if rebalance is not None:
             rebalance.done = True
-        state.ledger.remove([TopicPartitionKey.of(each) for each in (*partitions, *retry_partitions)])
+        state.tracker.remove([TopicPartitionKey.of(each) for each in (*partitions, *retry_partitions)])
         self._follow_pauses()
 
     def _begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
         self._rocketshim.offsets.forget(TopicPartitionKey.of(each) for each in partitions)
-        self._rocketshim.ledger.add(
+        self._rocketshim.tracker.add(
             {
                 TopicPartitionKey.of(each): starts.get(TopicPartitionKey.of(each), 0)
                 if each.offset in _COMMITTED
@@ -137,7 +137,7 @@ class RebalancingConsumer(_Original):
             KafkaException: the committed offsets were not available in time.
         """
         state = self._rocketshim
-        asked = [*retry_partitions, *(each for each in theirs if state.ledger.was_held(TopicPartitionKey.of(each)))]
+        asked = [*retry_partitions, *(each for each in theirs if state.tracker.was_held(TopicPartitionKey.of(each)))]
         if not asked:
             return [], {}
         plain = [TopicPartition(*TopicPartitionKey.of(each)) for each in asked]
@@ -194,7 +194,7 @@ class RebalancingConsumer(_Original):
             partitions = [*theirs, *rebalance.retry_partitions]
             self._finish(_Original.incremental_assign if state.cooperative else _Original.assign, partitions)
             if not state.cooperative:
-                state.ledger.remove(state.ledger.assigned_keys())
+                state.tracker.remove(state.tracker.assigned_keys())
             self._begin(partitions, rebalance.starts)
         self._follow_pauses()
 
@@ -204,7 +204,7 @@ class RebalancingConsumer(_Original):
         They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
         """
         state = self._rocketshim
-        waiting = [TopicPartition(*key) for key in state.ledger.assigned_keys() if key in state.retries.awaiting_start]
+        waiting = [TopicPartition(*key) for key in state.tracker.assigned_keys() if key in state.retries.awaiting_start]
         try:
             ready, committed = self._starts(waiting, [], _START_TIMEOUT_S)
             for each in ready:
@@ -233,7 +233,7 @@ class RebalancingConsumer(_Original):
                 self._finish(_Original.incremental_unassign, [*theirs, *retry_partitions])
             else:
                 self._finish(_Original.unassign)
-        state.ledger.remove([TopicPartitionKey.of(each) for each in partitions])
+        state.tracker.remove([TopicPartitionKey.of(each) for each in partitions])
         self._follow_pauses()
 
     def _call(
@@ -276,7 +276,7 @@ class RebalancingConsumer(_Original):
     def pause(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         super().pause(partitions)
         state = self._rocketshim
-        state.retries.paused |= {TopicPartitionKey.of(each) for each in partitions} & set(state.ledger.assigned_keys())
+        state.retries.paused |= {TopicPartitionKey.of(each) for each in partitions} & set(state.tracker.assigned_keys())
         self._follow_pauses(asked=True)
 
     def resume(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
@@ -291,7 +291,7 @@ class RebalancingConsumer(_Original):
             asked: the user has called `pause`.
         """
         state = self._rocketshim
-        for each, is_paused in state.retries.pauses(state.ledger.assigned_keys(), asked=asked):
+        for each, is_paused in state.retries.pauses(state.tracker.assigned_keys(), asked=asked):
             self._finish(_Original.pause if is_paused else _Original.resume, [each])
 
     @property
@@ -334,7 +334,7 @@ def _on_revoke(consumer: Any, partitions: list[TopicPartition]) -> None:
 
 def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
-    state.ledger.remove([TopicPartitionKey.of(each) for each in partitions])  # another member already has them
+    state.tracker.remove([TopicPartitionKey.of(each) for each in partitions])  # another member already has them
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
 
 

@@ -64,7 +64,7 @@ class RetryingConsumer(RebalancingConsumer):
         state = self._rocketshim
         key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
         offset = _number(message.offset())
-        future, is_ours = state.ledger.begin(key, offset, self._position(key).offset)
+        future, is_ours = state.tracker.begin(key, offset, self._position(key).offset)
         if not is_ours:
             future.result()
             return
@@ -73,9 +73,9 @@ class RetryingConsumer(RebalancingConsumer):
             self._ensure_topics()
             store()
         except BaseException as error:
-            state.ledger.end(key, offset, future, error)
+            state.tracker.end(key, offset, future, error)
             raise
-        state.ledger.end(key, offset, future, None)
+        state.tracker.end(key, offset, future, None)
         state.offsets.dirty = True
 
     def _position(self, key: TopicPartitionKey) -> TopicPartition:
@@ -220,7 +220,7 @@ class RetryingConsumer(RebalancingConsumer):
                 key = TopicPartitionKey.of(each)
             case _:
                 return False
-        return key.topic == state.retries.topic and key not in state.ledger.assigned_keys()
+        return key.topic == state.retries.topic and key not in state.tracker.assigned_keys()
 
     def seek(self, partition: TopicPartition) -> None:  # noqa: D102 - the original's
         if not is_a(partition, TopicPartition):
@@ -233,7 +233,7 @@ class RetryingConsumer(RebalancingConsumer):
             goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
             target = before if goes_on else TopicPartition(*key, partition.offset)
             state.offsets.store(self._original, {key: target})
-        state.ledger.sought(key, partition.offset, before.offset)
+        state.tracker.sought(key, partition.offset, before.offset)
 
     def consumer_group_metadata(self) -> Any:
         """Refuse the call: offsets in a transaction and retries that are stored outside of it do not fit together."""
@@ -259,7 +259,7 @@ class RetryingConsumer(RebalancingConsumer):
         try:
             super().close()
         finally:
-            state.ledger.remove(state.ledger.assigned_keys())
+            state.tracker.remove(state.tracker.assigned_keys())
             state.hop_store.close()
         if state.buffered.errors:
             raise state.buffered.errors.popleft()

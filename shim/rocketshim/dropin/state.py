@@ -52,7 +52,7 @@ class Callee(Protocol):
 
 @dataclass(slots=True)
 class State:
-    """Our state of one consumer. The poll thread owns it, except `ledger`, `send_back` and `gate`.
+    """Our state of one consumer. The poll thread owns it, except `tracker`, `send_back` and `gate`.
 
     Attributes:
         settings: the drop-in settings.
@@ -61,7 +61,7 @@ class State:
         cooperative: the rebalance protocol is incremental.
         resets_to_beginning: `auto.offset.reset` is `earliest`, by one of its names.
         sees_ends: the client reports the ends of partitions; those of the retry topic must be filtered out.
-        ledger: what was sent back, and how far offsets may be stored.
+        tracker: what was sent back, and how far offsets may be stored.
         gate: who may call the client now.
         buffered: what a call had in hand when a callback failed.
         offsets: how far messages were handed out and handled.
@@ -86,7 +86,7 @@ class State:
     hop_store: HopStore
     send_back: DropinSendBack
     retries: RetryPartitions
-    ledger: SendBackTracker
+    tracker: SendBackTracker
     gate: ClientGate
     buffered: Buffered
     offsets: HandledOffsets
@@ -125,7 +125,7 @@ class State:
 
     def retry_partitions(self) -> list[TopicPartition]:
         """Return the assigned partitions of the retry topic."""
-        return self.retries.of(self.ledger.assigned_keys())
+        return self.retries.of(self.tracker.assigned_keys())
 
 
 def prepare(
@@ -165,7 +165,7 @@ def prepare(
         fail_stack=settings.fail_stack,
     )
     protocol = str(config.get("group.protocol", "classic")).lower()
-    ledger, gate, buffered = SendBackTracker(), ClientGate(), Buffered()
+    tracker, gate, buffered = SendBackTracker(), ClientGate(), Buffered()
     state = State(
         settings=settings,
         connection=connection(config),
@@ -178,10 +178,10 @@ def prepare(
         hop_store=store,
         send_back=send_back,
         retries=RetryPartitions(names.retry(str(group)), names),
-        ledger=ledger,
+        tracker=tracker,
         gate=gate,
         buffered=buffered,
-        offsets=HandledOffsets(stores=stores, ledger=ledger, buffered=buffered, gate=gate),
+        offsets=HandledOffsets(stores=stores, tracker=tracker, buffered=buffered, gate=gate),
     )
     state.update_slow_path()
     for name in _CALLBACKS:

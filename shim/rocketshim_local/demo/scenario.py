@@ -125,7 +125,7 @@ class _Observer:
     """A reader that adds every record of every topic of the demo to an audit."""
 
     def __init__(self, stage: _Stage, levels: DelayLevels) -> None:
-        self.ledger = Audit()
+        self.audit = Audit()
         self._stage = stage
         self._levels = levels
         self._kinds = stage.kinds()
@@ -173,7 +173,7 @@ class _Observer:
         delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if kind is TopicKind.SCHEDULE else 0
         stored_ms = message.timestamp()[1]
         at = (message.topic(), message.partition(), message.offset())
-        self.ledger.add(Seen(kind, *at, stored_ms, envelope, delay_ms))
+        self.audit.add(Seen(kind, *at, stored_ms, envelope, delay_ms))
 
 
 def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, console: Console | None = None) -> bool:
@@ -249,8 +249,8 @@ def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console
         for actor in (consumer, worker):
             actor.stop()
         observer.read(1.0)
-        account = observer.ledger.account(sent, observer.committed())
-        return _judge(account, sent, observer.ledger, console, logs)
+        account = observer.audit.account(sent, observer.committed())
+        return _judge(account, sent, observer.audit, console, logs)
     finally:
         for actor in (consumer, worker):
             actor.stop()
@@ -291,7 +291,7 @@ def _watch(observer: _Observer, sent: dict[str, Flight], actors: list[_Actor], c
             observer.read(_TICK_S)
             for actor in actors:
                 actor.revive()
-            account = observer.ledger.account(sent, observer.committed())
+            account = observer.audit.account(sent, observer.committed())
             if console.is_terminal:
                 live.update(_progress(account), refresh=True)
             elif time.monotonic() >= next_line:
@@ -321,7 +321,7 @@ def _progress(account: Account) -> Table:
     return table
 
 
-def _judge(account: Account, sent: dict[str, Flight], ledger: Audit, console: Console, logs: Path) -> bool:
+def _judge(account: Account, sent: dict[str, Flight], audit: Audit, console: Console, logs: Path) -> bool:
     cancelled = {uniq_key for uniq_key, flight in sent.items() if flight.cancelled}
     late = sum(flight.late for flight in sent.values())
     expected_retries = {
@@ -355,30 +355,30 @@ def _judge(account: Account, sent: dict[str, Flight], ledger: Audit, console: Co
         f"max {account.percentile_ms(1.0)} ms ({len(account.lateness_ms)} deliveries, timestamps of the brokers)"
     )
     if cancelled:
-        _biography(min(cancelled, key=lambda uniq_key: sent[uniq_key].line), sent, ledger, console)
+        _biography(min(cancelled, key=lambda uniq_key: sent[uniq_key].line), sent, audit, console)
     if not fine:
         console.print(f"[bold red]Some figures do not match.[/] The logs are in {logs}", soft_wrap=True)
     return fine
 
 
-def _biography(uniq_key: str, sent: dict[str, Flight], ledger: Audit, console: Console) -> None:
+def _biography(uniq_key: str, sent: dict[str, Flight], audit: Audit, console: Console) -> None:
     table = Table(title=f"History of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
     for column in ("after", "in", "partition/offset", "failures", "what happened"):
         table.add_column(column, justify="right" if column in {"after", "failures"} else "left")
-    hops = ledger.biography(uniq_key)
+    hops = audit.biography(uniq_key)
     for seen in hops:
         table.add_row(
             f"{(seen.stored_ms - hops[0].stored_ms) / 1_000:.3f} s",
             seen.kind.value,
             f"{seen.partition}/{seen.offset}",
             f"{seen.envelope.reconsume_times or 0}",
-            _event(seen, ledger),
+            _event(seen, audit),
         )
     console.print(table)
 
 
-def _event(seen: Seen, ledger: Audit) -> str:
-    origin = ledger.origin_of(seen)
+def _event(seen: Seen, audit: Audit) -> str:
+    origin = audit.origin_of(seen)
     cause = f"{seen.envelope.fail_class}: {seen.envelope.fail_text}" if seen.envelope.fail_class else ""
     if seen.kind is TopicKind.SCHEDULE:
         waits = f"waits until due, {seen.due_ms - seen.stored_ms} ms"

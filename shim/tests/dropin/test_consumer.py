@@ -158,7 +158,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     consumer = at_once({**ON, "error_cb": failed})
     consumer.waits = False
     assert isinstance(consumer, RetryingConsumer)
-    consumer._rocketshim.ledger.add({TopicPartitionKey("t", 0): 0})
+    consumer._rocketshim.tracker.add({TopicPartitionKey("t", 0): 0})
     thread = threading.Thread(target=work)
     thread.start()
     deadline = time.monotonic() + 60
@@ -184,8 +184,8 @@ def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
         assert isinstance(consumer, RetryingConsumer)
         state = consumer._rocketshim
         state.callbacks = (None, None, lost)
-        state.ledger.add({TopicPartitionKey("t", 0): 0})
-        state.ledger.sought(TopicPartitionKey("t", 0), 0, 9)  # nine were handed out
+        state.tracker.add({TopicPartitionKey("t", 0): 0})
+        state.tracker.sought(TopicPartitionKey("t", 0), 0, 9)  # nine were handed out
         state.send_back = None  # type: ignore[assignment]  # nothing is sent
         _on_lost(consumer, [TopicPartition("t", 0)])
         assert (refused, list(state.buffered.errors)) == ([True], [])
@@ -200,7 +200,7 @@ def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> N
     with Watched(ON) as consumer:
         state = consumer._rocketshim
         state.retries.is_read = True
-        state.ledger.add({TopicPartitionKey(state.retries.topic, 0): 0})
+        state.tracker.add({TopicPartitionKey(state.retries.topic, 0): 0})
         consumer.pause(consumer.assignment())
         consumer.resume(consumer.assignment())
         assert acts == [("pause", [state.retries.topic]), ("resume", [state.retries.topic])]
@@ -227,8 +227,8 @@ def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
     with Consumer(ON) as consumer:
         assert isinstance(consumer, RetryingConsumer)
         state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))
-        state.ledger.add({TopicPartitionKey("t", 0): 0, TopicPartitionKey("t", 1): 0})
+        state.tracker.add({TopicPartitionKey("t", 0): 0, TopicPartitionKey("t", 1): 0})
         state.offsets.positions = {TopicPartitionKey("t", 0): old, TopicPartitionKey("t", 1): kept}
-        state.ledger.remove([TopicPartitionKey("t", 0)])
+        state.tracker.remove([TopicPartitionKey("t", 0)])
         consumer._begin([TopicPartition("t", 0)], {TopicPartitionKey("t", 0): 50})
         assert state.offsets.positions == {TopicPartitionKey("t", 1): kept}

@@ -37,9 +37,9 @@ class Stage:
             store(offsets=offsets)
 
         self.client.store_offsets = store_offsets  # type: ignore[assignment]
-        self.ledger, self.buffered, self.gate = SendBackTracker(), Buffered(), ClientGate()
-        self.ledger.add({KEY: 0})
-        self.offsets = HandledOffsets(stores=stores, ledger=self.ledger, buffered=self.buffered, gate=self.gate)
+        self.tracker, self.buffered, self.gate = SendBackTracker(), Buffered(), ClientGate()
+        self.tracker.add({KEY: 0})
+        self.offsets = HandledOffsets(stores=stores, tracker=self.tracker, buffered=self.buffered, gate=self.gate)
 
     def fetch(self, count: int) -> list[Message]:
         found: list[Message] = self.client.consume(count, 1)
@@ -72,9 +72,9 @@ def test_a_program_that_stores_offsets_itself_is_left_alone() -> None:
 
 def test_the_stored_offset_does_not_pass_a_failing_message(stage: Stage) -> None:
     stage.fetch(5)
-    future, _ = stage.ledger.begin(KEY, 2, 5)
+    future, _ = stage.tracker.begin(KEY, 2, 5)
     stage.offsets.note_and_store(stage.client)
-    stage.ledger.end(KEY, 2, future, None)
+    stage.tracker.end(KEY, 2, future, None)
     stage.offsets.note_and_store(stage.client)
     assert stage.stored == [2, 5]
 
