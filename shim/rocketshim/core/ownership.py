@@ -1,6 +1,7 @@
 """Which partitions this process owns now: what may be handed out to listeners, and what may be committed.
 
-Nothing else decides this. Two rules exist:
+Poll loop and commits ask here. (`OrderlyRunner` reads the same leases before each call, in its own thread.) Two rules
+exist:
 
 * Kafka's group protocol fences commits, and broadcasting shares nothing: an assigned partition is owned.
 * A partition with a queue lock is owned while the lease of its lock is valid (`Lease.holds`).
