@@ -82,6 +82,7 @@ EVENTS: Final[dict[str, str]] = {
     "run.member-killed": "A member did not stop in time and was killed.",
     "run.stop-asked": "The supervisor asked this member to stop.",
     "observe.round-failed": "A look-up of offsets for the exporter or the console failed; the next round tries again.",
+    "observe.group-unknown": "The positions of a group cannot be had; it is left out for ten rounds.",
     "observe.doctor-failed": "A run of the doctor failed in the exporter; the next run tries again.",
     "health.request-failed": "A request for health or metrics failed.",
 }

@@ -6,6 +6,10 @@ and that has unread records. Nothing is committed, and no group is joined.
 
 Which topics a group reads is only known from its commits on all topics. That request is large on large clusters, so it
 is repeated every tenth round; the rounds between ask for the topics found.
+
+A group whose positions cannot be had, for example because the principal may not describe it, is left out for ten
+rounds. Only one group a round is given up like this, after the time-out: if a second one fails, the cluster is to
+blame, and the round fails.
 """
 
 from collections.abc import Mapping
@@ -14,11 +18,12 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.errors import BrokerUnavailableError
+from rocketshim.errors import BrokerUnavailableError, RocketshimError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.logs import safe_logger
 from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
 from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -26,6 +31,7 @@ from rocketshim_topics.names import TopicNames
 
 __all__ = ["OffsetLookup"]
 
+_LOG = safe_logger("rocketshim.observe")
 _TIMEOUT_S: Final = 10.0
 _ALL_TOPICS_EVERY: Final = 10
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
@@ -62,6 +68,7 @@ class OffsetLookup:
         self._askers: dict[str, ConsumerClient] = {}
         self._read_by: dict[str, set[str]] = {}
         self._times: Mapping[tuple[TopicPartitionKey, int], int] = {}
+        self._left_out: dict[str, int] = {}  # group to the round that asks again
         self._rounds = 0
 
     def look_up(self) -> Offsets:
@@ -74,7 +81,7 @@ class OffsetLookup:
         topics = self._reader.topics()
         by_topic = groups_of(names, topics, self._groups)
         groups = tuple(group for topic, group in by_topic.items() if has_that_group(names, topic, group))
-        positions = {group: self._positions(group, topics) for group in groups}
+        positions = self._positions_of(groups, topics)
         schedule = _partitions(names.schedule, topics)
         positions[names.worker_group] = self._committed(names.worker_group, schedule)
         self._rounds += 1
@@ -93,6 +100,24 @@ class OffsetLookup:
         askers, self._askers = self._askers, {}
         for asker in askers.values():
             asker.close()
+
+    def _positions_of(
+        self, groups: tuple[str, ...], topics: Mapping[str, int]
+    ) -> dict[str, dict[TopicPartitionKey, int]]:
+        """Return the committed positions of the groups; leave out those that cannot be had."""
+        positions: dict[str, dict[TopicPartitionKey, int]] = {}
+        failed: RocketshimError | None = None
+        for group in groups:
+            if self._left_out.get(group, 0) > self._rounds:
+                continue
+            try:
+                positions[group] = self._positions(group, topics)
+            except RocketshimError as error:
+                if failed is not None:
+                    raise
+                failed, self._left_out[group] = error, self._rounds + 1 + _ALL_TOPICS_EVERY
+                _LOG.warning("observe.group-unknown", extra={"group": group, "error": str(error)})
+        return positions
 
     def _positions(self, group: str, topics: Mapping[str, int]) -> dict[TopicPartitionKey, int]:
         """Return a group's committed positions."""

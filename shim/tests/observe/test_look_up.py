@@ -1,9 +1,10 @@
 """Look-ups of offsets, positions and append times, over the in-memory Kafka."""
 
 from collections.abc import Iterator
+from typing import Any, cast
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.look_up import OffsetLookup
@@ -112,6 +113,33 @@ def test_a_cluster_that_does_not_answer_is_an_error(world: World) -> None:
     world.kafka.stop_broker()
     with pytest.raises(BrokerUnavailableError):
         world.snapshot()
+
+
+class Refusing:
+    """The consumer of a group whose positions cannot be had."""
+
+    def committed(self, *_: object, **__: object) -> list[TopicPartition]:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_one_group_that_may_not_be_described_is_left_out_for_ten_rounds(world: World) -> None:
+    world.kafka.create_topic(NAMES.retry("ship"), 1)
+    world.lookup._askers["ship"] = cast("Any", Refusing())
+    assert [group.group for group in world.snapshot().groups] == ["pay"]
+    del world.lookup._askers["ship"]
+    shown = ["ship" in [group.group for group in world.snapshot().groups] for _ in range(11)]
+    assert shown == [False] * 10 + [True]
+
+
+def test_two_groups_that_do_not_answer_in_one_round_are_an_error(world: World) -> None:
+    world.kafka.create_topic(NAMES.retry("ship"), 1)
+    world.lookup._askers.update(pay=cast("Any", Refusing()), ship=cast("Any", Refusing()))
+    with pytest.raises(BrokerUnavailableError):
+        world.lookup.look_up()
+    assert world.snapshot().groups == ()
 
 
 def test_nothing_is_committed_and_no_group_is_joined(world: World) -> None:
