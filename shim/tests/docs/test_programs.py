@@ -110,26 +110,6 @@ def test_bodies_of_pydantic(harness: Harness) -> None:
     assert charged == [good]
 
 
-def test_bodies_of_avro_keep_their_subject_on_retries(harness: Harness) -> None:
-    subjects: list[str] = []
-
-    def deserialize(body: bytes, context: Any) -> bytes:
-        subjects.append(f"{context.topic}-{context.field}")
-        if len(subjects) == 1:
-            raise ConnectionError("the registry does not answer")
-        return body
-
-    scope = run(
-        recipes()["Avro with a schema registry"],
-        serialize=lambda value, _: value,
-        deserialize=deserialize,
-        charge=lambda _: None,
-    )
-    assert dead(harness, scope["consumer"], Message("orders", b"x")) == []
-    harness.pass_time("10s")
-    assert subjects == ["orders-value", "orders-value"]
-
-
 def test_final_exceptions(harness: Harness) -> None:
     scope = run(recipes()["Some exceptions are final"], charge=int)
     assert dead(harness, scope["consumer"], Message("orders", b"7"), Message("orders", b"x")) == [b"x"]
