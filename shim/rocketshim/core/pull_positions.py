@@ -6,17 +6,23 @@ begins, not before, or when the caller commits it. So a partition has
 * a *position*: after the last message that was handed out or skipped by a filter;
 * a *done* position: where the last poll started, or what was committed since; it equals the position unless that poll
   has moved it;
-* a *sent* position: the one last sent to the group's offsets. A position is due while it differs from the sent one. It
-  may have gone back because the caller has sought back; then the lower position is committed;
+* a *sent* position: the one last sent to the group's offsets. It may have gone back because the caller has sought
+  back; then the lower position is committed;
 * a *confirmed* position: the last sent one that Kafka has confirmed. A commit that somebody waits for includes every
   position that is not confirmed: one that was sent without waiting may still be refused.
+
+A position is due while it differs from the sent one and that one has its answer: librdkafka may repeat an older commit
+after a newer one, and the stored position would go back.
 """
 
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["PullPositions"]
+
+_REFUSED: Final = -1  # in place of a sent position: no offset of Kafka's
 
 
 class PullPositions:
@@ -91,9 +97,13 @@ class PullPositions:
         self._before.pop(key, None)
 
     def due(self) -> dict[TopicPartitionKey, int]:
-        """Return the done positions to commit without waiting: those that differ from what was sent last."""
+        """Return the done positions to commit without waiting: those not sent, of partitions that await no answer."""
         done = self._position | self._before
-        return {key: position for key, position in done.items() if position != self._sent[key]}
+        return {
+            key: position
+            for key, position in done.items()
+            if position != self._sent[key] and self._sent[key] in (self._confirmed[key], _REFUSED)
+        }
 
     def unconfirmed(
         self, keys: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
@@ -134,4 +144,4 @@ class PullPositions:
     def refused(self, key: TopicPartitionKey, position: int) -> None:
         """Mark a refused position as due again, unless another position was sent since."""
         if self._sent.get(key) == position:
-            self._sent[key] = -1
+            self._sent[key] = _REFUSED

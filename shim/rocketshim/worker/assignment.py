@@ -67,6 +67,7 @@ class AssignedPartition:
         number: partition number.
         queue: records that wait until they are due.
         committed: the position that is committed or is being committed.
+        awaits_commit: whether an asynchronous commit of the partition has no answer yet.
         paused: whether fetching is paused.
         gone: whether the partition was revoked; results that arrive for it are dropped.
         skipped_to: the position after the last probe that was read.
@@ -80,6 +81,7 @@ class AssignedPartition:
         "_metadata",
         "_topic",
         "awaited",
+        "awaits_commit",
         "backoff_until_ns",
         "backoffs",
         "committed",
@@ -97,6 +99,7 @@ class AssignedPartition:
         self.number = number
         self.queue = queue
         self.committed = committed
+        self.awaits_commit = False
         self.paused = False
         self.gone = False
         self.skipped_to = -1

@@ -353,11 +353,20 @@ class AtLeastOnce:
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 
     def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
-        """Commit the confirmed positions of these partitions."""
+        """Commit the confirmed positions of these partitions.
+
+        An asynchronous commit leaves out partitions whose last commit has no answer: librdkafka may repeat that one
+        after this one, and the position would go back. A commit that is waited for includes them, because the last one
+        may still be refused.
+        """
         consumer = self._consumer
         if consumer is None:
             return
-        moved = [(each, position) for each in assigned if (position := each.position) and position > each.committed]
+        moved = [
+            (each, position)
+            for each in assigned
+            if (position := each.position) and (not asynchronous if each.awaits_commit else position > each.committed)
+        ]
         if not moved:
             return
         offsets = [each.at(position) for each, position in moved]
@@ -373,6 +382,7 @@ class AtLeastOnce:
         self._point("after-commit")
         for each, position in moved:
             each.committed = position
+            each.awaits_commit = asynchronous
 
     def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until these partitions have no records in flight, or the time is over."""

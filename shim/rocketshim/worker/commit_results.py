@@ -32,6 +32,10 @@ class CommitResults:
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Take the result of one commit."""
+        answered = {item.partition for item in partitions}
+        for number, each in self._assigned.items():
+            if number in answered or not answered:
+                each.awaits_commit = False
         if error is None and all(item.error is None for item in partitions):
             self.fail_since_ns = None
             return

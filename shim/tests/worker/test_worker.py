@@ -1,6 +1,7 @@
 """The worker's promises, in virtual time on the in-memory Kafka."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -285,6 +286,32 @@ def test_the_next_commit_includes_a_failed_one(sim: Any) -> None:
     sim.schedule()
     sim.run(worker, 3_000)
     assert sim.position() >= 1
+
+
+@pytest.mark.only("at-least-once")
+def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(sim: Any) -> None:
+    """Otherwise a commit that librdkafka repeats, with the coordinator changing, may be stored after a later one."""
+    worker = sim.worker()
+    sim.run(worker, 300)
+    delivery, consumer = worker._delivery, worker._consumer
+    assigned = worker._assignment.held[0]
+    sent: list[tuple[int, bool]] = []
+    delivery._consumer = SimpleNamespace(
+        commit=lambda offsets, asynchronous: sent.append((offsets[0].offset, asynchronous))
+    )
+    for position in (7, 8):
+        assigned.skipped_to = position
+        delivery.commit([assigned], asynchronous=True)
+    delivery.commit([assigned], asynchronous=False)
+    assert sent == [(7, True), (8, False)]
+    assigned.skipped_to = 9
+    delivery.commit([assigned], asynchronous=True)
+    assigned.skipped_to = 10
+    delivery.commit([assigned], asynchronous=True)
+    worker._commits.on_commit(None, [assigned.at(9)])
+    delivery.commit([assigned], asynchronous=True)
+    assert sent[2:] == [(9, True), (10, True)]
+    delivery._consumer = consumer
 
 
 @pytest.mark.parametrize("value", [None, b""])
