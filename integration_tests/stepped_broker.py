@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from rocketshim_local import LocalCluster
-from rocketshim_local.java import find_java
 from rocketshim_local.startup_kit import startup_kit
 
 __all__ = ["SteppedBroker", "stepped_broker_in"]
@@ -59,8 +58,7 @@ class SteppedBroker:
 @contextmanager
 def stepped_broker_in(folder: Path) -> Iterator[SteppedBroker]:
     """Run such a broker for the length of the block; its class and its offset lie in `folder`."""
-    java = find_java()
-    kit = startup_kit(java)
+    kit = startup_kit()
     javac = shutil.which("javac")
     assert javac is not None, "no javac on PATH: install a JDK of at least Java 17"
     classes, offset_file = folder / "classes", folder / "offset"

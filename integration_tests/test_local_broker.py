@@ -28,6 +28,8 @@ from rocketshim.errors import BrokerUnavailableError, LocalBrokerError
 from rocketshim_local import Broker, LocalCluster, any_broker, cache_dir, prepare
 from rocketshim_local.cache import CACHE_VARIABLE
 from rocketshim_local.probe import free_ports
+from rocketshim_local.server_properties import NodeAddress, render_properties, server_properties
+from rocketshim_local.startup_kit import BOOTSTRAP_CHECKPOINT, startup_kit
 
 DEADLINE_S = 60.0
 
@@ -151,6 +153,21 @@ def test_preparing_a_second_time_does_and_says_nothing(monkeypatch: pytest.Monke
     kit = prepare(report=lines.append)
     assert lines == []
     assert kit.jars.damaged() == []
+
+
+def test_a_new_cluster_has_the_feature_levels_of_kafka_s_own_formatter(tmp_path: Path) -> None:
+    kit = startup_kit()
+    address = NodeAddress(1, 1, 2)
+    settings = tmp_path / "server.properties"
+    settings.write_text(render_properties(server_properties(1, (address,), data_folder=str(tmp_path), overrides={})))
+    command = [*kit.java_command(256, tmp_path), "kafka.tools.StorageTool", "format"]
+    subprocess.run([*command, "--cluster-id", "A" * 22, "--config", settings], check=True)
+
+    def levels(checkpoint: Path) -> bytes:
+        content = checkpoint.read_bytes()
+        return content[content.index(b"metadata.version") : content.index(b"transaction.version") + 22]
+
+    assert levels(BOOTSTRAP_CHECKPOINT) == levels(tmp_path / "bootstrap.checkpoint")
 
 
 def test_data_in_a_folder_of_the_caller_survive_the_cluster(tmp_path: Path) -> None:

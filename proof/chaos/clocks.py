@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import Final
 
-from rocketshim_local.java import find_java
 from rocketshim_local.startup_kit import startup_kit
 
 __all__ = ["BrokerClocks"]
@@ -23,7 +22,7 @@ class BrokerClocks:
 
     def __init__(self, folder: Path) -> None:
         self._classes, self._offset_file = folder / "classes", folder / "offset"
-        self._class_path = startup_kit(find_java()).class_path
+        self._class_path = startup_kit().class_path
         compiler = shutil.which("javac")
         if compiler is None:
             raise FileNotFoundError("no javac on PATH: setting the brokers' clocks needs a JDK of at least Java 17")

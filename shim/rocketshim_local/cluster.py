@@ -2,8 +2,8 @@
 
 Theory of operation
 -------------------
-*Formatting* runs in this process: it writes `meta.properties` and copies `bootstrap.checkpoint` from the start-up kit
-(`rocketshim_local.startup_kit`).
+*Formatting* runs in this process: it writes `meta.properties` and copies `bootstrap.checkpoint` from this package
+(see `rocketshim_local.startup_kit`).
 
 *Ports* are chosen at random below the range that the kernel uses for outgoing connections, and checked. If another
 process takes one before the node listens, the node exits with "Address already in use". The whole start is then
@@ -29,7 +29,6 @@ from typing import Self
 
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.home import ClusterHome
-from rocketshim_local.java import JavaRuntime, find_java
 from rocketshim_local.node import Node
 from rocketshim_local.partitions import await_in_sync, leader, touch_internal_topics
 from rocketshim_local.probe import accepts_connections, choose_ports, known_brokers
@@ -194,14 +193,13 @@ class LocalCluster:
         """
         if self._nodes:
             raise LocalBrokerError("the cluster is already running")
-        java = find_java()
-        kit = startup_kit(java, report=self._report)
+        kit = startup_kit(report=self._report)
         home = ClusterHome(self._data_dir, self._brokers)
         self._home = home
         try:
             for attempt in range(_PORT_TRIES):
                 try:
-                    self._start_on(choose_ports(self._brokers, self._port), home, kit, java)
+                    self._start_on(choose_ports(self._brokers, self._port), home, kit)
                 except _PortTakenError as error:
                     self._kill_all()
                     if self._port is not None or attempt + 1 == _PORT_TRIES:
@@ -332,18 +330,16 @@ class LocalCluster:
 
     # --- starting nodes ------------------------------------------------------------------------------------------
 
-    def _start_on(
-        self, addresses: tuple[NodeAddress, ...], home: ClusterHome, kit: StartupKit, java: JavaRuntime
-    ) -> None:
+    def _start_on(self, addresses: tuple[NodeAddress, ...], home: ClusterHome, kit: StartupKit) -> None:
         self._nodes = {each.node_id: Node(each, home.node(each.node_id)) for each in addresses}
         for node_id, node in self._nodes.items():
             properties = server_properties(
                 node_id, addresses, data_folder=str(node.data), overrides=self._properties, users=self._users,
                 tls_pem=self._tls_pem, advertised_port=self._advertised_ports.get(node_id),
             )  # fmt: skip
-            node.format(kit, home.cluster_id, properties)
+            node.format(home.cluster_id, properties)
         for node in self._nodes.values():
-            node.launch([str(java.executable), *kit.jvm_options(self._heap_mb, node.logs), *self._jvm_options])
+            node.launch([*kit.java_command(self._heap_mb, node.logs), *self._jvm_options])
         self._await_registered(list(self._nodes.values()), time.monotonic() + self._start_timeout_s)
 
     def _await_registered(self, nodes: list[Node], deadline: float) -> None:

@@ -9,21 +9,27 @@ and all but the newest `KEPT_LOGS` log folders. The lock on `in-use` tells wheth
 releases it when the process that holds it ends.
 """
 
+import base64
 import fcntl
 import json
+import secrets
 import shutil
 import time
-import uuid
 from pathlib import Path
 from typing import IO
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.cache import cache_dir
-from rocketshim_local.server_properties import cluster_id_from
 
-__all__ = ["ClusterHome"]
+__all__ = ["ClusterHome", "random_id"]
 
 KEPT_LOGS = 8
+
+
+def random_id() -> str:
+    """Return a random id as Kafka writes them: 16 bytes as 22 characters of URL-safe base64."""
+    # The first byte is fixed, because Kafka's tools read an id that begins with a hyphen as an option.
+    return base64.urlsafe_b64encode(b"R" + secrets.token_bytes(15))[:22].decode()
 
 
 class ClusterHome:
@@ -46,7 +52,7 @@ class ClusterHome:
     """
 
     def __init__(self, data_dir: Path | None, brokers: int) -> None:
-        fresh_id = cluster_id_from(uuid.uuid4())
+        fresh_id = random_id()
         self.keeps_data = data_dir is not None
         if data_dir is None:
             root = cache_dir() / "clusters"

@@ -9,13 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.server_properties import NodeAddress, meta_properties, render_properties
-from rocketshim_local.startup_kit import StartupKit
+from rocketshim_local.home import random_id
+from rocketshim_local.server_properties import NodeAddress, render_properties
+from rocketshim_local.startup_kit import BOOTSTRAP_CHECKPOINT
 
 __all__ = ["Node"]
 
@@ -69,15 +69,15 @@ class Node:
         """
         return self._living().pid
 
-    def format(self, kit: StartupKit, cluster_id: str, properties: Mapping[str, str]) -> None:
+    def format(self, cluster_id: str, properties: Mapping[str, str]) -> None:
         """Write the node's configuration; format its data folder for this cluster if that was not done before."""
         self.data.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         meta = self.data / "meta.properties"
         if not meta.exists():
-            shutil.copyfile(kit.bootstrap_checkpoint, self.data / "bootstrap.checkpoint")
-            text = render_properties(meta_properties(self.address.node_id, cluster_id, uuid.uuid4()))
-            meta.write_text(text, encoding="ascii")
+            shutil.copyfile(BOOTSTRAP_CHECKPOINT, self.data / "bootstrap.checkpoint")
+            identity = {"version": "1", "cluster.id": cluster_id, "node.id": str(self.address.node_id)}
+            meta.write_text(render_properties(identity | {"directory.id": random_id()}), encoding="ascii")
         configuration = self.home / "server.properties"
         configuration.touch(mode=0o600)  # it may contain passwords
         configuration.write_text(render_properties(properties), encoding="ascii")

@@ -3,7 +3,7 @@
 Every node is both broker and controller, and listens on 127.0.0.1 only. The defaults differ from a server's defaults
 where a development machine and tests need something else: small internal topics, no delay before the first rebalance,
 no automatic creation of topics, a dead broker fenced after 6 s instead of 9. The caller's properties take precedence
-over the defaults, except for those that the cluster itself depends on (`STRUCTURAL`).
+over the defaults, but must not change the nodes, ports and folders of the cluster.
 
 With TLS, one PEM file has the key and the certificate of every node; clients trust this certificate.
 
@@ -12,45 +12,18 @@ user. The controller listener stays plaintext on the loopback, and therefore `AN
 only for tests of ACLs on one machine.
 """
 
-import base64
-import uuid
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rocketshim.errors import ConfigError
 
-__all__ = [
-    "ADMIN_USER",
-    "STRUCTURAL",
-    "NodeAddress",
-    "cluster_id_from",
-    "meta_properties",
-    "render_properties",
-    "security_protocol",
-    "server_properties",
-]
+__all__ = ["ADMIN_USER", "HOST", "NodeAddress", "render_properties", "security_protocol", "server_properties"]
 
 HOST = "127.0.0.1"
 ADMIN_USER = "admin"
 
-STRUCTURAL = frozenset(
-    {
-        "process.roles",
-        "node.id",
-        "broker.id",
-        "controller.quorum.voters",
-        "controller.quorum.bootstrap.servers",
-        "controller.listener.names",
-        "listeners",
-        "advertised.listeners",
-        "inter.broker.listener.name",
-        "listener.security.protocol.map",
-        "log.dir",
-        "log.dirs",
-        "metadata.log.dir",
-    }
-)
-"""Keys that a caller must not set, because they define the nodes, ports and folders of the cluster."""
+_OTHER_NAMES_OF_STRUCTURE = {"broker.id", "controller.quorum.bootstrap.servers", "log.dir", "metadata.log.dir"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +33,6 @@ class NodeAddress:
     node_id: int
     port: int
     controller_port: int
-
-
-def cluster_id_from(random: uuid.UUID) -> str:
-    """Return a KRaft cluster id (22 characters of URL-safe base64) for a random UUID.
-
-    Kafka's tools would read an id that begins with `-` as an option; in that case the first character is replaced.
-    """
-    text = base64.urlsafe_b64encode(random.bytes).rstrip(b"=").decode()
-    return "A" + text[1:] if text.startswith("-") else text
 
 
 def server_properties(
@@ -95,13 +59,13 @@ def server_properties(
         advertised_port: the port that clients and other brokers connect to; None: the node's own.
 
     Raises:
-        ConfigError: an override is in `STRUCTURAL`, or a user name or password is not valid in a JAAS line.
+        ConfigError: an override would change the structure, or a user name or password is not valid in a JAAS line.
     """
     own = next(node for node in nodes if node.node_id == node_id)
     client_protocol = security_protocol(users=users is not None, tls=tls_pem is not None)
     copies = min(len(nodes), 3)
     in_sync = max(1, copies - 1)
-    properties = {
+    structure = {
         "process.roles": "broker,controller",
         "node.id": str(node_id),
         "controller.quorum.voters": ",".join(f"{node.node_id}@{HOST}:{node.controller_port}" for node in nodes),
@@ -111,6 +75,10 @@ def server_properties(
         "inter.broker.listener.name": client_protocol,
         "listener.security.protocol.map": f"CONTROLLER:PLAINTEXT,{client_protocol}:{client_protocol}",
         "log.dirs": data_folder,
+    }
+    if taken := overrides.keys() & (structure.keys() | _OTHER_NAMES_OF_STRUCTURE):
+        raise ConfigError(f"{', '.join(sorted(taken))}: the local cluster sets this itself; remove it from properties")
+    defaults = {
         # topics
         "auto.create.topics.enable": "false",
         "num.partitions": "1",
@@ -140,13 +108,11 @@ def server_properties(
         "log.index.size.max.bytes": str(256 * 1024),  # the kernel may read a file of 10 MiB ahead at its first use
     }
     if users is not None:
-        properties |= _sasl(users, client_protocol.lower())
+        defaults |= _sasl(users, client_protocol.lower())
     if tls_pem is not None:
         for store in ("keystore", "truststore"):
-            properties |= {f"ssl.{store}.type": "PEM", f"ssl.{store}.location": tls_pem}
-    if taken := STRUCTURAL & overrides.keys():
-        raise ConfigError(f"{', '.join(sorted(taken))}: the local cluster sets this itself; remove it from properties")
-    return properties | dict(overrides)
+            defaults |= {f"ssl.{store}.type": "PEM", f"ssl.{store}.location": tls_pem}
+    return defaults | dict(overrides) | structure
 
 
 def security_protocol(*, users: bool, tls: bool) -> str:
@@ -176,34 +142,6 @@ def _sasl(users: Mapping[str, str], listener: str) -> dict[str, str]:
     }
 
 
-def meta_properties(node_id: int, cluster_id: str, directory: uuid.UUID) -> dict[str, str]:
-    """Return the content of `meta.properties`, which marks a folder as formatted (as `kafka-storage` writes it)."""
-    return {
-        "version": "1",
-        "cluster.id": cluster_id,
-        "node.id": str(node_id),
-        "directory.id": cluster_id_from(directory),
-    }
-
-
 def render_properties(properties: Mapping[str, str]) -> str:
-    """Return the text of a Java `.properties` file, ASCII only.
-
-    Raises:
-        ConfigError: a value contains a line break, which no Kafka property needs.
-    """
-    lines = []
-    for key, value in properties.items():
-        if "\n" in value or "\r" in value:
-            raise ConfigError(f"property {key}: its value contains a line break: {value!r}")
-        lines.append(f"{key}={''.join(_escaped(character) for character in value)}")
-    return "\n".join(lines) + "\n"
-
-
-def _escaped(character: str) -> str:
-    if character == "\\":
-        return "\\\\"
-    if character.isascii():
-        return character
-    units = character.encode("utf-16-be")  # Java's escapes are UTF-16 code units
-    return "".join(f"\\u{units[i]:02x}{units[i + 1]:02x}" for i in range(0, len(units), 2))
+    """Return the text of a Java `.properties` file, ASCII only; JSON's escapes of a string are Java's, too."""
+    return "".join(f"{key}={json.dumps(value)[1:-1]}\n" for key, value in properties.items())

@@ -1,11 +1,12 @@
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.home import KEPT_LOGS, ClusterHome
+from rocketshim_local.home import KEPT_LOGS, ClusterHome, random_id
 
 
 @pytest.fixture(autouse=True)
@@ -18,6 +19,11 @@ def fill(home: ClusterHome) -> None:
     for folder in (home.node(1) / "data", home.node(1) / "log"):
         folder.mkdir(parents=True)
         (folder / "file").write_text("x")
+
+
+def test_a_random_id_has_22_characters_and_never_looks_like_an_option() -> None:
+    for text in (random_id() for _ in range(1_000)):
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{21}", text)
 
 
 def test_a_named_folder_keeps_its_data_and_cluster_id(tmp_path: Path) -> None:
