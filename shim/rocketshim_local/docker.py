@@ -9,12 +9,9 @@ engine is missing, `docker_obstacle` returns that as the reason.
 import importlib
 import importlib.util
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.client import HTTPException, HTTPResponse
-from urllib.parse import SplitResult, urlsplit
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.jars import KAFKA_VERSION
@@ -25,7 +22,7 @@ __all__ = ["docker_broker", "docker_obstacle", "image_environment"]
 
 DOCKER_VARIABLE = "ROCKETSHIM_DOCKER"
 IMAGE = f"apache/kafka:{KAFKA_VERSION}"
-_PING_TIMEOUT_S = 1.0
+_ANSWER_TIMEOUT_S = 1.0
 _START_TIMEOUT_S = 120.0
 _CONTROLLER_PORT = 9_093
 
@@ -41,32 +38,12 @@ def docker_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
         return f"{DOCKER_VARIABLE} turns Docker off"
     if importlib.util.find_spec("testcontainers") is None:
         return "testcontainers is not installed"
-    host = environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock"
-    return None if _engine_answers(host) else "no Docker engine answers"
-
-
-def _engine_answers(host: str) -> bool:
+    docker = importlib.import_module("docker")
     try:
-        with _connect(urlsplit(host)) as connection:
-            connection.sendall(b"GET /_ping HTTP/1.1\r\nHost: docker\r\nConnection: close\r\n\r\n")
-            response = HTTPResponse(connection)
-            response.begin()
-            return response.status == 200
-    except (OSError, ValueError, HTTPException):
-        return False
-
-
-def _connect(address: SplitResult) -> socket.socket:
-    if address.scheme != "unix":
-        return socket.create_connection((address.hostname or "localhost", address.port or 2375), _PING_TIMEOUT_S)
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.settimeout(_PING_TIMEOUT_S)
-        connection.connect(address.path)
-    except OSError:
-        connection.close()
-        raise
-    return connection
+        docker.from_env(timeout=_ANSWER_TIMEOUT_S, environment=dict(environ)).close()  # asks the engine for its version
+    except (docker.errors.DockerException, ValueError):  # ValueError: the port in DOCKER_HOST is not a number
+        return "no Docker engine answers"
+    return None
 
 
 def image_environment(properties: Mapping[str, str]) -> dict[str, str]:
