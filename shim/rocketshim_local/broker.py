@@ -93,7 +93,7 @@ def any_broker(
 
 
 def _require_answer(bootstrap: str) -> None:
-    if not known_brokers(bootstrap, timeout_s=_ANSWER_TIMEOUT_S):
+    if not known_brokers({"bootstrap.servers": bootstrap}, timeout_s=_ANSWER_TIMEOUT_S):
         raise BrokerUnavailableError(
             f"{BOOTSTRAP_VARIABLE}={bootstrap}: no broker answers there within {_ANSWER_TIMEOUT_S:.0f} s; "
             "start it, or unset the variable"

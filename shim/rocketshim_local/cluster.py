@@ -2,9 +2,6 @@
 
 Theory of operation
 -------------------
-*Formatting* runs in this process: it writes `meta.properties` and copies `bootstrap.checkpoint` from this package
-(see `rocketshim_local.startup_kit`).
-
 *Ports* are chosen at random below the range that the kernel uses for outgoing connections, and checked. If another
 process takes one before the node listens, the node exits with "Address already in use". The whole start is then
 repeated on other ports.
@@ -22,16 +19,18 @@ Not supported: nodes on other machines, changing the number of nodes of a folder
 import logging
 import signal
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.home import ClusterHome
 from rocketshim_local.node import Node
-from rocketshim_local.partitions import await_in_sync, leader, touch_internal_topics
-from rocketshim_local.probe import accepts_connections, choose_ports, known_brokers
+from rocketshim_local.probe import accepts_connections, admin_client, choose_ports, known_brokers
 from rocketshim_local.server_properties import (
     ADMIN_USER,
     HOST,
@@ -52,15 +51,16 @@ _GRACE_OF_LOST_DATA_S = 1.0
 _log = logging.getLogger("rocketshim.local")
 
 
-class _PortTakenError(Exception):
-    """A node found that one of its ports is in use. The start is repeated on other ports."""
+class _PortTakenError(LocalBrokerError):
+    """A node found that one of its ports is in use."""
 
 
 class LocalCluster:
     """A Kafka cluster on this machine, as a context manager.
 
     The constructor starts nothing. `start` downloads the jars that are missing in the cache (not Java) and returns when
-    every broker is registered. Nodes are numbered from 1.
+    every broker is registered. Nodes are numbered from 1. A method that takes the id of a node, and every attribute but
+    `logs_dir`, raises `LocalBrokerError` if the cluster is not running or has no such node.
 
     Args:
         brokers: number of nodes, 1 to 9; each is broker and controller.
@@ -116,7 +116,7 @@ class LocalCluster:
         self._tls_pem = None if tls_pem is None else str(tls_pem.absolute())
         self._advertised_ports = dict(advertised_ports or {})
         self._start_timeout_s = start_timeout_s
-        self._report = _log.info if report is None else report
+        self._report = report
         self._home: ClusterHome | None = None
         self._nodes: dict[int, Node] = {}
         # Call it only for its checks, so that invalid properties and users raise here and not in `start`.
@@ -126,11 +126,7 @@ class LocalCluster:
 
     @property
     def bootstrap(self) -> str:
-        """`host:port` of every node, comma separated, for `bootstrap.servers`.
-
-        Raises:
-            LocalBrokerError: the cluster is not running.
-        """
+        """`host:port` of every node, comma separated, for `bootstrap.servers`."""
         return ",".join(f"{HOST}:{node.address.port}" for node in self._running().values())
 
     @property
@@ -140,7 +136,9 @@ class LocalCluster:
         Raises:
             LocalBrokerError: the cluster was never started.
         """
-        return self._taken_home().path
+        if self._home is None:
+            raise LocalBrokerError("the cluster was never started: it has no folder")
+        return self._home.path
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -153,12 +151,8 @@ class LocalCluster:
         return tuple(node_id for node_id, node in self._running().items() if not node.alive)
 
     def pid(self, node: int) -> int:
-        """Return the process id of a running node.
-
-        Raises:
-            LocalBrokerError: the node does not exist or its process has ended.
-        """
-        return self._node(node).pid
+        """Return the process id of a node; raise `LocalBrokerError` if its process has ended."""
+        return self._node(node).process.pid
 
     def client_config(self, user: str = ADMIN_USER) -> dict[str, str]:
         """Return the librdkafka settings to connect to the cluster, as `user` if the cluster has users.
@@ -194,20 +188,16 @@ class LocalCluster:
         if self._nodes:
             raise LocalBrokerError("the cluster is already running")
         kit = startup_kit(report=self._report)
-        home = ClusterHome(self._data_dir, self._brokers)
-        self._home = home
+        home = self._home = ClusterHome(self._data_dir, self._brokers)
         try:
-            for attempt in range(_PORT_TRIES):
+            for tries_left in reversed(range(_PORT_TRIES if self._port is None else 1)):
                 try:
                     self._start_on(choose_ports(self._brokers, self._port), home, kit)
-                except _PortTakenError as error:
-                    self._kill_all()
-                    if self._port is not None or attempt + 1 == _PORT_TRIES:
-                        raise LocalBrokerError(
-                            f"{error}: stop the process that listens there, or choose another port"
-                        ) from error
-                else:
                     break
+                except _PortTakenError:
+                    self._kill_all()
+                    if not tries_left:
+                        raise
         except BaseException:
             self._kill_all()
             home.leave()
@@ -224,15 +214,14 @@ class LocalCluster:
             timeout_s: seconds until a node is killed; None: 20 if the data are kept, 1 if they are deleted.
         """
         if timeout_s is None:
-            keeps_data = self._home is not None and self._home.keeps_data
-            timeout_s = _GRACE_S if keeps_data else _GRACE_OF_LOST_DATA_S
+            timeout_s = _GRACE_OF_LOST_DATA_S if self._data_dir is None else _GRACE_S
         deadline = time.monotonic() + timeout_s
         for node in self._nodes.values():
             node.request_stop()
-        for node in self._nodes.values():
+        for node_id, node in self._nodes.items():
             if not node.await_end(max(0.0, deadline - time.monotonic())) and self._data_dir is not None:
-                _log.warning("node %d did not stop within %.0f s; killing it", node.address.node_id, timeout_s)
-        self._kill_all()
+                _log.warning("node %d did not stop within %.0f s and was killed", node_id, timeout_s)
+        self._nodes = {}
         if self._home is not None:
             self._home.leave()
 
@@ -250,27 +239,27 @@ class LocalCluster:
         """Kill a node with SIGKILL, like a crash, and wait until its process has ended. Its data are kept.
 
         Raises:
-            LocalBrokerError: the node does not exist or its process has ended.
+            LocalBrokerError: its process has ended already.
         """
         target = self._node(node)
-        target.signal(signal.SIGKILL)
-        target.kill()
+        target.process.kill()
+        target.await_end()
 
     def pause(self, node: int) -> None:
         """Pause a node (SIGSTOP): it keeps its connections and does nothing until `resume`.
 
         Raises:
-            LocalBrokerError: the node does not exist or its process has ended.
+            LocalBrokerError: its process has ended.
         """
-        self._node(node).signal(signal.SIGSTOP)
+        self._node(node).process.send_signal(signal.SIGSTOP)
 
     def resume(self, node: int) -> None:
         """Resume a paused node (SIGCONT); do nothing if it is not paused.
 
         Raises:
-            LocalBrokerError: the node does not exist or its process has ended.
+            LocalBrokerError: its process has ended.
         """
-        self._node(node).signal(signal.SIGCONT)
+        self._node(node).process.send_signal(signal.SIGCONT)
 
     def restart(self, node: int) -> None:
         """Start a node again with its ports and data, and wait until it is registered.
@@ -278,26 +267,21 @@ class LocalCluster:
         A node that is running is stopped cleanly first; if it has not ended after 20 s, it is killed.
 
         Raises:
-            LocalBrokerError: the node does not exist, it exited, or the deadline passed. The other nodes are not
-                touched.
+            LocalBrokerError: it exited, or the deadline passed. The other nodes are not touched.
         """
         target = self._node(node)
         target.request_stop()
-        if not target.await_end(_GRACE_S):
-            target.kill()
+        target.await_end(_GRACE_S)
         deadline = time.monotonic() + self._start_timeout_s
         while True:
-            target.relaunch()
+            target.launch()
             try:
                 self._await_registered([each for each in self._nodes.values() if each.alive], deadline)
-            except _PortTakenError as error:
+                break
+            except _PortTakenError:
                 # A node never changes its ports. Wait until the process that uses one now has ended.
                 if time.monotonic() > deadline:
-                    raise LocalBrokerError(
-                        f"cannot restart node {node}: {error}; stop the process that listens there"
-                    ) from error
-            else:
-                return
+                    raise
 
     # --- state of the cluster ------------------------------------------------------------------------------------
 
@@ -305,9 +289,14 @@ class LocalCluster:
         """Return the id of the node that is the current leader of a partition.
 
         Raises:
-            LocalBrokerError: the cluster is not running, or the partition does not exist or has no leader.
+            LocalBrokerError: the partition does not exist or has no leader.
         """
-        return leader(self.client_config(), topic, partition)
+        described = (
+            admin_client(self.client_config()).list_topics(topic, timeout=10.0).topics[topic].partitions.get(partition)
+        )
+        if described is None or described.leader < 1:
+            raise LocalBrokerError(f"partition {partition} of {topic!r} does not exist or has no leader")
+        return int(described.leader)
 
     def touch_internal_topics(self, timeout_s: float = 60.0) -> None:
         """Create `__consumer_offsets` and `__transaction_state` now, and wait until they are in sync.
@@ -316,9 +305,26 @@ class LocalCluster:
         call this before you inject a fault.
 
         Raises:
-            LocalBrokerError: the cluster is not running, or the topics were not ready within `timeout_s` seconds.
+            LocalBrokerError: the topics were not ready within `timeout_s` seconds.
         """
-        touch_internal_topics(self.client_config(), timeout_s)
+        name = f"rocketshim-touch-{uuid.uuid4().hex[:8]}"
+        config = {**self.client_config(), "log_level": "0"}
+        consumer = Consumer({**config, "group.id": name})
+        producer = Producer({**config, "transactional.id": name})
+
+        def obstacle() -> str:
+            try:
+                consumer.committed([TopicPartition("rocketshim-touch", 0)], timeout=timeout_s)
+                producer.init_transactions(timeout_s)
+            except KafkaException as error:  # NOT_COORDINATOR and similar, while a topic is being created
+                return f"the internal topics were not ready: {error}"
+            return ""
+
+        try:
+            _wait_until_none(obstacle, timeout_s)
+        finally:
+            consumer.close()
+        self.await_in_sync(timeout_s)
 
     def await_in_sync(self, timeout_s: float = 60.0) -> None:
         """Wait until every partition of every topic has a leader and all its replicas are in sync.
@@ -326,9 +332,20 @@ class LocalCluster:
         Raises:
             LocalBrokerError: some partitions were not ready after `timeout_s` seconds; the message names up to ten.
         """
-        await_in_sync(self.client_config(), timeout_s)
+        admin = admin_client(self.client_config())
 
-    # --- starting nodes ------------------------------------------------------------------------------------------
+        def obstacle() -> str:
+            lagging = [
+                f"{topic.topic}-{partition.id}"
+                for topic in admin.list_topics(timeout=10.0).topics.values()
+                for partition in topic.partitions.values()
+                if partition.leader < 1 or len(partition.isrs) < len(partition.replicas)
+            ]
+            return f"partitions not in sync: {', '.join(sorted(lagging)[:10])}" if lagging else ""
+
+        _wait_until_none(obstacle, timeout_s)
+
+    # --- nodes ---------------------------------------------------------------------------------------------------
 
     def _start_on(self, addresses: tuple[NodeAddress, ...], home: ClusterHome, kit: StartupKit) -> None:
         self._nodes = {each.node_id: Node(each, home.node(each.node_id)) for each in addresses}
@@ -337,46 +354,32 @@ class LocalCluster:
                 node_id, addresses, data_folder=str(node.data), overrides=self._properties, users=self._users,
                 tls_pem=self._tls_pem, advertised_port=self._advertised_ports.get(node_id),
             )  # fmt: skip
-            node.format(home.cluster_id, properties)
+            java_command = [*kit.java_command(self._heap_mb, node.logs), *self._jvm_options]
+            node.configure(home.cluster_id, properties, java_command)
         for node in self._nodes.values():
-            node.launch([*kit.java_command(self._heap_mb, node.logs), *self._jvm_options])
+            node.launch()
         self._await_registered(list(self._nodes.values()), time.monotonic() + self._start_timeout_s)
 
     def _await_registered(self, nodes: list[Node], deadline: float) -> None:
-        settings, cluster_id = self.client_config(), self._taken_home().cluster_id
+        config, cluster_id = self.client_config(), self._home.cluster_id if self._home else None
         while True:
-            self._fail_if_ended(nodes)
+            for node in nodes:
+                if not node.alive:
+                    raise _failure(node, f"ended with exit code {node.exit_code}")
             if silent := [node for node in nodes if not accepts_connections(node.address.port)]:
                 missing, what = silent, "does not listen"
             else:
-                known = known_brokers(self.bootstrap, settings=settings, cluster_id=cluster_id)
+                known = known_brokers(config, cluster_id=cluster_id)
                 missing, what = [node for node in nodes if node.address.node_id not in known], "is not registered"
             if not missing:
                 return
             if time.monotonic() > deadline:
-                raise self._failure(missing[0], f"{what} after {self._start_timeout_s:.0f} s")
+                raise _failure(missing[0], f"{what} after {self._start_timeout_s:.0f} s")
             time.sleep(_POLL_S)
-
-    def _fail_if_ended(self, nodes: list[Node]) -> None:
-        for node in nodes:
-            if node.alive:
-                continue
-            if node.found_port_taken():
-                where = f"port {node.address.port} or {node.address.controller_port}"
-                raise _PortTakenError(f"{where} of node {node.address.node_id} is in use")
-            raise self._failure(node, f"ended with exit code {node.exit_code}")
-
-    def _failure(self, node: Node, what: str) -> LocalBrokerError:
-        return LocalBrokerError(
-            f"node {node.address.node_id} of the local cluster {what}; its logs are in {node.logs}; the last lines:\n"
-            f"{node.log_tail()}"
-        )
-
-    # --- helpers -------------------------------------------------------------------------------------------------
 
     def _kill_all(self) -> None:
         for node in self._nodes.values():
-            node.kill()
+            node.await_end()
         self._nodes = {}
 
     def _running(self) -> dict[int, Node]:
@@ -390,7 +393,24 @@ class LocalCluster:
             raise LocalBrokerError(f"the local cluster has no node {node}; it has {', '.join(map(str, nodes))}")
         return nodes[node]
 
-    def _taken_home(self) -> ClusterHome:
-        if self._home is None:
-            raise LocalBrokerError("the cluster was never started: it has no folder")
-        return self._home
+
+def _failure(node: Node, what: str) -> LocalBrokerError:
+    address = node.address
+    if node.found_port_taken():
+        return _PortTakenError(
+            f"port {address.port} or {address.controller_port} of node {address.node_id} is in use: "
+            "stop the process that listens there, or choose another port"
+        )
+    return LocalBrokerError(
+        f"node {address.node_id} of the local cluster {what}; its logs are in {node.logs}; the last lines:\n"
+        f"{node.log_tail()}"
+    )
+
+
+def _wait_until_none(obstacle: Callable[[], str], timeout_s: float) -> None:
+    """Wait until `obstacle` returns an empty text; raise its text as an error after `timeout_s` seconds."""
+    deadline = time.monotonic() + timeout_s
+    while text := obstacle():
+        if time.monotonic() > deadline:
+            raise LocalBrokerError(f"{text} (after {timeout_s:.0f} s)")
+        time.sleep(_POLL_S)

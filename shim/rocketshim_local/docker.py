@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.jars import KAFKA_VERSION
@@ -38,6 +39,9 @@ def docker_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
         return f"{DOCKER_VARIABLE} turns Docker off"
     if importlib.util.find_spec("testcontainers") is None:
         return "testcontainers is not installed"
+    path = (environ.get("DOCKER_HOST") or "unix:///var/run/docker.sock").partition("unix://")[2]
+    if path and not Path(path).exists():
+        return "no Docker engine answers"  # Docker's client would leave a socket open
     docker = importlib.import_module("docker")
     try:
         docker.from_env(timeout=_ANSWER_TIMEOUT_S, environment=dict(environ)).close()  # asks the engine for its version
@@ -90,7 +94,7 @@ def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None
                 f"Docker cannot run {IMAGE}: {error}. Set {DOCKER_VARIABLE}=off to use a JVM on this machine"
             ) from error
         deadline = time.monotonic() + _START_TIMEOUT_S
-        while not known_brokers(bootstrap):
+        while not known_brokers({"bootstrap.servers": bootstrap}):
             if time.monotonic() > deadline:
                 out, err = container.get_logs()
                 last = (out + err).decode(errors="replace").splitlines()[-15:]

@@ -30,25 +30,20 @@ class Node:
         address: id and ports of the node.
         home: folder of the node.
 
+    Attributes:
+        data: folder of Kafka's data (records and metadata).
+        logs: folder of `server.log` (Kafka's log) and `console.log` (output of the JVM).
+
     Thread-safety: one thread at a time.
     """
 
     def __init__(self, address: NodeAddress, home: Path) -> None:
         self.address = address
-        self.home = home
+        self.data, self.logs = home / "data", home / "log"
+        self._home = home
         self._process: subprocess.Popen[bytes] | None = None
         self._java_command: tuple[str, ...] = ()
         self._log_start_bytes = 0
-
-    @property
-    def data(self) -> Path:
-        """The folder of Kafka's data (records and metadata)."""
-        return self.home / "data"
-
-    @property
-    def logs(self) -> Path:
-        """The folder of `server.log` (Kafka's log) and `console.log` (output of the JVM)."""
-        return self.home / "log"
 
     @property
     def alive(self) -> bool:
@@ -61,16 +56,25 @@ class Node:
         return None if self._process is None else self._process.poll()
 
     @property
-    def pid(self) -> int:
-        """Process id.
+    def process(self) -> "subprocess.Popen[bytes]":
+        """The process.
 
         Raises:
-            LocalBrokerError: the process has ended or was never started.
+            LocalBrokerError: it has ended or was never started.
         """
-        return self._living().pid
+        if self._process is None or self._process.poll() is not None:
+            raise LocalBrokerError(f"node {self.address.node_id} is not running: restart it first")
+        return self._process
 
-    def format(self, cluster_id: str, properties: Mapping[str, str]) -> None:
-        """Write the node's configuration; format its data folder for this cluster if that was not done before."""
+    def configure(self, cluster_id: str, properties: Mapping[str, str], java_command: Sequence[str]) -> None:
+        """Write the node's configuration, and format its data folder for this cluster if it is new.
+
+        Args:
+            cluster_id: id of the cluster that the data folder belongs to.
+            properties: the whole configuration of the broker.
+            java_command: absolute path of `java` and the options of the JVM, for every `launch`.
+        """
+        self._java_command = tuple(java_command)
         self.data.mkdir(parents=True, exist_ok=True)
         self.logs.mkdir(exist_ok=True)
         meta = self.data / "meta.properties"
@@ -78,42 +82,25 @@ class Node:
             shutil.copyfile(BOOTSTRAP_CHECKPOINT, self.data / "bootstrap.checkpoint")
             identity = {"version": "1", "cluster.id": cluster_id, "node.id": str(self.address.node_id)}
             meta.write_text(render_properties(identity | {"directory.id": random_id()}), encoding="ascii")
-        configuration = self.home / "server.properties"
+        configuration = self._home / "server.properties"
         configuration.touch(mode=0o600)  # it may contain passwords
         configuration.write_text(render_properties(properties), encoding="ascii")
 
-    def launch(self, java_command: Sequence[str]) -> None:
-        """Start the process; do not wait until the broker is ready.
-
-        Args:
-            java_command: absolute path of `java` and the options of the JVM; remembered for `relaunch`.
-        """
-        self._java_command = tuple(java_command)
+    def launch(self) -> None:
+        """Start the process; do not wait until the broker is ready. The previous process must have ended."""
         server_log = self.logs / "server.log"
         self._log_start_bytes = server_log.stat().st_size if server_log.exists() else 0
-        command = [sys.executable, "-I", "-S", str(_WATCHDOG), str(os.getpid()), *java_command]
-        command += ["kafka.Kafka", str(self.home / "server.properties")]
+        command = [sys.executable, "-I", "-S", str(_WATCHDOG), str(os.getpid()), *self._java_command]
+        command += ["kafka.Kafka", str(self._home / "server.properties")]
         with (self.logs / "console.log").open("wb") as console:
             self._process = subprocess.Popen(  # noqa: S603 our own interpreter and the user's Java
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
-                cwd=self.home,
+                cwd=self._home,
                 start_new_session=True,
             )
-
-    def relaunch(self) -> None:
-        """Start the process again with the same command. The previous process must have ended."""
-        self.launch(self._java_command)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process.
-
-        Raises:
-            LocalBrokerError: the process has ended or was never started.
-        """
-        self._living().send_signal(number)
 
     def request_stop(self) -> None:
         """Send SIGTERM for a clean stop, and resume a paused process; do nothing if the process has ended."""
@@ -121,21 +108,17 @@ class Node:
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)
 
-    def await_end(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds until the process has ended; return whether it has."""
+    def await_end(self, timeout_s: float = 0.0) -> bool:
+        """Wait until the process has ended, and kill it after `timeout_s` seconds; return whether it ended by then."""
         if self._process is None:
             return True
         try:
             self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def kill(self) -> None:
-        """Kill the process with SIGKILL and wait until it has ended; do nothing if it has ended before."""
-        if self._process is not None:
             self._process.kill()
             self._process.wait()
+            return False
+        return True
 
     def log_tail(self, lines: int = 15) -> str:
         """Return the last lines that the node logged or printed since its last launch."""
@@ -151,8 +134,3 @@ class Node:
     def found_port_taken(self) -> bool:
         """Return whether the last process ended because another process listens on one of its ports."""
         return not self.alive and _PORT_TAKEN in self.log_tail(400)
-
-    def _living(self) -> "subprocess.Popen[bytes]":
-        if self._process is None or self._process.poll() is not None:
-            raise LocalBrokerError(f"node {self.address.node_id} is not running: restart it first")
-        return self._process

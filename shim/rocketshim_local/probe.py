@@ -4,11 +4,15 @@ import logging
 import random
 import socket
 from collections.abc import Collection, Mapping
+from itertools import islice
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.server_properties import HOST, NodeAddress
 
-__all__ = ["accepts_connections", "choose_ports", "free_ports", "is_free", "known_brokers"]
+__all__ = ["accepts_connections", "admin_client", "choose_ports", "free_ports", "is_free", "known_brokers"]
 
 _PORT_RANGE = range(20_000, 32_000)
 _client_log = logging.getLogger("rocketshim.local.client")
@@ -23,12 +27,8 @@ def free_ports(count: int, *, besides: Collection[int] = ()) -> list[int]:
     Raises:
         LocalBrokerError: fewer than `count` ports are free.
     """
-    free: list[int] = []
-    for candidate in random.sample(_PORT_RANGE, k=len(_PORT_RANGE)):
-        if len(free) == count:
-            break
-        if candidate not in besides and is_free(candidate):
-            free.append(candidate)
+    candidates = random.sample(_PORT_RANGE, k=len(_PORT_RANGE))
+    free = list(islice((port for port in candidates if port not in besides and is_free(port)), count))
     if len(free) < count:
         raise LocalBrokerError(
             f"found only {len(free)} of {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}"
@@ -69,28 +69,22 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def known_brokers(
-    bootstrap: str,
-    *,
-    settings: Mapping[str, str] | None = None,
-    cluster_id: str | None = None,
-    timeout_s: float = 2.0,
-) -> set[int]:
+def admin_client(config: Mapping[str, str]) -> AdminClient:
+    """Return a client that reconnects fast and logs nothing about brokers that are down."""
+    settings: dict[str, str | int | float | bool] = {**config, "log_level": 0, "reconnect.backoff.max.ms": 250}
+    return AdminClient(settings, logger=_client_log)
+
+
+def known_brokers(config: Mapping[str, str], *, cluster_id: str | None = None, timeout_s: float = 2.0) -> set[int]:
     """Return the ids of the brokers in a cluster's metadata; empty if no broker answers within `timeout_s`.
 
     Args:
-        bootstrap: address of the brokers.
-        settings: additional librdkafka settings; None: none.
+        config: librdkafka settings to connect to the cluster.
         cluster_id: id of the expected cluster; an answer of another cluster is ignored. None: any cluster.
         timeout_s: how long to wait for an answer, in seconds.
     """
-    from confluent_kafka import KafkaException  # noqa: PLC0415 downloads and listings need no Kafka client
-    from confluent_kafka.admin import AdminClient  # noqa: PLC0415
-
-    config: dict[str, str | int | float | bool] = {"log_level": 0, "reconnect.backoff.max.ms": 250}
-    config |= {**(settings or {}), "bootstrap.servers": bootstrap}
     try:
-        metadata = AdminClient(config, logger=_client_log).list_topics(timeout=timeout_s)
+        metadata = admin_client(config).list_topics(timeout=timeout_s)
     except KafkaException:
         return set()
     return set(metadata.brokers) if cluster_id in {None, metadata.cluster_id} else set()

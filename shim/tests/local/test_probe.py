@@ -26,4 +26,4 @@ def test_excluded_ports_are_not_returned() -> None:
 
 
 def test_a_port_without_a_listener_accepts_no_connections() -> None:
-    assert known_brokers(f"127.0.0.1:{free_ports(1)[0]}", timeout_s=0.2) == set()
+    assert known_brokers({"bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}"}, timeout_s=0.2) == set()
