@@ -16,7 +16,7 @@ import pytest
 
 from integration_tests import waiting
 from rocketshim.producer.producer import Producer
-from rocketshim_local.probe import free_ports
+from rocketshim_local.probe import free_ports, is_free
 from rocketshim_topics import Message
 
 README = Path(__file__).parents[1] / "README.md"
@@ -184,6 +184,32 @@ def test_further_signals_do_not_cut_the_clean_shutdown_of_a_broker(run: Callable
     assert broker.text.endswith("stopped\n")
     data = tmp_path / "kept" / "node-1" / "data"
     assert (data / ".kafka_cleanshutdown").exists()  # Kafka removes it at start, and writes it last
+
+
+def test_a_second_ctrl_c_ends_everything_without_waiting_for_the_consumer(
+    run: Callable[..., Running], tmp_path: Path
+) -> None:
+    (port,) = free_ports(1)
+    program = SHOP.format(port=port, word="charging").replace("print(", "print(__import__('os').getpid(), ")
+    (tmp_path / "shop.py").write_text(program + "    __import__('threading').Event().wait()\n")
+    dev = run("-m", "rocketshim", "dev", "shop:consumer", "--port", str(port))
+    wait_until(lambda: "consumer.assigned" in dev.text)
+    with Producer(f"127.0.0.1:{port}") as producer:
+        producer.send(Message("orders", b"order 1"))
+    wait_until(lambda: "charging order 1" in dev.text)
+    consumer_pid = int(re.findall(r"consumer \| (\d+) charging", dev.text)[0])
+
+    def ended_after_one_more_ctrl_c() -> bool:
+        dev.process.send_signal(signal.SIGINT)
+        return dev.process.poll() is not None
+
+    wait_until(ended_after_one_more_ctrl_c)
+    dev.read_all()
+    assert dev.process.returncode == 0
+    assert dev.text.endswith("dev      | stopped\n")
+    assert "it is killed" not in dev.text, "nobody waited for the consumer"
+    assert not Path(f"/proc/{consumer_pid}").exists()
+    assert is_free(port)
 
 
 def pending(pid: int, number: signal.Signals) -> bool:

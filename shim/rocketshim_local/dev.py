@@ -147,7 +147,8 @@ class ConsumerProcess:
             process.wait(_STOP_CONSUMER_S)
         except subprocess.TimeoutExpired:
             self._show("dev", f"the consumer did not stop within {_STOP_CONSUMER_S:.0f} s; it is killed")
-            process.kill()
+        finally:
+            process.kill()  # also when a second Ctrl-C has interrupted the wait
             process.wait()
 
     def _read(self, process: "subprocess.Popen[str]") -> None:

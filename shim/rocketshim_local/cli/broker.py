@@ -5,8 +5,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Json
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim.stop_signals import StopSignals
+
+if TYPE_CHECKING:
+    from rocketshim_local.cluster import LocalCluster
 
 app = typer.Typer(
     help="A real Kafka on this machine; neither Docker nor an installed Java needed.",
@@ -52,24 +56,37 @@ def run(
 
     properties = dict(_parse_property(text) for text in set_property or [])
     cluster = LocalCluster(brokers, properties=properties, data_dir=data, port=port or None, report=_say)
+
+    def wait(signals: StopSignals) -> None:
+        typer.echo(cluster.bootstrap)
+        _say(f"logs: {cluster.logs_dir}; stop with Ctrl-C")
+        _say(f"for other terminals: export ROCKETSHIM_BOOTSTRAP={cluster.bootstrap}")
+        sys.stdout.flush()
+        while not signals.asked:
+            if cluster.ended:
+                raise LocalBrokerError(f"node {cluster.ended[0]} ended by itself; its logs are in {cluster.logs_dir}")
+            time.sleep(_LOOK_EVERY_S)
+
+    run_until_stopped(cluster, wait)
+    _say("stopped")
+
+
+def run_until_stopped(cluster: "LocalCluster", work: Callable[[StopSignals], None]) -> None:
+    """Start a cluster, do some work that ends when a signal arrives, and stop the cluster cleanly.
+
+    A second Ctrl-C, at least a second after the first, interrupts `work` and the stop, and kills the nodes.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with cluster, StopSignals() as signals:
-            typer.echo(cluster.bootstrap)
-            _say(f"logs: {cluster.logs_dir}; stop with Ctrl-C")
-            _say(f"for other terminals: export ROCKETSHIM_BOOTSTRAP={cluster.bootstrap}")
-            sys.stdout.flush()
-            while not (signals.asked or cluster.ended):
-                time.sleep(_LOOK_EVERY_S)
-            if not signals.asked:
-                raise LocalBrokerError(f"node {cluster.ended[0]} ended by itself; its logs are in {cluster.logs_dir}")
             try:
-                cluster.stop()  # here, where a second signal does not interrupt it
+                work(signals)
+                cluster.stop()
             except KeyboardInterrupt:
+                signals.ignore_from_now_on()
                 cluster.stop(timeout_s=0)
     except KeyboardInterrupt:
-        pass
-    _say("stopped")
+        pass  # before the cluster had started; no node is left
 
 
 def _parse_property(text: str) -> tuple[str, str]:

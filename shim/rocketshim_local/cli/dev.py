@@ -2,7 +2,6 @@
 
 import logging
 import os
-import signal
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -12,6 +11,7 @@ import typer
 from rocketshim.cli.options import LogFormatOption, LogLevelOption
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim.stop_signals import StopSignals
+from rocketshim_local.cli.broker import run_until_stopped
 
 if TYPE_CHECKING:
     from rocketshim.worker.log_format import LogFormat, LogLevel
@@ -40,7 +40,8 @@ def dev(
 ) -> None:
     """Run a real Kafka and the worker to develop with, until Ctrl-C; topics are created as they are used.
 
-    Your programs connect to 127.0.0.1:9092. The data end with the command, unless you give --keep or --data.
+    Your programs connect to 127.0.0.1:9092. The data end with the command, unless you give --keep or --data. A second
+    Ctrl-C, at least a second after the first, ends everything immediately.
     """
     from rocketshim_local.cache import cache_dir  # noqa: PLC0415 - `--help` does without
     from rocketshim_local.cluster import LocalCluster  # noqa: PLC0415
@@ -57,18 +58,12 @@ def dev(
         port=port,
         report=lambda line: _show("kafka", line),
     )
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with cluster, StopSignals() as signals:
-            _show(
-                "kafka", f"ready at {cluster.bootstrap}; data are {'kept in ' + str(folder) if folder else 'not kept'}"
-            )
-            try:
-                _work(cluster, target, signals, log_format, log_level)
-            finally:
-                cluster.stop()
-    except KeyboardInterrupt:
-        pass
+
+    def work(signals: StopSignals) -> None:
+        _show("kafka", f"ready at {cluster.bootstrap}; data are {f'kept in {folder}' if folder else 'not kept'}")
+        _work(cluster, target, signals, log_format, log_level)
+
+    run_until_stopped(cluster, work)
     _show("dev", "stopped")
 
 
