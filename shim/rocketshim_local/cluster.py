@@ -31,13 +31,7 @@ from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.home import ClusterHome
 from rocketshim_local.node import Node
 from rocketshim_local.probe import accepts_connections, admin_client, choose_ports, known_brokers
-from rocketshim_local.server_properties import (
-    ADMIN_USER,
-    HOST,
-    NodeAddress,
-    security_protocol,
-    server_properties,
-)
+from rocketshim_local.server_properties import ADMIN_USER, HOST, NodeAddress, security_protocol, server_properties
 from rocketshim_local.startup_kit import StartupKit, startup_kit
 
 __all__ = ["LocalCluster"]
@@ -59,8 +53,11 @@ class LocalCluster:
     """A Kafka cluster on this machine, as a context manager.
 
     The constructor starts nothing. `start` downloads the jars that are missing in the cache (not Java) and returns when
-    every broker is registered. Nodes are numbered from 1. A method that takes the id of a node, and every attribute but
-    `logs_dir`, raises `LocalBrokerError` if the cluster is not running or has no such node.
+    every broker is registered. Nodes are numbered from 1.
+
+    While the cluster is not running, every method and attribute but `start`, `stop` and `logs_dir` raises
+    `LocalBrokerError`. So do methods for one node if there is no such node, and all but `restart` if its process has
+    ended.
 
     Args:
         brokers: number of nodes, 1 to 9; each is broker and controller.
@@ -151,14 +148,13 @@ class LocalCluster:
         return tuple(node_id for node_id, node in self._running().items() if not node.alive)
 
     def pid(self, node: int) -> int:
-        """Return the process id of a node; raise `LocalBrokerError` if its process has ended."""
+        """Return the process id of a node."""
         return self._node(node).process.pid
 
     def client_config(self, user: str = ADMIN_USER) -> dict[str, str]:
         """Return the librdkafka settings to connect to the cluster, as `user` if the cluster has users.
 
         Raises:
-            LocalBrokerError: the cluster is not running.
             ConfigError: the cluster has users, but not this one.
         """
         config = {"bootstrap.servers": self.bootstrap}
@@ -236,29 +232,17 @@ class LocalCluster:
     # --- faults --------------------------------------------------------------------------------------------------
 
     def kill(self, node: int) -> None:
-        """Kill a node with SIGKILL, like a crash, and wait until its process has ended. Its data are kept.
-
-        Raises:
-            LocalBrokerError: its process has ended already.
-        """
+        """Kill a node with SIGKILL, like a crash, and wait until its process has ended. Its data are kept."""
         target = self._node(node)
         target.process.kill()
         target.await_end()
 
     def pause(self, node: int) -> None:
-        """Pause a node (SIGSTOP): it keeps its connections and does nothing until `resume`.
-
-        Raises:
-            LocalBrokerError: its process has ended.
-        """
+        """Pause a node (SIGSTOP): it keeps its connections and does nothing until `resume`."""
         self._node(node).process.send_signal(signal.SIGSTOP)
 
     def resume(self, node: int) -> None:
-        """Resume a paused node (SIGCONT); do nothing if it is not paused.
-
-        Raises:
-            LocalBrokerError: its process has ended.
-        """
+        """Resume a paused node (SIGCONT); do nothing if it is not paused."""
         self._node(node).process.send_signal(signal.SIGCONT)
 
     def restart(self, node: int) -> None:
