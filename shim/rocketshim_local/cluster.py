@@ -25,8 +25,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.home import ClusterHome
 from rocketshim_local.node import Node
@@ -291,6 +289,8 @@ class LocalCluster:
         Raises:
             LocalBrokerError: the topics were not ready within `timeout_s` seconds.
         """
+        from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition  # noqa: PLC0415 as in probe
+
         name = f"rocketshim-touch-{uuid.uuid4().hex[:8]}"
         config = {**self.client_config(), "log_level": "0"}
         consumer = Consumer({**config, "group.id": name})

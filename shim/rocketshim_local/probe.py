@@ -5,12 +5,13 @@ import random
 import socket
 from collections.abc import Collection, Mapping
 from itertools import islice
-
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from typing import TYPE_CHECKING
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.server_properties import HOST, NodeAddress
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 __all__ = ["accepts_connections", "admin_client", "choose_ports", "free_ports", "is_free", "known_brokers"]
 
@@ -69,8 +70,10 @@ def accepts_connections(port: int) -> bool:
         return probe.connect_ex((HOST, port)) == 0
 
 
-def admin_client(config: Mapping[str, str]) -> AdminClient:
+def admin_client(config: Mapping[str, str]) -> "AdminClient":
     """Return a client that reconnects fast and logs nothing about brokers that are down."""
+    from confluent_kafka.admin import AdminClient  # noqa: PLC0415 downloads and `--help` need no Kafka client
+
     settings: dict[str, str | int | float | bool] = {**config, "log_level": 0, "reconnect.backoff.max.ms": 250}
     return AdminClient(settings, logger=_client_log)
 
@@ -83,6 +86,8 @@ def known_brokers(config: Mapping[str, str], *, cluster_id: str | None = None, t
         cluster_id: id of the expected cluster; an answer of another cluster is ignored. None: any cluster.
         timeout_s: how long to wait for an answer, in seconds.
     """
+    from confluent_kafka import KafkaException  # noqa: PLC0415 likewise
+
     try:
         metadata = admin_client(config).list_topics(timeout=timeout_s)
     except KafkaException:
