@@ -40,5 +40,6 @@ def test_the_wheel_is_typed_and_licensed_and_holds_no_tests(wheel: Path) -> None
     names = zipfile.ZipFile(wheel).namelist()
     for package in ("rocketshim", "rocketshim_local", "rocketshim_topics", "rocketshim_spark"):
         assert f"{package}/py.typed" in names
+    assert {"rocketshim_local/bootstrap.checkpoint", "rocketshim_local/log4j2.properties"} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "/tests/" in name or name.startswith("integration_tests")]

@@ -18,14 +18,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocketshim.errors import ConfigError, LocalBrokerError
 
-__all__ = ["CACHE_VARIABLE", "FileSet", "cache_dir", "exclusive", "filling", "read_file_set"]
+__all__ = ["CACHE_VARIABLE", "FileSet", "cache_dir", "exclusive", "file_set", "read_file_set"]
 
 CACHE_VARIABLE = "ROCKETSHIM_CACHE"
 """Environment variable with the cache folder; if it is unset or empty: `$XDG_CACHE_HOME/rocketshim`."""
@@ -60,13 +60,20 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 @contextmanager
-def exclusive(lock_file: Path) -> Iterator[None]:
-    """Hold an exclusive lock against all other processes and threads of this machine that use the same lock file.
+def exclusive(name: str) -> Iterator[None]:
+    """Hold an exclusive lock against all other processes and threads of this machine that use the same name.
 
-    Blocks until the lock is free. The file is never removed: otherwise two holders could lock two different files with
-    the same name.
+    Blocks until the lock is free. The file `locks/<name>.lock` of the cache is never removed: otherwise two holders
+    could lock two different files with the same name.
     """
-    _make_folder(lock_file.parent)
+    lock_file = cache_dir() / "locks" / f"{name}.lock"
+    try:
+        lock_file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LocalBrokerError(
+            f"cannot create the cache folder {lock_file.parent}: {error.strerror}; "
+            f"name a writable one with {CACHE_VARIABLE}"
+        ) from error
     with lock_file.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
@@ -79,12 +86,10 @@ class FileSet:
     Attributes:
         path: the folder.
         files: file name to (size in bytes, SHA-256 in hex), sorted by name.
-        about: the description of the set that was passed to `filling`.
     """
 
     path: Path
     files: Mapping[str, tuple[int, str]]
-    about: Mapping[str, object]
 
     @property
     def size_bytes(self) -> int:
@@ -103,36 +108,47 @@ def read_file_set(path: Path) -> FileSet | None:
         files = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
         if any((path / name).stat().st_size != size for name, (size, _) in files.items()):
             return None
-        return FileSet(path, files, manifest["about"])
+        return FileSet(path, files)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # absent or unreadable: the caller downloads it again
 
 
-@contextmanager
-def filling(path: Path, about: Mapping[str, object]) -> Iterator[Path]:
-    """Yield an empty folder to write to; at the end of the block it becomes the complete set at `path`.
-
-    The caller must hold the lock of this set. Only plain files directly in the folder belong to the set; subfolders are
-    removed. If the block raises, `path` stays as it was.
+def file_set(path: Path, write: Callable[[Path], None]) -> FileSet:
+    """Return the set at `path`; write it if it does not exist or is not complete.
 
     Args:
-        path: the final folder of the set; an existing set is replaced.
-        about: a description of the set, stored in its manifest.
+        path: the folder of the set, in the cache.
+        write: writes the files, without subfolders, to the empty folder that it is called with. If it raises, `path`
+            stays as it was.
+
+    Raises:
+        LocalBrokerError: the cache folder cannot be created, or another program has changed the set since.
+
+    Thread-safety: any thread, any number of processes; one of them writes, the others wait for it.
     """
-    _make_folder(path.parent)
+    if (found := read_file_set(path)) is not None:
+        return found
+    with exclusive(path.name):
+        if read_file_set(path) is None:  # else another process has written it meanwhile
+            _write(path, write)
+    if (found := read_file_set(path)) is None:
+        raise LocalBrokerError(f"the files in {path} were changed while they were written: try again")
+    return found
+
+
+def _write(path: Path, write: Callable[[Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     for abandoned in path.parent.glob(f".{path.name}.*"):
         shutil.rmtree(abandoned, ignore_errors=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         partial.chmod(0o755)
-        yield partial
-        for folder in [entry for entry in partial.iterdir() if entry.is_dir()]:
-            shutil.rmtree(folder)
+        write(partial)
         files = {
             entry.name: {"size_bytes": entry.stat().st_size, "sha256": _sha256(entry)}
             for entry in sorted(partial.iterdir())
         }
-        (partial / _MANIFEST).write_text(json.dumps({"about": dict(about), "files": files}, indent=1), encoding="utf-8")
+        (partial / _MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
         if path.exists():
             shutil.rmtree(path)
         partial.rename(path)
@@ -143,12 +159,3 @@ def filling(path: Path, about: Mapping[str, object]) -> Iterator[Path]:
 def _sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
-
-
-def _make_folder(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LocalBrokerError(
-            f"cannot create the cache folder {path}: {error.strerror}; name a writable one with {CACHE_VARIABLE}"
-        ) from error

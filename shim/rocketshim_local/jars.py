@@ -1,9 +1,8 @@
 """Download jars by Maven coordinates into rocketshim's own cache.
 
 The jars of a set of coordinates are in one folder `<cache>/jars/<artifact>-<version>-<hash of the coordinates>`, which
-is complete or absent (see `rocketshim_local.cache`). jgo resolves the coordinates; its local repository is inside the
-folder that is being written. The user's Maven repository is neither read nor written, because a repository that
-contains a pom without its jar breaks other resolvers.
+is complete or absent (see `rocketshim_local.cache`). The user's Maven repository is neither read nor written, because a
+repository that contains a pom without its jar breaks other resolvers.
 """
 
 import hashlib
@@ -14,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketshim.errors import ConfigError, LocalBrokerError
-from rocketshim_local.cache import CACHE_VARIABLE, FileSet, cache_dir, exclusive, filling, read_file_set
+from rocketshim_local.cache import CACHE_VARIABLE, FileSet, cache_dir, file_set, read_file_set
 from rocketshim_local.maven import REPOSITORY_VARIABLE, central_url
 
 __all__ = ["KAFKA_COORDINATES", "KAFKA_VERSION", "cached_jars", "fetch_jars"]
@@ -50,20 +49,13 @@ def fetch_jars(coordinates: Sequence[str], *, report: Callable[[str], None] | No
     Thread-safety: any thread, any number of processes; one of them downloads, the others wait for it.
     """
     report = _log.info if report is None else report
-    folder = _folder(coordinates)
-    if (found := read_file_set(folder)) is not None:
-        return found
-    with exclusive(cache_dir() / "locks" / f"{folder.name}.lock"):
-        if (found := read_file_set(folder)) is not None:
-            return found  # another process has downloaded it meanwhile
-        repository = central_url()
-        with filling(folder, {"coordinates": list(coordinates), "repository": repository}) as partial:
-            _resolve(coordinates, repository, partial, report)
-    found = read_file_set(folder)
-    if found is None:
-        raise LocalBrokerError(f"the jars in {folder} were changed during the download: download them again")
-    report(f"jars: {len(found.files)} files, {found.size_bytes / 1e6:.1f} MB in {folder}")
-    return found
+
+    def write(folder: Path) -> None:
+        _download(coordinates, folder, report)
+        jars = [jar.stat().st_size for jar in folder.iterdir()]
+        report(f"jars: {len(jars)} files, {sum(jars) / 1e6:.1f} MB in {_folder(coordinates)}")
+
+    return file_set(_folder(coordinates), write)
 
 
 def cached_jars(coordinates: Sequence[str]) -> FileSet | None:
@@ -82,17 +74,23 @@ def _folder(coordinates: Sequence[str]) -> Path:
     return cache_dir() / "jars" / f"{artifact}-{version}-{digest}"
 
 
-def _resolve(coordinates: Sequence[str], repository: str, partial: Path, report: Callable[[str], None]) -> None:
+def _download(coordinates: Sequence[str], folder: Path, report: Callable[[str], None]) -> None:
     if importlib.util.find_spec("jgo") is None:
         raise LocalBrokerError("cannot download jars without the package jgo: pip install 'rocketshim[local]'")
     from rocketshim_local.resolve_jars import download  # noqa: PLC0415 - jgo and requests, for downloads only
 
+    repository = central_url()
     report(f"jars: resolving {', '.join(coordinates)} at {repository}")
     try:
-        download(coordinates, repository, partial, report)
+        download(coordinates, repository, folder, report)
     except (OSError, RuntimeError, ValueError) as error:  # a RequestException is an OSError
+        certificate = (
+            "This machine does not trust the repository's certificate: set REQUESTS_CA_BUNDLE to a PEM file with the "
+            "authority that issued it, for example your company's. "
+        )
         raise LocalBrokerError(
-            f"cannot download {', '.join(coordinates)} from {repository} ({error}). If this machine cannot reach Maven "
+            f"cannot download {', '.join(coordinates)} from {repository} ({error}). "
+            f"{certificate if 'CERTIFICATE_VERIFY_FAILED' in str(error) else ''}If this machine cannot reach Maven "
             f"Central: set a mirror in ~/.m2/settings.xml or in {REPOSITORY_VARIABLE}, or copy the cache folder of "
             f"another machine and set {CACHE_VARIABLE} to it, or set ROCKETSHIM_BOOTSTRAP to the address of a running "
             "Kafka"

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.cache import cache_dir, exclusive
+from rocketshim_local.cache import exclusive
 from rocketshim_local.cluster import LocalCluster
 from rocketshim_local.java import find_java, install_java
 from rocketshim_local.startup_kit import StartupKit, startup_kit
@@ -39,7 +39,7 @@ def prepare(*, report: Callable[[str], None] | None = None) -> StartupKit:
         install_java(report)
     kit = startup_kit(report=report)
     if not kit.archive.exists():
-        with exclusive(cache_dir() / "locks" / f"archive-{kit.archive.name}.lock"):
+        with exclusive(f"archive-{kit.archive.name}"):
             if not kit.archive.exists():
                 _first_run(kit, report)
     return kit

@@ -10,9 +10,10 @@ jgo resolves by Maven's rules (nearest version, exclusions, scopes compile and r
 """
 
 import hashlib
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +36,7 @@ def download(coordinates: Sequence[str], repository: str, into: Path, report: Ca
     Args:
         coordinates: resolved together, as in one Maven project.
         repository: address of the Maven repository.
-        into: the folder; the poms go to `poms` in it.
+        into: the folder.
         report: is called with one line per step, from this thread.
 
     Raises:
@@ -43,18 +44,16 @@ def download(coordinates: Sequence[str], repository: str, into: Path, report: Ca
             not exist, or a checksum differs.
     """
     started = time.monotonic()
-    artifacts = _resolve(coordinates, repository, into / "poms")
-    report(f"jars: {len(artifacts)} to download ({time.monotonic() - started:.0f} s to resolve)")
+    with tempfile.TemporaryDirectory() as poms:
+        addresses = _resolve(coordinates, repository, Path(poms))
+    report(f"jars: {len(addresses)} to download ({time.monotonic() - started:.0f} s to resolve)")
+    size_bytes = 0
     with requests.Session() as session, ThreadPoolExecutor(_CONCURRENT_DOWNLOADS) as pool:
-        jobs = [pool.submit(_download, session, url, into / name) for name, url in artifacts.items()]
-        size_bytes = 0
-        try:
-            for count, job in enumerate(as_completed(jobs), 1):
-                size_bytes += job.result()
-                if count == len(jobs) or count % max(1, len(jobs) // 5) == 0:
-                    report(f"jars: {count} of {len(jobs)}, {size_bytes / 1e6:.1f} MB")
-        finally:
-            pool.shutdown(cancel_futures=True)
+        sizes = pool.map(lambda url: _download(session, url, into), addresses)
+        for count, size in enumerate(sizes, 1):
+            size_bytes += size
+            if count == len(addresses) or count % max(1, len(addresses) // 5) == 0:
+                report(f"jars: {count} of {len(addresses)}, {size_bytes / 1e6:.1f} MB")
     report(f"jars: downloaded in {time.monotonic() - started:.0f} s")
 
 
@@ -79,8 +78,8 @@ class _StrictResolver(PythonResolver):
             raise
 
 
-def _resolve(coordinates: Sequence[str], repository: str, poms: Path) -> dict[str, str]:
-    """Return file name to address of the jars of the coordinates and of all their run-time dependencies."""
+def _resolve(coordinates: Sequence[str], repository: str, poms: Path) -> list[str]:
+    """Return the addresses of the jars of the coordinates and of all their run-time dependencies, each one once."""
     resolver = _StrictResolver()
     context = MavenContext(resolver=resolver, repo_cache=poms, remote_repos={"central": repository}, timeout=_TIMEOUT_S)
     # Resolve all coordinates together, so that their versions are mediated as in one Maven project. `raw`: otherwise
@@ -93,10 +92,10 @@ def _resolve(coordinates: Sequence[str], repository: str, poms: Path) -> dict[st
     if resolver.failures:
         raise RuntimeError(resolver.failures[0])
     artifacts = [d.artifact for d in [*inputs, *(t for t in transitive if t.scope in {"compile", "runtime"})]]
-    return {a.filename: f"{repository}/{a.component.path_prefix.as_posix()}/{a.filename}" for a in artifacts}
+    return sorted({f"{repository}/{a.component.path_prefix.as_posix()}/{a.filename}" for a in artifacts})
 
 
-def _download(session: requests.Session, url: str, target: Path) -> int:
+def _download(session: requests.Session, url: str, into: Path) -> int:
     """Download a jar and check it; return its size in bytes."""
     jar = _persistently(lambda: session.get(url, timeout=_TIMEOUT_S))
     jar.raise_for_status()
@@ -106,7 +105,7 @@ def _download(session: requests.Session, url: str, target: Path) -> int:
     # A repository manager may have no checksum files; the transport has checked the length in any case.
     if published.ok and words and words[0].lower() != sha1:
         raise ValueError(f"{url} has the SHA-1 {sha1}, but the repository publishes {words[0]}")
-    target.write_bytes(jar.content)
+    (into / url.rpartition("/")[2]).write_bytes(jar.content)
     return len(jar.content)
 
 

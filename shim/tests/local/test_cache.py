@@ -1,12 +1,11 @@
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from rocketshim.errors import ConfigError
-from rocketshim_local.cache import cache_dir, exclusive, filling, read_file_set
+from rocketshim.errors import ConfigError, LocalBrokerError
+from rocketshim_local.cache import cache_dir, exclusive, file_set, read_file_set
 
 
 def test_the_cache_is_in_the_named_folder_else_xdg_else_home() -> None:
@@ -24,98 +23,96 @@ def test_the_error_for_a_relative_cache_folder_has_its_value() -> None:
         cache_dir({"ROCKETSHIM_CACHE": "some/where"})
 
 
-def test_a_written_set_is_read_back_with_sizes_and_hashes(tmp_path: Path) -> None:
-    path = tmp_path / "set"
-    with filling(path, {"made from": "x"}) as folder:
-        (folder / "b.jar").write_bytes(b"22")
-        (folder / "a.jar").write_bytes(b"1")
-        (folder / "scratch").mkdir()
-    found = read_file_set(path)
-    assert found is not None
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a set in a cache of its own."""
+    monkeypatch.setenv("ROCKETSHIM_CACHE", str(tmp_path))
+    return tmp_path / "sets" / "one"
+
+
+def write(folder: Path) -> None:
+    (folder / "b.jar").write_bytes(b"22")
+    (folder / "a.jar").write_bytes(b"1")
+
+
+def must_not_write(folder: Path) -> None:
+    raise AssertionError(folder)
+
+
+def test_a_written_set_is_read_back_with_sizes_and_hashes(path: Path) -> None:
+    found = file_set(path, write)
+    assert found == read_file_set(path) == file_set(path, must_not_write)
     assert list(found.files) == ["a.jar", "b.jar"]
     assert found.size_bytes == 3
-    assert found.about == {"made from": "x"}
     assert found.damaged() == []
     assert sorted(entry.name for entry in path.iterdir()) == ["a.jar", "b.jar", "manifest.json"]
 
 
-def fill_and_fail(path: Path) -> None:
-    with filling(path, {}) as folder:
-        (folder / "a").write_bytes(b"new")
+def test_a_failed_write_leaves_nothing(path: Path) -> None:
+    def fail(folder: Path) -> None:
+        write(folder)
         raise InterruptedError
 
-
-def test_a_failed_write_leaves_nothing_and_keeps_the_previous_set(tmp_path: Path) -> None:
-    path = tmp_path / "set"
-    with filling(path, {}) as folder:
-        (folder / "a").write_bytes(b"old")
     with pytest.raises(InterruptedError):
-        fill_and_fail(path)
-    assert (path / "a").read_bytes() == b"old"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+        file_set(path, fail)
+    assert list(path.parent.iterdir()) == []
 
 
-def test_the_files_of_a_killed_write_are_removed_by_the_next_write(tmp_path: Path) -> None:
-    path = tmp_path / "set"
+def test_the_files_of_a_killed_write_are_removed_by_the_next_write(path: Path) -> None:
     killed = f"""
 import os, pathlib, signal
-from rocketshim_local.cache import filling
-with filling(pathlib.Path({str(path)!r}), {{}}) as folder:
+from rocketshim_local.cache import file_set
+def write(folder):
     (folder / "half").write_bytes(b"x")
     os.kill(os.getpid(), signal.SIGKILL)
+file_set(pathlib.Path({str(path)!r}), write)
 """
     subprocess.run([sys.executable, "-c", killed], check=False)  # noqa: S603
     assert read_file_set(path) is None
-    assert len(list(tmp_path.iterdir())) == 1
-    with filling(path, {}) as folder:
-        (folder / "whole").write_bytes(b"x")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["set"]
+    assert len(list(path.parent.iterdir())) == 1
+    file_set(path, write)
+    assert [entry.name for entry in path.parent.iterdir()] == ["one"]
 
 
 @pytest.mark.parametrize("harm", ["remove", "shorten", "garble manifest", "empty manifest"])
-def test_an_incomplete_set_is_not_returned(tmp_path: Path, harm: str) -> None:
-    path = tmp_path / "set"
-    with filling(path, {}) as folder:
-        (folder / "a").write_bytes(b"content")
+def test_an_incomplete_set_is_not_returned_and_is_written_again(path: Path, harm: str) -> None:
+    file_set(path, write)
     match harm:
         case "remove":
-            (path / "a").unlink()
+            (path / "a.jar").unlink()
         case "shorten":
-            (path / "a").write_bytes(b"text")
+            (path / "b.jar").write_bytes(b"2")
         case "garble manifest":
             (path / "manifest.json").write_text("{")
         case _:
             (path / "manifest.json").write_text("[]")
     assert read_file_set(path) is None
+    assert file_set(path, write).damaged() == []
 
 
-def test_changed_content_of_the_same_size_is_detected_by_its_hash(tmp_path: Path) -> None:
-    path = tmp_path / "set"
-    with filling(path, {}) as folder:
-        (folder / "a").write_bytes(b"content")
-        (folder / "b").write_bytes(b"content")
-    (path / "b").write_bytes(b"CONTENT")
-    found = read_file_set(path)
-    assert found is not None
-    assert found.damaged() == ["b"]
+def test_changed_content_of_the_same_size_is_detected_by_its_hash(path: Path) -> None:
+    found = file_set(path, write)
+    (path / "b.jar").write_bytes(b"33")
+    assert found.damaged() == ["b.jar"]
 
 
-def test_a_lock_is_released_when_its_holder_is_killed(tmp_path: Path) -> None:
-    lock = tmp_path / "locks" / "one.lock"
-    holder = f"""
-import os, pathlib, signal
+def test_a_lock_is_released_when_its_holder_is_killed(path: Path) -> None:
+    holder = """
+import os, signal
 from rocketshim_local.cache import exclusive
-with exclusive(pathlib.Path({str(lock)!r})):
+with exclusive("one"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     ended = subprocess.run([sys.executable, "-c", holder], check=False)  # noqa: S603
     assert ended.returncode == -9
-    with exclusive(lock):
-        assert lock.exists()
+    with exclusive("one"):
+        assert (path.parents[1] / "locks" / "one.lock").exists()
 
 
-def test_the_error_for_an_unwritable_cache_says_how_to_name_another_one(tmp_path: Path) -> None:
+def test_the_error_for_an_unwritable_cache_says_how_to_name_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(Exception, match="ROCKETSHIM_CACHE"), exclusive(tmp_path / "file" / "locks" / "one.lock"):
+    monkeypatch.setenv("ROCKETSHIM_CACHE", str(tmp_path / "file"))
+    with pytest.raises(LocalBrokerError, match="ROCKETSHIM_CACHE"), exclusive("one"):
         pass
-    assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208

@@ -1,6 +1,7 @@
 """Download jars from a Maven repository that runs in this process: an artifact with its dependencies."""
 
 import hashlib
+import ssl
 import subprocess
 import sys
 import threading
@@ -82,12 +83,12 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     served.server.server_close()
 
 
-def test_only_the_run_time_dependencies_are_downloaded(repository: Repository, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("repository")
+def test_only_the_run_time_dependencies_are_downloaded(tmp_path: Path) -> None:
     lines: list[str] = []
     jars = fetch_jars([APP], report=lines.append)
     assert list(jars.files) == ["app-1.0.jar", "engine-4.0.jar", "library-2.0.jar"]
     assert (jars.path / "library-2.0.jar").read_bytes() == b"jar of library 2.0"
-    assert jars.about == {"coordinates": [APP], "repository": repository.url}
     assert any("3 to download" in line for line in lines)
     assert "MB" in lines[-1]
     assert not (tmp_path / "home").exists(), "neither ~/.m2 nor ~/.cache may be touched"
@@ -155,6 +156,51 @@ def test_without_a_network_the_error_names_every_solution(
     for part in (APP, nowhere, "settings.xml", "ROCKETSHIM_CACHE", "ROCKETSHIM_BOOTSTRAP"):
         assert part in str(raised.value)
     assert repository.asked == []
+
+
+def test_a_certificate_that_is_not_trusted_is_an_error_that_names_the_way_out(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command: list[str | Path] = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=localhost",
+    ]
+    command += [
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+        "-keyout",
+        str(tmp_path / "key"),
+        "-out",
+        str(tmp_path / "ca"),
+    ]
+    subprocess.run(command, check=True, capture_output=True)  # noqa: S603
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "ca", tmp_path / "key")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), repository.server.RequestHandlerClass)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    monkeypatch.setenv("ROCKETSHIM_MAVEN_REPOSITORY", f"https://127.0.0.1:{server.server_port}")
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    try:
+        with pytest.raises(
+            LocalBrokerError, match=r"does not trust the repository's certificate: set REQUESTS_CA_BUNDLE"
+        ):
+            fetch_jars([APP])
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca"))
+        assert len(fetch_jars([APP]).files) == 3
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 FETCH = f"from rocketshim_local import fetch_jars; print(len(fetch_jars([{APP!r}]).files))"
