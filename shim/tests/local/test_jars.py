@@ -1,7 +1,6 @@
 """Download jars from a Maven repository that runs in this process: an artifact with its dependencies."""
 
 import hashlib
-import ssl
 import subprocess
 import sys
 import threading
@@ -15,6 +14,7 @@ from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local import cached_jars, fetch_jars
 from rocketshim_local.cache import cache_dir
 from rocketshim_local.probe import free_ports
+from test_support.https_server import https_server
 
 APP = "org.example:app:1.0"
 
@@ -161,46 +161,13 @@ def test_without_a_network_the_error_names_every_solution(
 def test_a_certificate_that_is_not_trusted_is_an_error_that_names_the_way_out(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    command: list[str | Path] = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += [
-        "-addext",
-        "subjectAltName=IP:127.0.0.1",
-        "-keyout",
-        str(tmp_path / "key"),
-        "-out",
-        str(tmp_path / "ca"),
-    ]
-    subprocess.run(command, check=True, capture_output=True)  # noqa: S603
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(tmp_path / "ca", tmp_path / "key")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), repository.server.RequestHandlerClass)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    monkeypatch.setenv("ROCKETSHIM_MAVEN_REPOSITORY", f"https://127.0.0.1:{server.server_port}")
-    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
-    try:
-        with pytest.raises(
-            LocalBrokerError, match=r"does not trust the repository's certificate: set REQUESTS_CA_BUNDLE"
-        ):
+    with https_server(tmp_path, repository.server.RequestHandlerClass) as (url, certificate):
+        monkeypatch.setenv("ROCKETSHIM_MAVEN_REPOSITORY", url)
+        monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+        with pytest.raises(LocalBrokerError, match=r"does not trust .* certificate: set REQUESTS_CA_BUNDLE"):
             fetch_jars([APP])
-        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(tmp_path / "ca"))
+        monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))
         assert len(fetch_jars([APP]).files) == 3
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 FETCH = f"from rocketshim_local import fetch_jars; print(len(fetch_jars([{APP!r}]).files))"

