@@ -12,11 +12,11 @@ from typing import Any
 
 __all__ = ["https_server"]
 
+Handler = Callable[[Any, Any, ThreadingHTTPServer], BaseRequestHandler]
+
 
 @contextmanager
-def https_server(
-    folder: Path, handler: Callable[[Any, Any, ThreadingHTTPServer], BaseRequestHandler]
-) -> Iterator[tuple[str, Path]]:
+def https_server(folder: Path, handler: Handler) -> Iterator[tuple[str, Path]]:
     """Serve for the length of the block; yield the address and the file of the certificate."""
     certificate, key = folder / "certificate.pem", folder / "key.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
