@@ -79,7 +79,11 @@ def any_broker(
     match kind:
         case "named":
             bootstrap = os.environ[BOOTSTRAP_VARIABLE]
-            _require_answer(bootstrap)
+            if not known_brokers({"bootstrap.servers": bootstrap}, timeout_s=_ANSWER_TIMEOUT_S):
+                raise BrokerUnavailableError(
+                    f"{BOOTSTRAP_VARIABLE}={bootstrap}: no broker answers there within {_ANSWER_TIMEOUT_S:.0f} s; "
+                    "start it, or unset the variable"
+                )
             report(f"broker: {bootstrap} ({why})")
             yield Broker(bootstrap, kind)
         case "docker":
@@ -90,11 +94,3 @@ def any_broker(
             with LocalCluster(properties=properties, report=report) as cluster:
                 report(f"broker: {cluster.bootstrap}, {why}; logs in {cluster.logs_dir}")
                 yield Broker(cluster.bootstrap, kind, cluster)
-
-
-def _require_answer(bootstrap: str) -> None:
-    if not known_brokers({"bootstrap.servers": bootstrap}, timeout_s=_ANSWER_TIMEOUT_S):
-        raise BrokerUnavailableError(
-            f"{BOOTSTRAP_VARIABLE}={bootstrap}: no broker answers there within {_ANSWER_TIMEOUT_S:.0f} s; "
-            "start it, or unset the variable"
-        )

@@ -60,7 +60,17 @@ class ClusterHome:
             self.path = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{fresh_id[:8]}"
         else:
             self.path = data_dir.expanduser().absolute()
-        self._lock: IO[str] | None = self._take()
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = _lock(self.path)
+        except OSError as error:
+            raise LocalBrokerError(
+                f"cannot use the folder {self.path}: {error.strerror}; name a folder that can be written"
+            ) from error
+        if self._lock is None:
+            raise LocalBrokerError(
+                f"the folder {self.path} is in use by another local cluster: stop it, or name another folder"
+            )
         try:
             self.cluster_id = self._identify(brokers, fresh_id)
         except BaseException:
@@ -77,27 +87,8 @@ class ClusterHome:
             return
         if not self.keeps_data:
             _remove_data(self.path)
-        # Unlock explicitly. Closing the file is not enough: a process that was forked meanwhile has it open, too.
-        fcntl.flock(self._lock, fcntl.LOCK_UN)
-        self._lock.close()
+        _unlock(self._lock)
         self._lock = None
-
-    def _take(self) -> IO[str]:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock = (self.path / "in-use").open("w")
-        except OSError as error:
-            raise LocalBrokerError(
-                f"cannot use the folder {self.path}: {error.strerror}; name a folder that can be written"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            lock.close()
-            raise LocalBrokerError(
-                f"the folder {self.path} is in use by another local cluster: stop it, or name another folder"
-            ) from error
-        return lock
 
     def _identify(self, brokers: int, fresh_id: str) -> str:
         about = self.path / "cluster.json"
@@ -117,6 +108,23 @@ class ClusterHome:
         return known_id
 
 
+def _lock(home: Path) -> IO[str] | None:
+    """Lock a folder against all other processes and threads; return None if it is in use."""
+    handle = (home / "in-use").open("w")
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        handle.close()
+        return None
+    return handle
+
+
+def _unlock(handle: IO[str]) -> None:
+    # Closing the file is not enough: a process that was forked meanwhile has it open, too.
+    fcntl.flock(handle, fcntl.LOCK_UN)
+    handle.close()
+
+
 def _remove_data(home: Path) -> None:
     for data in home.glob("node-*/data"):
         shutil.rmtree(data, ignore_errors=True)
@@ -128,15 +136,10 @@ def _sweep(root: Path) -> None:
         return
     abandoned = []
     for home in sorted(root.iterdir(), reverse=True):
-        lock_file = home / "in-use"
-        if not lock_file.exists():
-            continue  # another process is creating this folder
-        with lock_file.open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
+        # Without the file, another process is creating this folder.
+        if (home / "in-use").exists() and (lock := _lock(home)) is not None:
             _remove_data(home)
+            _unlock(lock)
             abandoned.append(home)
     for home in abandoned[KEPT_LOGS:]:
         shutil.rmtree(home, ignore_errors=True)
