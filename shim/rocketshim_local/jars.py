@@ -20,6 +20,7 @@ from rocketshim_local.trust import advice
 __all__ = ["KAFKA_COORDINATES", "KAFKA_VERSION", "cached_jars", "fetch_jars"]
 
 KAFKA_VERSION = "4.3.0"
+"""Version of the broker. A new version may need a new `bootstrap.checkpoint`; a test of the local broker tells."""
 
 KAFKA_COORDINATES = (
     f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}",
@@ -78,13 +79,13 @@ def _folder(coordinates: Sequence[str]) -> Path:
 def _download(coordinates: Sequence[str], folder: Path, report: Callable[[str], None]) -> None:
     if importlib.util.find_spec("jgo") is None:
         raise LocalBrokerError("cannot download jars without the package jgo: pip install 'rocketshim[local]'")
-    from rocketshim_local.resolve_jars import download  # noqa: PLC0415 - jgo and requests, for downloads only
+    from rocketshim_local.resolve_jars import PomError, download  # noqa: PLC0415 - jgo and requests, for downloads only
 
     repository = central_url()
     report(f"jars: resolving {', '.join(coordinates)} at {repository}")
     try:
         download(coordinates, repository, folder, report)
-    except (OSError, RuntimeError, ValueError) as error:  # a RequestException is an OSError
+    except (PomError, OSError, RuntimeError, ValueError) as error:  # a RequestException is an OSError
         raise LocalBrokerError(
             f"cannot download {', '.join(coordinates)} from {repository} ({error}). "
             f"{advice(str(error))}If this machine cannot reach Maven "

@@ -22,7 +22,7 @@ import requests
 from jgo.maven import Artifact, MavenContext, PythonResolver
 from jgo.parse import Coordinate
 
-__all__ = ["download"]
+__all__ = ["PomError", "download"]
 
 _CONCURRENT_DOWNLOADS = 4
 _TIMEOUT_S = 30
@@ -40,8 +40,8 @@ def download(coordinates: Sequence[str], repository: str, into: Path, report: Ca
         report: is called with one line per step, from this thread.
 
     Raises:
-        requests.RequestException, OSError, RuntimeError, ValueError: the repository cannot be reached, an artifact does
-            not exist, or a checksum differs.
+        PomError, OSError, RuntimeError, ValueError: the repository cannot be reached, an artifact does not exist, or a
+            checksum differs.
     """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as poms:
@@ -57,12 +57,12 @@ def download(coordinates: Sequence[str], repository: str, into: Path, report: Ca
     report(f"jars: downloaded in {time.monotonic() - started:.0f} s")
 
 
-class _StrictResolver(PythonResolver):
-    """A resolver that works like jgo's and remembers which artifacts could not be downloaded."""
+class PomError(Exception):
+    """A pom cannot be downloaded. jgo catches OSError, ValueError and RuntimeError, and continues without the pom."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.failures: list[str] = []
+
+class _StrictResolver(PythonResolver):
+    """A resolver that works like jgo's and ends at the first artifact that cannot be downloaded."""
 
     def download(self, artifact: Artifact) -> Path | None:
         def once() -> Path | None:
@@ -74,8 +74,7 @@ class _StrictResolver(PythonResolver):
         try:
             return _persistently(once)
         except (requests.RequestException, OSError, RuntimeError) as error:
-            self.failures.append(f"{artifact}: {error}")
-            raise
+            raise PomError(f"{artifact}: {error}") from error
 
 
 def _resolve(coordinates: Sequence[str], repository: str, poms: Path) -> list[str]:
@@ -89,8 +88,6 @@ def _resolve(coordinates: Sequence[str], repository: str, poms: Path) -> list[st
         context.create_dependency(replace(Coordinate.parse(text), scope="compile", raw=True)) for text in coordinates
     ]
     inputs, transitive = resolver.resolve(wanted)
-    if resolver.failures:
-        raise RuntimeError(resolver.failures[0])
     artifacts = [d.artifact for d in [*inputs, *(t for t in transitive if t.scope in {"compile", "runtime"})]]
     return sorted({f"{repository}/{a.component.path_prefix.as_posix()}/{a.filename}" for a in artifacts})
 
