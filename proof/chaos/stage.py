@@ -5,7 +5,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -25,6 +24,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
     ResourceType,
 )
 
+from proof.chaos.children import start_module
 from proof.chaos.clocks import BrokerClocks
 from proof.chaos.plan import LANES, LEVELS, Lane
 from proof.chaos.program import Job
@@ -43,7 +43,6 @@ BROKERS: Final = 3
 SMALL_DISK: Final = 3
 """The node whose disk can be filled up."""
 HARNESS: Final = "harness"
-_ROOT: Final = Path(__file__).parents[2]
 _END_S: Final = 60.0
 _ANSWER_S: Final = 30.0
 _DISK_MIB: Final = 512
@@ -201,10 +200,7 @@ class Stage:
             return running
 
     def _popen(self, name: str, *command: str) -> "subprocess.Popen[bytes]":
-        with (self._run / "logs" / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - our own programs
-                [sys.executable, "-m", *command], stdout=log, stderr=log, stdin=subprocess.DEVNULL, cwd=_ROOT
-            )
+        return start_module(command, self._run / "logs" / f"{name}.log")
 
     def of(self, lane: Lane, *roles: str) -> list[Running]:
         """The processes of these roles of a lane that should be running; of no role: all of the lane."""

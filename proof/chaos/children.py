@@ -1,0 +1,31 @@
+"""Start the processes of a run, so that none outlives the harness.
+
+A guard process kills a child when the harness ends in any way, also by `kill -9`, and also a child that is frozen. See
+`rocketshim_local.watchdog` for why neither a pipe nor a signal of the kernel does.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import rocketshim_local.watchdog
+
+__all__ = ["start_module"]
+
+_ROOT: Final = Path(__file__).parents[2]
+_WATCHDOG: Final = rocketshim_local.watchdog.__file__
+
+
+def start_module(words: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
+    """Start a module with arguments, as `python -m` does; what it prints is appended to a file.
+
+    The process has the pid of the returned object: it is killed, frozen and awaited directly.
+    """
+    with log.open("ab") as file:
+        return subprocess.Popen(  # noqa: S603 - our own programs
+            [sys.executable, "-I", "-S", _WATCHDOG, str(os.getpid()), sys.executable, "-m", *words],
+            stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=_ROOT,
+        )  # fmt: skip
