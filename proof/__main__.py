@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from proof.check import run
+from proof.collection import paused_collection
 from proof.reader import HistoryError, read_folder
 from proof.report import report
 
@@ -62,15 +63,16 @@ def _chaos(options: argparse.Namespace) -> int:
 
 
 def _check(folder: Path) -> int:
-    try:
-        history = read_folder(folder)
-    except (HistoryError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    violations = run(history)
-    print(f"{folder}:")
-    for line in report(history, violations):
-        print(line)
+    with paused_collection():
+        try:
+            history = read_folder(folder)
+        except (HistoryError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 2
+        violations = run(history)
+        print(f"{folder}:")
+        for line in report(history, violations):
+            print(line)
     return 1 if violations else 0
 
 

@@ -19,6 +19,7 @@ from proof.chaos.plan import LANES, LEVELS, Lane
 from proof.chaos.sampling import Lags, sampling
 from proof.chaos.stage import Running, Stage
 from proof.check import run as check
+from proof.collection import paused_collection
 from proof.lines import Fault, Process, Setup
 from proof.reader import read_folder
 from proof.writer import HistoryWriter
@@ -224,7 +225,8 @@ def _drain(run: Path, stage: Stage, report: Report) -> None:
         if waiting > _MOST_MARKERS:
             continue
         _dump(run, stage)
-        stuck = [each for lane in LANES for each in check(read_folder(run / lane.name)) if each.kind == "stuck"]
+        with paused_collection():
+            stuck = [each for lane in LANES for each in check(read_folder(run / lane.name)) if each.kind == "stuck"]
         if not stuck:
             return
         report(f"{len(stuck)} messages are pending, for example: {stuck[0].what}")
