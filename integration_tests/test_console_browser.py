@@ -151,6 +151,18 @@ def test_each_page_works_without_scripts(visit: Opener) -> None:
         assert seen.foreign == []
 
 
+def test_the_page_of_a_plan_reloads_without_scripts_until_it_is_applied(visit: Opener) -> None:
+    with visit(scripts=False) as seen:
+        seen.open(next(path for path in seen.paths if path.startswith("/plans/")))
+        seen.page.get_by_label("type the size of the plan").fill(str(COUNT))
+        seen.page.get_by_label("Most in a second").fill("10")
+        seen.page.get_by_role("button", name="Send the rest").click()
+        expect(seen.page.get_by_role("button", name="Stop")).to_be_visible()
+        assert seen.page.url.endswith("#state")
+        applied = seen.page.get_by_role("heading", name="Applied", exact=True)
+        expect(applied).to_be_visible(timeout=DEADLINE_S * 1000)
+
+
 def test_an_operator_sends_dead_letters_again_by_keyboard_alone(
     visit: Callable[..., AbstractContextManager[Visit]],
 ) -> None:
