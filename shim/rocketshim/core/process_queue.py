@@ -193,6 +193,11 @@ class ProcessQueue(Generic[MessageT]):
         self._bytes += size_bytes
         self.msg_count += len(messages)
 
+    @property
+    def next_put(self) -> int:
+        """Offset after the last message that was put; 0: there was none."""
+        return self._newest + 1
+
     def take(self, limit: int) -> Chunk[MessageT] | None:
         """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin.
 

@@ -21,6 +21,7 @@ from rocketshim.dropin.counts import DelayedCounts
 from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
+from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim_topics.hops import OutgoingRecord, delayed_record
 from rocketshim_topics.message import Message as ShimMessage
@@ -188,10 +189,14 @@ class Producer(confluent_kafka.Producer):
             born_ms=timestamp or sent_ms,
             now_ms=self._broker_clock.now_ms(sent_ns, sent_ms),
             sender_ms=sent_ms,
-            lane=self._lanes.choose(message.key_bytes, super().list_topics) if is_delayed else 0,
+            lane=self._lanes.choose(message.key_bytes, self._topics) if is_delayed else 0,
             real_qid=partition,
             max_delay_ms=self._settings.max_delay_ms,
         )
+
+    def _topics(self, *, timeout: float) -> Any:
+        """Call `list_topics` so that a delivery callback may send a delayed message."""
+        return in_own_thread(super().list_topics, timeout=timeout)
 
     def _check_transaction(self) -> None:
         if self._in_transaction and not self._settings.allow_delay_in_transaction:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol
 
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from rocketshim.dropin.buffered import Buffered
 from rocketshim.dropin.client_gate import ClientGate
@@ -18,6 +18,7 @@ from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH
 from rocketshim.kafka.clients import ProducerClient, with_log
+from rocketshim.kafka.confluent import Producer
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames

@@ -2,8 +2,8 @@
 """The part of confluent_kafka that the shells use, as Protocols; and how Kafka clients are created, logged and closed.
 
 Every shell gets objects with these interfaces as arguments, through a factory, since a Kafka client belongs to the
-thread and process that created it. Two implementations exist: `confluent_kafka.Consumer` and `Producer` themselves,
-without an adapter, and the in-memory Kafka of `rocketshim.testing`. No shell uses a method that is not listed here.
+thread and process that created it. Two implementations exist: confluent_kafka's (see `kafka.confluent`), and the
+in-memory Kafka of `rocketshim.testing`. No shell uses a method that is not listed here.
 
 Names, argument forms, return values and errors are confluent_kafka's (2.15 and later). In particular:
 
@@ -284,8 +284,10 @@ def confluent_clients() -> Clients:
         ConfigError: Python runs without its global lock.
     """
     _refuse_free_threads()
-    from confluent_kafka import Consumer, Producer  # noqa: PLC0415 - loaded only when a Kafka client is needed
+    from confluent_kafka import Consumer  # noqa: PLC0415 - loaded only when a Kafka client is needed
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
+
+    from rocketshim.kafka.confluent import Producer  # noqa: PLC0415
 
     return Clients(consumer=_checked(Consumer), producer=_checked(Producer), admin=_checked(AdminClient))
 

@@ -1,12 +1,12 @@
-"""Lookups of topics and offsets that no fetch delays.
+"""Lookups of topics and offsets that no fetch delays, and that a callback of the consumer may make.
 
 A broker answers the requests of one connection in order, and delays a fetch that finds nothing by `fetch.wait.max.ms`
 (500 ms by default). So a consumer that reads waits half a second for each `list_topics`, `get_watermark_offsets` and
 `offsets_for_times`; without a fetch it waits 2 ms (measured). The group's coordinator answers requests for committed
 offsets. A consumer has a separate connection to it, so they do not wait.
 
-`Lookups` asks the consumer itself while it fetches nothing, and afterwards a second client. It creates that client at
-the first need: a consumer whose partitions never change asks nothing more.
+A consumer also must not call its own `list_topics` inside a callback, see `kafka.confluent`. So `Lookups` asks a second
+client, which it creates at the first need.
 """
 
 from collections.abc import Callable
@@ -25,23 +25,22 @@ class Lookups:
     """A `LookupClient` beside a consumer.
 
     Args:
-        consumer: returns the consumer; may raise if there is none.
-        is_fetching: returns whether the consumer reads anything now.
+        check: called before each lookup; may raise if there is no consumer.
         make: creates the second client, which joins no group.
 
     Thread-safety: none; only the thread that owns the consumer.
     """
 
-    def __init__(
-        self,
-        consumer: Callable[[], ConsumerClient],
-        is_fetching: Callable[[], bool],
-        make: Callable[[], ConsumerClient],
-    ) -> None:
-        self._consumer = consumer
-        self._is_fetching = is_fetching
+    def __init__(self, check: Callable[[], object], make: Callable[[], ConsumerClient]) -> None:
+        self._check = check
         self._make = make
         self._beside: ConsumerClient | None = None
+
+    def open(self) -> ConsumerClient:
+        """Create the second client, so that it connects while the consumer joins its group. Safe to call twice."""
+        if self._beside is None:
+            self._beside = self._make()
+        return self._beside
 
     def list_topics(self, topic: Any = None, timeout: float = -1) -> Any:
         """Call the client's `list_topics`."""
@@ -63,10 +62,7 @@ class Lookups:
             close_consumer(beside, _LEAVE_S)
 
     def _client(self) -> ConsumerClient:
-        consumer = self._consumer()
-        if self._beside is None:
-            if not self._is_fetching():
-                return consumer
-            self._beside = self._make()
-        self._beside.poll(0)  # only this poll calls its callbacks, for example a login by token
-        return self._beside
+        self._check()
+        beside = self.open()
+        beside.poll(0)  # only this poll calls its callbacks, for example a login by token
+        return beside

@@ -17,6 +17,8 @@ Imitated because programs stumble over it (measured on librdkafka 2.16 and a rea
 * With the broker away a synchronous commit waits for `session.timeout.ms` (45 s by default) and ends in `_WAIT_COORD`;
   `committed` ends in `_TIMED_OUT`, `list_topics` in `_TRANSPORT`, watermarks and times in `_UNKNOWN_PARTITION`,
   without waiting.
+* `poll`, `consume` or `list_topics` inside a callback is refused: the real client ends the process (see
+  `kafka.confluent`).
 * A member that was put out learns of it by `on_lost` in the next poll (by `on_revoke` without an `on_lost`).
 
 Thread-safety: as with the real one, a consumer belongs to one thread; what it shares is behind the broker's lock.
@@ -24,7 +26,8 @@ Thread-safety: as with the real one, a consumer belongs to one thread; what it s
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +83,7 @@ class InMemoryConsumer:
         self._on_revoke: RebalanceCallback | None = None
         self._on_lost: RebalanceCallback | None = None
         self._callback_has_assigned = False
+        self._is_calling_back = False
         self._is_closing = False
         self._is_closed = False
         self._last_auto_commit_ns = broker.clock.monotonic_ns()
@@ -211,6 +215,7 @@ class InMemoryConsumer:
 
     def _take(self, count: int, timeout_s: float) -> list[Message]:
         self._enter()
+        self._refuse_in_callback("poll")
         broker = self._broker
         waiter = broker.waiter(self._waiting, timeout_s)
         messages: list[Message] = []
@@ -239,15 +244,32 @@ class InMemoryConsumer:
                 callback = self._callbacks.popleft() if step is None and self._callbacks else None
             if step is not None:
                 try:
-                    self._serve_step(step)
+                    with self._calling_back():
+                        self._serve_step(step)
                 except BaseException:
                     with self._broker.lock:
                         self._next_message()
                     raise
             elif callback is not None:
-                callback()
+                with self._calling_back():
+                    callback()
             else:
                 return
+
+    @contextmanager
+    def _calling_back(self) -> Iterator[None]:
+        self._is_calling_back = True
+        try:
+            yield
+        finally:
+            self._is_calling_back = False
+
+    def _refuse_in_callback(self, method: str) -> None:
+        """Refuse what ends the process of a real client."""
+        if self._is_calling_back:
+            raise AssertionError(
+                f"{method} inside a callback of the same consumer: a real one ends the process at the next callback"
+            )
 
     def _serve_step(self, step: Step) -> None:
         partitions = [TopicPartition(*partition) for partition in step.partitions]
@@ -432,6 +454,7 @@ class InMemoryConsumer:
         """Metadata of all topics or one; an unknown topic comes with its error."""
         if self._is_closed:
             raise RuntimeError("Handle has been closed")
+        self._refuse_in_callback("list_topics")
         self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._ask_a_broker("list_topics")

@@ -14,6 +14,7 @@ from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 Make = Callable[..., Any]
 
@@ -605,6 +606,23 @@ def test_a_start_that_cannot_be_found_is_looked_up_again(kafka: InMemoryKafka, b
     assert len(seen) == 5
     b.commit_now()
     assert b.committed() == 5
+
+
+def test_a_late_start_look_up_of_the_client_brings_back_no_old_message(kafka: InMemoryKafka, bench: Make) -> None:
+    """A log that begins at 20: the client looked up its beginning, and the answer came after the seek to 40."""
+    fill(kafka, 60)
+    kafka.truncate("orders", before_offset=20)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.turn(1)
+    key, old = TopicPartitionKey("orders", 0), kafka.records("orders")
+    b.loop.queues.begin(key, 40)
+    b.loop.mode.put(key, old[:30])  # up to 49
+    b.loop.mode.put(key, old[:10])  # up to 39, so the client has to be sent to 50
+    b.run()
+    b.commit_now()
+    assert [message.queue_offset for message in seen] == list(range(40, 60))
+    assert b.committed() == 60
 
 
 def test_a_log_that_was_created_again_is_read_from_its_new_start(kafka: InMemoryKafka, bench: Make) -> None:

@@ -1,4 +1,4 @@
-"""Which client does the lookups: the consumer while it reads nothing, otherwise a second client."""
+"""Which client does the lookups: a second client beside the consumer."""
 
 from typing import Any
 
@@ -18,22 +18,18 @@ def cluster() -> InMemoryKafka:
 
 
 class Beside:
-    """A consumer that reads `orders` if the test wants it, and the second clients created for it."""
+    """A consumer that reads `orders`, and the second clients created for it."""
 
     def __init__(self, kafka: InMemoryKafka) -> None:
         self.consumer = kafka.consumer({"group.id": "g"})
         self.made: list[Any] = []
-        self.is_fetching = False
-        self.lookups = Lookups(lambda: self.consumer, lambda: self.is_fetching, self.make)
+        self.consumer.assign([TopicPartition("orders", 0, 0)])
+        self.lookups = Lookups(lambda: self.consumer, self.make)
         self._kafka = kafka
 
     def make(self) -> Any:
         self.made.append(self._kafka.consumer({"group.id": "g"}))
         return self.made[-1]
-
-    def read(self) -> None:
-        self.consumer.assign([TopicPartition("orders", 0, 0)])
-        self.is_fetching = True
 
     def ask(self) -> None:
         assert "orders" in self.lookups.list_topics("orders", timeout=1.0).topics
@@ -43,15 +39,8 @@ class Beside:
         assert answer.offset == -1
 
 
-def test_a_consumer_that_reads_nothing_does_its_own_lookups(cluster: InMemoryKafka) -> None:
+def test_one_second_client_does_all_lookups(cluster: InMemoryKafka) -> None:
     beside = Beside(cluster)
-    beside.ask()
-    assert beside.made == []
-
-
-def test_a_second_client_does_the_lookups_of_a_consumer_that_reads(cluster: InMemoryKafka) -> None:
-    beside = Beside(cluster)
-    beside.read()
     beside.ask()
     beside.ask()
     assert len(beside.made) == 1
@@ -59,20 +48,17 @@ def test_a_second_client_does_the_lookups_of_a_consumer_that_reads(cluster: InMe
 
 
 def test_the_kafka_in_memory_notes_requests_that_a_fetch_would_delay(cluster: InMemoryKafka) -> None:
-    beside = Beside(cluster)
-    beside.read()
-    beside.is_fetching = False  # the lookup does not know yet
-    beside.lookups.get_watermark_offsets(TopicPartition("orders", 0), timeout=1.0)
+    consumer = Beside(cluster).consumer
+    consumer.get_watermark_offsets(TopicPartition("orders", 0), timeout=1.0)
     assert cluster.delayed_lookups == [("get_watermark_offsets", frozenset({"orders"}))]
-    beside.consumer.get_watermark_offsets(TopicPartition("orders", 0), cached=True)
-    beside.consumer.pause([TopicPartition("orders", 0)])
-    beside.ask()
+    consumer.get_watermark_offsets(TopicPartition("orders", 0), cached=True)
+    consumer.pause([TopicPartition("orders", 0)])
+    consumer.get_watermark_offsets(TopicPartition("orders", 0), timeout=1.0)
     assert len(cluster.delayed_lookups) == 1, "cached bounds are not asked for, and what is paused is not fetched"
 
 
 def test_closing_closes_the_second_client_and_not_the_consumer(cluster: InMemoryKafka) -> None:
     beside = Beside(cluster)
-    beside.read()
     beside.ask()
     beside.lookups.close()
     beside.lookups.close()
@@ -87,5 +73,5 @@ def test_without_a_consumer_no_lookup_is_made(cluster: InMemoryKafka) -> None:
 
     beside = Beside(cluster)
     with pytest.raises(ConsumerError, match="stopped"):
-        Lookups(none, lambda: True, beside.make).list_topics(timeout=1.0)
+        Lookups(none, beside.make).list_topics(timeout=1.0)
     assert beside.made == []

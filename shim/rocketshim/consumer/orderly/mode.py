@@ -51,7 +51,6 @@ _AWAITING_LOCK_S: Final = 0.02  # many members that start at the same time wait 
 _IDLE_S: Final = 0.1
 _SEEK_AGAIN_MS: Final = 100
 _REBALANCE_MS: Final = 100
-_BOUNDS_S: Final = 2.0
 _LOG_STOP_S: Final = 2.0
 _REPORT_MS: Final = 1_000
 _NO_LOCK: Final = QueueStarted(Lease(MessageQueue("", queue_id=0), -1, 2**62), None, ())
@@ -313,12 +312,11 @@ class OrderlyMode:
         commits = self._queues.commits.positions
         first = run[0].offset()
         expected = commits.sent(key) if queue.is_fresh else queue.next_put
-        if first < expected:
-            not_before = [message for message in run if message.offset() >= expected]
-            if self._is_stale(key, expected, seek=not not_before):
-                if not not_before:
-                    return
-                run, first = not_before, not_before[0].offset()  # keep these: later records must not pass them
+        wanted = self._reader.from_position(key, run, expected)
+        if wanted is not None:
+            if not wanted:
+                return
+            run, first = wanted, wanted[0].offset()
         try:
             if queue.is_fresh and first < commits.sent(key):
                 commits.adopt(key, first)  # the log is shorter than the commit: created again, or cut
@@ -329,23 +327,6 @@ class OrderlyMode:
             self._restarts[key] = first
             self._perform(self._assignment.cut(key))
             self._end_drained()
-
-    def _is_stale(self, key: TopicPartitionKey, expected: int, *, seek: bool) -> bool:
-        """Return whether fetched records lie before the requested position although it exists; seek there again.
-
-        This was seen under load: a late answer to the lookup of a start offset moved a partition that already had a
-        position.
-        """
-        try:
-            bounds = self._reader.lookups.get_watermark_offsets(TopicPartition(*key), timeout=_BOUNDS_S)
-            if bounds is None or bounds[1] < expected:
-                return False
-            if seek:
-                self._reader.client().seek(TopicPartition(*key, expected))
-        except KafkaException:
-            return False
-        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": str(key)})
-        return True
 
     def _log_cut(self, key: TopicPartitionKey, first_offset: int) -> None:
         _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first_offset})

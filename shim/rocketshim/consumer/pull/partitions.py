@@ -269,7 +269,10 @@ class PullPartitions:
             if self.reader.pauses.why(key):  # paused after these records were fetched
                 self.client().seek(TopicPartition(*key, self.positions.position(key)))
                 continue
-            found = list(selected(filters.get(key.topic), run, self._unreadable))
+            wanted = self.reader.from_position(key, run, self.positions.position(key))
+            if wanted == []:
+                continue
+            found = list(selected(filters.get(key.topic), wanted or run, self._unreadable))
             trusted = key.topic in self._own_topics
             messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
             self.positions.hand_out(key, run[-1].offset() + 1)

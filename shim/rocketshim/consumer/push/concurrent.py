@@ -53,13 +53,15 @@ class ConcurrentMode:
         queue = self._queues.by_key.get(key)
         if queue is None:
             return  # it was revoked meanwhile
-        try:
-            queue.put(run)
-        except ValueError:
+        expected = max(queue.next_put, self._queues.commits.positions.sent(key))
+        wanted = self._reader.from_position(key, run, expected)
+        if wanted is None:
             first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
             self._queues.begin(key, first)
             self._queues.by_key[key].put(run)
+        else:
+            queue.put(wanted)
 
     def turn(self, now_ms: int) -> float:
         """See `Mode`: send back what takes too long."""

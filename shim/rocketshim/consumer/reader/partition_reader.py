@@ -34,6 +34,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 __all__ = ["OnCommit", "PartitionOwner", "PartitionReader"]
 
 _LOG = safe_logger("rocketshim.consumer")
+_BOUNDS_S: Final = 2.0
 _ERROR: Final = Message.error  # called in C, by `map`
 
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
@@ -78,7 +79,7 @@ class PartitionReader:
 
     Args:
         make_consumer: makes the Kafka consumer with its callback for commits; called by `open`.
-        make_lookup_client: makes a client that joins no group, for look-ups while the consumer fetches.
+        make_lookup_client: makes a client that joins no group, for look-ups.
         store: where offsets are stored; None: in Kafka.
         assigner: decides which partitions to read; None: Kafka's group protocol, or `assign`.
 
@@ -110,7 +111,7 @@ class PartitionReader:
         self.ownership = ownership
         self.assigner = assigner
         self.pauses = Pauses()
-        self.lookups = Lookups(self.client, lambda: bool(self._begun), make_lookup_client)
+        self.lookups = Lookups(self.client, make_lookup_client)
         self.starts = StartOffsets(rules, lookups=self.lookups, ownership=ownership, store=store)
         self._starter = PartitionStarter(self.starts, self.pauses, self._begin, now_ms)
         self._make_consumer = make_consumer
@@ -155,6 +156,7 @@ class PartitionReader:
         if self.assigner is not None:
             return
         if topics:
+            self.lookups.open()
             self.client().subscribe(topics, on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
         else:
             self.client().unsubscribe()
@@ -218,6 +220,28 @@ class PartitionReader:
                 yield key, run
             elif (position := self._owned().position(key)) is not None:
                 self.client().seek(TopicPartition(*key, position))
+
+    def from_position(self, key: TopicPartitionKey, run: list[Any], position: int) -> list[Any] | None:
+        """Return the records of a run from a position on; None: the log was cut, so the position is no longer valid.
+
+        A partition that waits for its start is assigned at offset 0. If its log begins later, librdkafka may look up
+        the beginning, and the late answer moves a partition that was sought meanwhile. If the whole run lies before the
+        position, the partition is sought there again. A log that begins at 0 was not moved so: it counts as cut,
+        because a topic that was created again looks the same, and its records must not be left out.
+        """
+        if run[0].offset() >= position:
+            return run
+        wanted = [message for message in run if message.offset() >= position]
+        try:
+            bounds = self.lookups.get_watermark_offsets(TopicPartition(*key), timeout=_BOUNDS_S)
+            if bounds is None or bounds[0] == 0 or bounds[1] < position:
+                return None
+            if not wanted:
+                self.client().seek(TopicPartition(*key, position))
+        except KafkaException:
+            return None
+        _LOG.warning("consumer.fetched-before-its-position", extra={"partition": str(key)})
+        return wanted
 
     def seek(self, key: TopicPartitionKey, offset: int) -> None:
         """Read a partition from this offset on; records of it that were fetched before are not passed on.
