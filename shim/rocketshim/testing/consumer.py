@@ -17,8 +17,7 @@ Imitated because programs stumble over it (measured on librdkafka 2.16 and a rea
 * With the broker away a synchronous commit waits for `session.timeout.ms` (45 s by default) and ends in `_WAIT_COORD`;
   `committed` ends in `_TIMED_OUT`, `list_topics` in `_TRANSPORT`, watermarks and times in `_UNKNOWN_PARTITION`,
   without waiting.
-* `poll`, `consume` or `list_topics` inside a callback is refused: the real client ends the process (see
-  `kafka.confluent`).
+* `poll`, `consume` or `list_topics` inside a callback ends the process (`kafka.confluent`); here it is refused.
 * A member that was put out learns of it by `on_lost` in the next poll (by `on_revoke` without an `on_lost`).
 
 Thread-safety: as with the real one, a consumer belongs to one thread; what it shares is behind the broker's lock.
@@ -26,8 +25,7 @@ Thread-safety: as with the real one, a consumer belongs to one thread; what it s
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +40,7 @@ from confluent_kafka import (
 )
 
 from rocketshim.testing.broker import InMemoryBroker
+from rocketshim.testing.callback_guard import CallbackGuard
 from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.fetching import Fetching, event
 from rocketshim.testing.group_coordinator import CommittedOffset, GroupMember, Step, StepKind
@@ -83,7 +82,7 @@ class InMemoryConsumer:
         self._on_revoke: RebalanceCallback | None = None
         self._on_lost: RebalanceCallback | None = None
         self._callback_has_assigned = False
-        self._is_calling_back = False
+        self._callback_guard = CallbackGuard()
         self._is_closing = False
         self._is_closed = False
         self._last_auto_commit_ns = broker.clock.monotonic_ns()
@@ -215,7 +214,7 @@ class InMemoryConsumer:
 
     def _take(self, count: int, timeout_s: float) -> list[Message]:
         self._enter()
-        self._refuse_in_callback("poll")
+        self._callback_guard.refuse("poll or consume")
         broker = self._broker
         waiter = broker.waiter(self._waiting, timeout_s)
         messages: list[Message] = []
@@ -224,7 +223,8 @@ class InMemoryConsumer:
                 version = broker.changes.version
                 broker.settle()
                 self.last_poll_ns = broker.clock.monotonic_ns()
-            self._serve()
+            with self._callback_guard:
+                self._serve()
             with broker.lock:
                 self._commit_automatically()
                 while len(messages) < count and (message := self._next_message()) is not None:
@@ -244,32 +244,15 @@ class InMemoryConsumer:
                 callback = self._callbacks.popleft() if step is None and self._callbacks else None
             if step is not None:
                 try:
-                    with self._calling_back():
-                        self._serve_step(step)
+                    self._serve_step(step)
                 except BaseException:
                     with self._broker.lock:
                         self._next_message()
                     raise
             elif callback is not None:
-                with self._calling_back():
-                    callback()
+                callback()
             else:
                 return
-
-    @contextmanager
-    def _calling_back(self) -> Iterator[None]:
-        self._is_calling_back = True
-        try:
-            yield
-        finally:
-            self._is_calling_back = False
-
-    def _refuse_in_callback(self, method: str) -> None:
-        """Refuse what ends the process of a real client."""
-        if self._is_calling_back:
-            raise AssertionError(
-                f"{method} inside a callback of the same consumer: a real one ends the process at the next callback"
-            )
 
     def _serve_step(self, step: Step) -> None:
         partitions = [TopicPartition(*partition) for partition in step.partitions]
@@ -285,13 +268,9 @@ class InMemoryConsumer:
                 self._finish_step(step)
 
     def _callback_for(self, kind: StepKind) -> RebalanceCallback | None:
-        match kind:
-            case StepKind.ASSIGN:
-                return self._on_assign
-            case StepKind.LOST:
-                return self._on_lost or self._on_revoke
-            case StepKind.REVOKE | StepKind.LEAVE:
-                return self._on_revoke
+        if kind is StepKind.ASSIGN:
+            return self._on_assign
+        return (self._on_lost if kind is StepKind.LOST else None) or self._on_revoke
 
     def _apply(self, step: Step) -> None:
         """What the binding does when the callback has not assigned or unassigned (locked)."""
@@ -353,8 +332,7 @@ class InMemoryConsumer:
             if error is not None:
                 raise KafkaException(error)
             return _results(wanted)
-        if self._settings.on_commit is not None:
-            on_commit = self._settings.on_commit
+        if (on_commit := self._settings.on_commit) is not None:
             self._callbacks.append(lambda: on_commit(error, _results(wanted)))
         return None
 
@@ -419,10 +397,9 @@ class InMemoryConsumer:
                 self._ask_a_broker("get_watermark_offsets")
             if cached and named(partition) not in self._fetching:
                 return OFFSET_INVALID, OFFSET_INVALID
-            doing = "Failed to get watermark offsets"
             log = self._broker.log(*named(partition))
             if log is None or (self._broker.faults.is_broker_down and not cached):
-                raise failure(Code.UNKNOWN_PARTITION, doing)
+                raise failure(Code.UNKNOWN_PARTITION, "Failed to get watermark offsets")
             return log.log_start_offset, log.end_offset(read_committed=self._settings.read_committed)
 
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
@@ -454,7 +431,7 @@ class InMemoryConsumer:
         """Metadata of all topics or one; an unknown topic comes with its error."""
         if self._is_closed:
             raise RuntimeError("Handle has been closed")
-        self._refuse_in_callback("list_topics")
+        self._callback_guard.refuse("list_topics")
         self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._ask_a_broker("list_topics")

@@ -27,16 +27,10 @@ _SWEEPS: Final = 10  # sweeps per consume timeout
 class ConcurrentMode:
     """The `Mode` of concurrent consumption."""
 
-    def __init__(
-        self,
-        parts: LoopParts,
-        queues: AssignedQueues[ProcessQueue[Any]],
-        dispatch: ChunkDispatch,
-    ) -> None:
+    def __init__(self, parts: LoopParts, queues: AssignedQueues[ProcessQueue[Any]], dispatch: ChunkDispatch) -> None:
         self._reader = parts.reader
         self._queues = queues
         self._dispatch = dispatch
-
         self._timeout_ms = parts.settings.consume_timeout_ms
         self._sweep = Timer(max(10, min(1_000, self._timeout_ms // _SWEEPS)))
         self._clock = parts.clock

@@ -224,10 +224,9 @@ class PartitionReader:
     def from_position(self, key: TopicPartitionKey, run: list[Any], position: int) -> list[Any] | None:
         """Return the records of a run from a position on; None: the log was cut, so the position is no longer valid.
 
-        A partition that waits for its start is assigned at offset 0. If its log begins later, librdkafka may look up
-        the beginning, and the late answer moves a partition that was sought meanwhile. If the whole run lies before the
-        position, the partition is sought there again. A log that begins at 0 was not moved so: it counts as cut,
-        because a topic that was created again looks the same, and its records must not be left out.
+        A late answer to a look-up by librdkafka moves a partition that was sought meanwhile (`DESIGN.md`, 29).
+        If the whole run lies before the position, the partition is sought there again. A log that begins at 0 counts as
+        cut: a topic that was created again looks the same, and its records must not be left out.
         """
         if run[0].offset() >= position:
             return run
@@ -314,8 +313,7 @@ class PartitionReader:
         wanted = self.assigner.wanted(self.lookups, self._chosen, self.now_ms())
         if wanted is None:
             return
-        gone = sorted(self._chosen - wanted)
-        new = sorted(wanted - self._chosen)
+        gone, new = sorted(self._chosen - wanted), sorted(wanted - self._chosen)
         self._chosen = wanted
         lost = [key for key in gone if key in self._begun and not self.ownership.owns(key)]
         released = [key for key in gone if key not in lost]
@@ -358,8 +356,7 @@ class PartitionReader:
 
     # --- callbacks of the Kafka client: none of these may raise ------------------------------------------------------
 
-    def _on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        del consumer
+    def _on_assign(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
             self._owned().take_up(partitions)
@@ -372,8 +369,7 @@ class PartitionReader:
         self.has_assignment.set()
         _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
 
-    def _on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        del consumer
+    def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
             if not self.is_closing:
@@ -383,8 +379,7 @@ class PartitionReader:
         finally:
             self.unassign(keys)
 
-    def _on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        del consumer
+    def _on_lost(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         _LOG.warning("consumer.lost", extra={"partitions": partition_names(keys)})
         self.unassign(keys)
