@@ -18,6 +18,7 @@ __all__ = ["Outcome", "simulate"]
 
 _DRAIN_TURNS: Final = 1_500
 _DOWN_MS: Final = 100
+_TOPICS: Final = (NAMES.schedule, "orders", NAMES.retry(GROUP.name), NAMES.dead_letter(GROUP.name), None)
 _REFUSALS: Final = (
     KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT  # noqa: SLF001
 )  # fmt: skip
@@ -66,6 +67,7 @@ class Simulation:
         self.redrives = Redrives(self.world, self._turns)
         self._broker_back_ms: int | None = None
         self._down_ns = 0
+        self._held_ns: int | None = None
         self._skew_ms = self._most_skew_ms = 0
 
     def _worker(self, place: str, name: str) -> Shell:
@@ -95,7 +97,7 @@ class Simulation:
             case "pass":
                 world.clock.advance(amount % 1_500)
             case "release":
-                world.kafka.release()
+                self._release()
             case "settle" | "redrive":
                 self._later(step)
             case _:
@@ -138,6 +140,8 @@ class Simulation:
                 self._set_clock((-3_600_000, -500, 0, 500, 3_600_000)[amount % 5])
             case "broker-down":
                 self._stop_broker((50, 500, 3_000)[amount % 3])
+            case "hold":
+                self._hold(amount)
             case _:
                 begin_ns = world.event_ns()
                 self._answer_wrongly(step)
@@ -149,6 +153,17 @@ class Simulation:
             place.shell.clients.repeat_replies(count)
             self.world.fault("repeat-reply", "cluster", begin_ns)
 
+    def _hold(self, amount: int) -> None:
+        if self._held_ns is None:
+            self._held_ns = self.world.event_ns()
+        self.world.kafka.hold_reports(_TOPICS[amount % 5])
+
+    def _release(self) -> None:
+        self.world.kafka.release()
+        if self._held_ns is not None:
+            self.world.fault("hold", "cluster", self._held_ns)
+            self._held_ns = None
+
     def _set_clock(self, skew_ms: int) -> None:
         begin_ns = self.world.event_ns()
         self.world.kafka.set_leader_clock(skew_ms)
@@ -158,15 +173,12 @@ class Simulation:
 
     def _answer_wrongly(self, step: Step) -> None:
         kafka, amount = self.world.kafka, step.amount
-        topics = [NAMES.schedule, "orders", NAMES.retry(GROUP.name), NAMES.dead_letter(GROUP.name), None]
-        topic, count = topics[amount % 5], 1 + amount // 5 % 3
+        topic, count = _TOPICS[amount % 5], 1 + amount // 5 % 3
         match step.kind:
             case "refuse":
                 kafka.fail_produce(KafkaError(_REFUSALS[amount // 16 % 3]), topic=topic, count=count)
             case "lose-reply":
                 kafka.fail_produce(KafkaError(KafkaError._MSG_TIMED_OUT), topic=topic, count=count, stored=True)  # noqa: SLF001
-            case "hold":
-                kafka.hold_reports(topic)
             case "commit-fails":
                 error = KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE)
                 kafka.fail_commits(error, count=count, stored=amount % 2 == 1)
@@ -216,7 +228,7 @@ class Simulation:
         world = self.world
         if self._broker_back_ms is not None:
             self._start_broker()
-        world.kafka.release()
+        self._release()
         if self._skew_ms < self._most_skew_ms:  # messages wait for a time that a clock has shown
             self._set_clock(self._most_skew_ms)
         world.longest_wait_ms = 20
