@@ -26,6 +26,7 @@ __all__ = ["Consumer", "Place", "Sender", "Shell", "Worker", "fails"]
 _SESSION: Final = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
 _RESTART_MS: Final = 300
 _CALLS_LAST_WAITS: Final = 2
+_STOP_MS: Final = 1_000  # a member that leaves while it joins waits for this time of the real clock
 
 
 def fails(number: int, attempt: int, dead_every: int) -> bool:
@@ -119,7 +120,7 @@ class Worker:
         world.process(Process(name=name, role="worker"))
         settings = WorkerSettings.make(
             bootstrap="memory", allow=ALLOWED, delay_levels=LEVELS, exactly_once=exactly_once, instance=place,
-            client=_SESSION, commit_interval_ms=200,
+            client=_SESSION, commit_interval_ms=200, stop_timeout_ms=_STOP_MS,
         )  # fmt: skip
         self._worker = DelayWorker(
             settings, clients=self.clients.factories(), clock=world.clock, sleep=world.clock.sleep
@@ -196,7 +197,7 @@ class Consumer:
     def close(self) -> None:
         """End in order: running calls finish."""
         self.pool.hear()
-        self.loop.stop(1_000)
+        self.loop.stop(_STOP_MS)
         self.loop.close()
         error = self.loop.error
         if isinstance(error, CrashedError):
