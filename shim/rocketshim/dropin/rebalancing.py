@@ -186,7 +186,9 @@ class RebalancingConsumer(_Original):
             rebalance.retry_partitions = [
                 TopicPartition(*TopicPartitionKey.of(each), _PAUSED_AT) for each in retry_partitions
             ]
-            # paused until their start is known
+            # paused until their start is known, and before they are assigned: a later pause is too late for a fetch
+            super().position(rebalance.retry_partitions)  # the client pauses only what it knows
+            super().pause(rebalance.retry_partitions)
             state.retries.awaiting_start |= {TopicPartitionKey.of(each) for each in retry_partitions}
             state.update_slow_path()
         self._call(state.callbacks[0], theirs, rebalance)

@@ -297,10 +297,8 @@ class PartitionReader:
         Raises:
             KafkaException, RuntimeError: the partitions could not be assigned.
         """
-        consumer, keys = self.client(), _keys(partitions)
-        consumer.incremental_assign(paused_assignment(partitions))
-        self.pauses.adopt(consumer, keys)
-        self.pauses.hold(consumer, keys, reason)
+        self.pauses.prepare(self.client(), _keys(partitions), reason)
+        self.client().incremental_assign(paused_assignment(partitions))
 
     def follow_assigner(self) -> None:
         """Assign and revoke partitions until exactly those are read that the assigner wants, if there is one.

@@ -278,9 +278,9 @@ class PartitionStarter:
         """
         keys = [TopicPartitionKey.of(item) for item in partitions]
         waiting = [key for key in keys if key not in known]
+        self._pauses.prepare(consumer, waiting, PauseReason.UNRESOLVED)
         consumer.incremental_assign([TopicPartition(*key, known.get(key, _PAUSED_AT)) for key in keys])
-        self._pauses.adopt(consumer, keys)
-        self._pauses.hold(consumer, waiting, PauseReason.UNRESOLVED)
+        self._pauses.adopt(consumer, [key for key in keys if key in known])
         self._waiting.update(waiting)
         for key in keys:
             self._begin(key, known.get(key, UNKNOWN_START))

@@ -19,6 +19,9 @@ class Client:
     def pause(self, partitions: list[Any]) -> None:
         self.calls.append(("pause", [(item.topic, item.partition) for item in partitions]))
 
+    def position(self, partitions: list[Any]) -> None:
+        self.calls.append(("position", [(item.topic, item.partition) for item in partitions]))
+
     def resume(self, partitions: list[Any]) -> None:
         self.calls.append(("resume", [(item.topic, item.partition) for item in partitions]))
 
@@ -54,3 +57,11 @@ def test_an_assigned_partition_is_resumed_from_any_earlier_pause(client: Any) ->
     pauses.adopt(client, [KEY])
     assert client.calls[-1] == ("resume", [KEY])
     assert not pauses.why(KEY)
+
+
+def test_a_partition_is_known_to_the_client_before_it_is_paused_for_its_assignment(client: Any) -> None:
+    pauses = Pauses()
+    pauses.prepare(client, [], PauseReason.UNRESOLVED)
+    pauses.prepare(client, [KEY], PauseReason.UNRESOLVED)
+    assert client.calls == [("position", [KEY]), ("pause", [KEY])]
+    assert pauses.why(KEY) == PauseReason.UNRESOLVED
