@@ -17,7 +17,6 @@ import asyncio
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Final, Self, Unpack, overload
 
 from rocketshim.codecs import Codec
@@ -120,9 +119,7 @@ class AsyncProducer:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.shield(asyncio.ensure_future(self.close()))  # also if the task is cancelled
 
 

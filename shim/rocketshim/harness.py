@@ -16,7 +16,6 @@ commits nothing to Kafka), consumers that poll. Use `InMemoryKafka` or a real br
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from types import TracebackType
 from typing import Final, Self
 
 from rocketshim.admin.delayed import WaitingRecord, waiting_record
@@ -198,9 +197,7 @@ class Harness:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- parts -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,6 @@ Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` o
 
 import socket
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Final, Self
 
 import rocketshim
@@ -241,9 +240,7 @@ class Producer(_Settings):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
 
@@ -364,9 +361,7 @@ class PushConsumer(_Settings):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.shutdown()
 
 

@@ -16,7 +16,6 @@ handed out, and reading its headers raises `MalformedRecordError`.
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Final, Self, Unpack
 
 from rocketshim.clock import SystemClock
@@ -194,9 +193,7 @@ class LitePullConsumer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # --- messages ----------------------------------------------------------------------------------------------------

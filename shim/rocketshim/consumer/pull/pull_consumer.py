@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -163,9 +162,7 @@ class PullConsumer:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # --- messages ----------------------------------------------------------------------------------------------------
