@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DEADLINE_S = 60.0
+_ADMIN = pytest.StashKey[AdminClient]()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -36,10 +37,14 @@ def interruptible() -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def collected() -> Iterator[None]:
-    """Kafka clients that lie in cycles end with the file that made them: each has threads, and calls its broker on."""
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A file leaves no Kafka client in a cycle, since each has threads and calls its broker on, and no topic."""
+    before = user_topics(request.config)
     yield
     gc.collect()
+    left = user_topics(request.config) - before
+    if left:
+        delete_topics(request.config.stash[_ADMIN], sorted(left))
 
 
 @pytest.fixture(scope="session")
@@ -59,9 +64,10 @@ def broker(rocketshim_broker: Broker) -> Broker:
 
 
 @pytest.fixture(scope="session")
-def admin(broker: Broker) -> AdminClient:
+def admin(broker: Broker, pytestconfig: pytest.Config) -> AdminClient:
     """An admin client of the session's broker."""
-    return AdminClient({"bootstrap.servers": broker.bootstrap})
+    pytestconfig.stash[_ADMIN] = made = AdminClient({"bootstrap.servers": broker.bootstrap})
+    return made
 
 
 @pytest.fixture
@@ -125,6 +131,13 @@ def await_led(admin: AdminClient, name: str, partitions: int) -> None:
         if found.error is None and len(led) == partitions:
             return
     raise TimeoutError(f"{name} has no leaders after {_DEADLINE_S} s")
+
+
+def user_topics(config: pytest.Config) -> set[str]:
+    """The topics of the session's broker, without Kafka's own; none before a test has used the broker."""
+    admin = config.stash.get(_ADMIN, None)
+    found = () if admin is None else admin.list_topics(timeout=_DEADLINE_S).topics
+    return {name for name in found if not name.startswith("__")}
 
 
 def delete_topics(admin: AdminClient, names: list[str]) -> None:

@@ -41,6 +41,15 @@ class Browser:
         connection.close()
         return answer.status, text, {name.lower(): value for name, value in answer.getheaders()}
 
+    def connect(self) -> socket.socket:
+        """Open a connection for a request by hand."""
+        return socket.create_connection(("127.0.0.1", self._port), DEADLINE_S)
+
+    def request(self, path: str) -> bytes:
+        """Return the bytes of a GET request."""
+        headers = "".join(f"{name}: {value}\r\n" for name, value in self._headers.items())
+        return f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1:{self._port}\r\n{headers}\r\n".encode()
+
     def get(self, path: str) -> str:
         status, text, _ = self.ask("GET", path)
         assert status == 200, text

@@ -1,10 +1,12 @@
 """The console as a process on a real broker: from the cause to the verdict, and killed while it sends."""
 
 import os
+import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -17,15 +19,22 @@ from rocketshim_topics.wire import UNIQ_KEY, read_headers
 
 from .console_stage import DEADLINE_S, console, store_dead_letters
 
-COUNT = 1_000
+TIMEOUTS = 10_000
+OTHERS = 1_112  # one in ten of all
 
 
 @pytest.fixture
 def dead(broker: Broker, admin: AdminClient, namespace: str, group: Callable[..., str]) -> str:
     """A group whose dead letters have two causes; its name."""
     name = group()
-    store_dead_letters(broker, admin, namespace, name, COUNT)
+    store_dead_letters(broker, admin, namespace, name, TIMEOUTS + OTHERS)
     return name
+
+
+def number_in(page: str, pattern: str) -> int:
+    """The number in a page; 0 if the pattern is not in it."""
+    found = re.search(pattern, page)
+    return 0 if found is None else int(found[1].replace(",", ""))
 
 
 def sent(broker: Broker, namespace: str, group: str) -> Counter[bytes]:
@@ -41,28 +50,29 @@ def test_an_operator_finds_the_cause_sends_ten_and_a_killed_console_sends_each_o
     with console(broker, namespace, tmp_path) as (process, browser):
         assert topic in browser.get("/dead")
         causes = browser.get(f"/dead/{topic}")
-        assert "1,000 dead letters by cause" in causes
-        assert "900 900 Timeout Timeout of order #" in causes
+        assert "11,112 dead letters by cause" in causes
+        assert "10,000 10,000 Timeout Timeout of order #" in causes
         plan = browser.post(f"/dead/{topic}/plans", where="FAIL_CLASS = 'Timeout'")
-        assert "Send again 900 records" in browser.get(plan)
+        assert "Send again 10,000 records" in browser.get(plan)
         assert not sent(broker, namespace, dead)
 
         browser.post(f"{plan}/apply", most="10")
-        shown = browser.wait_for(f"{plan}/progress", "10 of 900 applied")
+        shown = browser.wait_for(f"{plan}/progress", "10 of 10,000 applied")
         assert "✓ None of them is a dead letter again" in shown
         assert sum(sent(broker, namespace, dead).values()) == 10
 
-        browser.post(f"{plan}/apply", count_typed="900", rate="200")
-        time.sleep(1.5)  # it is killed in the middle, wherever that is
+        browser.post(f"{plan}/apply", count_typed="10000", rate="2000")
+        while number_in(browser.get(f"{plan}/progress"), r"Sent: ([\d,]+), before") < 1_000:
+            assert process.poll() is None
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
     with console(broker, namespace, tmp_path) as (_, browser):
-        assert "of 900 applied" in browser.get(plan)
-        browser.post(f"{plan}/apply", count_typed="900")
+        assert 1_000 < number_in(browser.get(plan), r"([\d,]+) of 10,000 applied") < TIMEOUTS
+        browser.post(f"{plan}/apply", count_typed="10000")
         shown = browser.wait_for(f"{plan}/progress", "Applied")
-        assert "by this plan: 900 , by other plans: 0, left: 0" in shown
+        assert "by this plan: 10,000 , by other plans: 0, left: 0" in shown
     found = sent(broker, namespace, dead)
-    assert len(found) == 900
+    assert len(found) == TIMEOUTS
     assert set(found.values()) == {1}
 
 
@@ -72,8 +82,21 @@ def test_ctrl_c_ends_the_console_while_it_sends_and_a_page_is_open(
     topic = TopicNames(namespace).dead_letter(dead)
     with console(broker, namespace, tmp_path) as (process, browser):
         plan = browser.post(f"/dead/{topic}/plans")
-        browser.post(f"{plan}/apply", count_typed="1000", rate="50")
+        browser.post(f"{plan}/apply", count_typed="11112", rate="50")
         browser.wait_for(f"{plan}/progress", "applies it")
         process.send_signal(signal.SIGINT)
         assert process.wait(DEADLINE_S) in {0, 130}
     assert set(sent(broker, namespace, dead).values()) <= {1}
+
+
+def test_a_hundred_tabs_are_served_beside_clients_that_neither_finish_a_request_nor_read_an_answer(
+    broker: Broker, namespace: str, dead: str, tmp_path: Path
+) -> None:
+    causes = f"/dead/{TopicNames(namespace).dead_letter(dead)}"
+    with console(broker, namespace, tmp_path) as (_, browser), ExitStack() as silent:
+        for number in range(60):
+            connection = silent.enter_context(browser.connect())
+            connection.sendall(browser.request(causes) if number % 2 else b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n")
+        with ThreadPoolExecutor(100) as tabs:
+            shown = list(tabs.map(browser.get, ["/tiles"] * 300))
+    assert all("Dead letters kept 11,112" in each for each in shown[-100:])
