@@ -7,7 +7,7 @@ hidden.
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypedDict
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -60,20 +60,26 @@ class Settings(BaseModel):
         try:
             return cls(**values)
         except ValidationError as error:
-            found = "; ".join(_error_text(item, cls.model_fields) for item in error.errors(include_url=False))
+            found = "; ".join(_error_text(item, cls) for item in error.errors(include_url=False))
             raise ConfigError(f"{cls.__name__}: {found}") from error
 
+    @classmethod
+    def shown(cls, field: str) -> str:
+        """Return the name by which users know a field."""
+        return field
 
-def _error_text(item: Any, known: Iterable[str]) -> str:
+
+def _error_text(item: Any, settings: type[Settings]) -> str:
     """Describe one pydantic error in our own words: the setting, its value, the rule."""
-    name = ".".join(map(str, item["loc"]))
+    field = ".".join(map(str, item["loc"]))
+    name = settings.shown(field) if field else ""
     match item["type"]:
         case "missing":
             return f"{name} is required"
         case "extra_forbidden":
-            in_snake_case = re.sub(r"(?<=[a-z0-9])[A-Z]", lambda upper: f"_{upper[0].lower()}", name)
-            similar = difflib.get_close_matches(in_snake_case, known, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else ""
+            in_snake_case = re.sub(r"(?<=[a-z0-9])[A-Z]", lambda upper: f"_{upper[0].lower()}", field)
+            similar = difflib.get_close_matches(in_snake_case, settings.model_fields, 1)
+            hint = f"; did you mean {settings.shown(similar[0])}?" if similar else ""
             return f"{name}={_safe_value(item)}: there is no such setting{hint}"
         case "string_too_short" if not item["input"]:
             return f"{name} is empty; it is required"
@@ -320,7 +326,7 @@ class PushConsumerSettings(ConnectionSettings):
             queue limit it, too. Default 100.
         consume_message_batch_max_size: maximum number of messages of one listener call, 1 to 1,024. If it is above 1,
             the listener gets lists. Default 1.
-        max_reconsume_times: failed attempts before a message becomes a dead letter. -1 (default): 16, so a message is
+        max_reconsume_times: retries before a message becomes a dead letter. -1 (default): 16, so a message is
             delivered 17 times; in orderly mode -1 means without limit. 0: the first failure is final. Other negative
             numbers are taken literally.
         consume_timeout_ms: how long one listener call may take before its message is sent back, in ms. Default 15 min.

@@ -204,7 +204,7 @@ class Consumer(confluent_kafka.Consumer):
             return cast("Retrying", self)
         raise FeatureNotEnabledError(
             f"{method}() needs the setting rocketshim.retry.enable: set 'rocketshim.retry.enable': True in the "
-            "consumer's configuration, and run rocketshim init and a worker"
+            "consumer's configuration, and run a worker (rocketshim dev has one)"
         )
 
 

@@ -59,13 +59,22 @@ def is_true(value: Any) -> bool:
 Truth = Annotated[bool, BeforeValidator(is_true)]
 
 
-class ConsumerDropinSettings(Settings):
+class _DropinSettings(Settings):
+    """Settings that users write as keys of a configuration."""
+
+    @classmethod
+    def shown(cls, field: str) -> str:
+        """Return the key of a field in the configuration."""
+        return PREFIX + field.replace("_", ".")
+
+
+class ConsumerDropinSettings(_DropinSettings):
     """Settings of `rocketshim.dropin.Consumer`. Each description begins with the setting's key in the configuration.
 
     Attributes:
         retry_enable: `rocketshim.retry.enable`: also read the group's retry topic, and allow send-back. Default False.
-        max_reconsume_times: `rocketshim.max.reconsume.times`: failed attempts before a message becomes a dead letter;
-            -1: 16; other negative numbers and 0: the first failure is final. Default 16.
+        max_reconsume_times: `rocketshim.max.reconsume.times`: retries before a message becomes a dead letter; -1: 16;
+            other negative numbers and 0: the first failure is final. Default 16.
         delay_levels: `rocketshim.delay.levels`: the table of delay levels in RocketMQ's notation. Default RocketMQ's.
         namespace: `rocketshim.namespace`: prefix of every topic that rocketshim creates, `""` (default) for none.
         create_topics: `rocketshim.create.topics`: create missing rocketshim topics at `subscribe`. Default True.
@@ -87,7 +96,7 @@ class ConsumerDropinSettings(Settings):
     producer: dict[str, Any] = Field(default_factory=dict, repr=False)
 
 
-class ProducerDropinSettings(Settings):
+class ProducerDropinSettings(_DropinSettings):
     """Settings of `rocketshim.dropin.Producer`. Each description begins with the setting's key in the configuration.
 
     Attributes:

@@ -62,8 +62,8 @@ def test_only_headers_of_retry_records_are_trusted() -> None:
     [
         ({"group.id": ""}, "group.id"),
         ({"isolation.level": "read_uncommitted"}, "isolation.level"),
-        ({"rocketshim.retry.enabled": True}, "retry_enabled"),
-        ({"rocketshim.hop.timeout.ms": 1}, "hop_timeout_ms"),
+        ({"rocketshim.retry.enabled": True}, "did you mean rocketshim.retry.enable"),
+        ({"rocketshim.hop.timeout.ms": 1}, "rocketshim.hop.timeout.ms=1"),
         ({"rocketshim.producer.acks": "1"}, "acks"),
         ({"rocketshim.delay.levels": "soon"}, "soon"),
     ],
