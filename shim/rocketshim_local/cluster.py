@@ -380,7 +380,7 @@ def _failure(node: Node, what: str) -> LocalBrokerError:
     if node.found_port_taken():
         return _PortTakenError(
             f"port {address.port} or {address.controller_port} of node {address.node_id} is in use: "
-            "stop the process that listens there, or choose another port"
+            "stop the process that listens there, or choose another port (--port)"
         )
     return LocalBrokerError(
         f"node {address.node_id} of the local cluster {what}; its logs are in {node.logs}; the last lines:\n"

@@ -46,7 +46,8 @@ def download(coordinates: Sequence[str], repository: str, into: Path, report: Ca
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as poms:
         addresses = _resolve(coordinates, repository, Path(poms))
-    report(f"jars: {len(addresses)} to download ({time.monotonic() - started:.0f} s to resolve)")
+    report(f"jars: {len(addresses)} to download (resolved in {time.monotonic() - started:.0f} s)")
+    began = time.monotonic()
     size_bytes = 0
     with requests.Session() as session, ThreadPoolExecutor(_CONCURRENT_DOWNLOADS) as pool:
         sizes = pool.map(lambda url: _download(session, url, into), addresses)
@@ -54,7 +55,7 @@ def download(coordinates: Sequence[str], repository: str, into: Path, report: Ca
             size_bytes += size
             if count == len(addresses) or count % max(1, len(addresses) // 5) == 0:
                 report(f"jars: {count} of {len(addresses)}, {size_bytes / 1e6:.1f} MB")
-    report(f"jars: downloaded in {time.monotonic() - started:.0f} s")
+    report(f"jars: downloaded in {time.monotonic() - began:.0f} s")
 
 
 class PomError(Exception):

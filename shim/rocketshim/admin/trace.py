@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from rocketshim.admin.record_view import RecordView
+from rocketshim.errors import ConfigError
 from rocketshim_topics import Envelope, Origin, TopicNames
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
@@ -108,7 +109,7 @@ def step_text(hop: TraceStep, names: TopicNames) -> str:
     cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
     name = hop.entry.topic
     if hop.due_ms is not None:
-        wait = f"waits {hop.due_ms - hop.entry.stored_ms} ms for {envelope.real_topic}"
+        wait = f"waits {hop.due_ms - hop.entry.stored_ms} ms for {_physical(envelope.real_topic, names)}"
         return f"failed ({cause}), {wait}" if cause else wait
     if name == names.parked:
         return f"parked: {envelope.park_reason}"
@@ -118,6 +119,14 @@ def step_text(hop: TraceStep, names: TopicNames) -> str:
     if plan is not None:
         return f"sent again by plan {plan}"
     return "delivered" if hop.late_ms is None else f"delivered, {hop.late_ms} ms after it was due"
+
+
+def _physical(topic: str | None, names: TopicNames) -> str | None:
+    """Return the name of a topic in Kafka; a name that no topic can have stays as it is."""
+    try:
+        return topic and names.physical(topic)
+    except ConfigError:
+        return topic
 
 
 def _redriven_by(envelope: Envelope) -> str | None:

@@ -91,7 +91,9 @@ def ls(
         for entry in shown:
             typer.echo(json.dumps(asdict(entry)))
         return
-    table = Table("partition/offset", "due", "target", "id", "group", "attempts", "trouble")
+    table = Table(
+        "partition/offset", "due (UTC)", "target", "id", "group", "attempts", "trouble", box=None, pad_edge=False
+    )
     for entry in shown:
         table.add_row(
             entry.place,
@@ -161,7 +163,16 @@ def stats(
         summaries = reader.summaries(counting)
     now_ms = time.time_ns() // 1_000_000
     late_ms = 0
-    table = Table("partition", "queue", "waiting", "next leaves", "next is due", "next goes to")
+    table = Table(
+        "partition",
+        "queue",
+        "waiting",
+        "next leaves (UTC)",
+        "next is due (UTC)",
+        "next goes to",
+        box=None,
+        pad_edge=False,
+    )
     for summary in summaries:
         head = summary.head
         leaves_ms = head.appended_ms + (summary.delay_ms or 0)

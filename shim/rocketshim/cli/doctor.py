@@ -81,7 +81,8 @@ def doctor(
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=1))
     else:
         _show(found)
-        looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {len(facts.brokers)} brokers"
+        brokers = len(facts.brokers)
+        looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {brokers} broker{'s' * (brokers != 1)}"
         typer.echo(f"{len(CHECKS)} checks on {looked}: {_counts(found)}")
     if has_finding:
         raise typer.Exit(FINDING)

@@ -72,7 +72,9 @@ def ls(
 ) -> None:
     """List parked records that were not sent again since, oldest first."""
     names = TopicNames(namespace)
-    table = Table("partition/offset", "parked", "reason", "target", "from", "id", "bytes")
+    table = Table(
+        "partition/offset", "parked (UTC)", "reason", "target", "from", "id", "bytes", box=None, pad_edge=False
+    )
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         log = read_log(reader, names.redrive_log)
         shown = hidden = 0
