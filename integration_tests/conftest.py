@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _DEADLINE_S = 60.0
+_KEPT = {"retention.ms": "-1"}
 _ADMIN = pytest.StashKey[AdminClient]()
 
 
@@ -72,12 +73,15 @@ def admin(broker: Broker, pytestconfig: pytest.Config) -> AdminClient:
 
 @pytest.fixture
 def topic(admin: AdminClient) -> Iterator[Callable[..., str]]:
-    """Make a topic: `topic(partitions=1, config=None, name="t")` returns its unique name; deleted after the test."""
+    """Make a topic: `topic(partitions=1, config=None, name="t")` returns its unique name; deleted after the test.
+
+    Its records stay: records with times of long ago would be deleted when Kafka looks for old ones, every five minutes.
+    """
     made: list[str] = []
 
     def make(partitions: int = 1, config: dict[str, str] | None = None, name: str = "t") -> str:
         unique = f"{name}-{uuid.uuid4().hex[:10]}"
-        futures = admin.create_topics([NewTopic(unique, num_partitions=partitions, config=config or {})])
+        futures = admin.create_topics([NewTopic(unique, num_partitions=partitions, config=_KEPT | (config or {}))])
         futures[unique].result(_DEADLINE_S)
         made.append(unique)
         await_led(admin, unique, partitions)
