@@ -137,9 +137,11 @@ def _plan(console: Console, request: Request) -> RedrivePlan:
 
 
 def _state(console: Console, plan: RedrivePlan) -> dict[str, Any]:
-    """Return the run of this process, and, when it is over, the verdict by what is in Kafka."""
+    """Return the run of this process, and, when it is over, the verdict by what is in Kafka.
+
+    Whether it is over is asked once: it may end while the page is made.
+    """
     run = console.runs.of(plan.id)
-    found: Verdict | None = None
-    if run is None or not run.is_running:
-        found = verdict(console, plan)
-    return {"run": run, "verdict": found}
+    is_running = run is not None and run.is_running
+    found: Verdict | None = None if is_running else verdict(console, plan)
+    return {"run": run, "is_running": is_running, "verdict": found}

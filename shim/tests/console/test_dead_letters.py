@@ -2,6 +2,7 @@
 
 import html
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -194,6 +195,29 @@ def test_a_run_is_stopped_by_its_button_and_a_second_one_of_the_topic_is_refused
     assert browser.post(f"{plan}/stop").status_code == 303
     wait_for(lambda: "applies it" not in state(browser, plan))
     assert "It was stopped" in state(browser, plan)
+
+
+class EndsWhileShown(threading.Event):
+    """The end of a run that comes between two questions of the same page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def is_set(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+@pytest.mark.parametrize("page", ["", "/progress"])
+def test_a_run_that_ends_while_its_page_is_made_is_shown_as_running(stage: Stage, wait_for: Wait, page: str) -> None:
+    stage.add_dead(3)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    apply(browser, plan, wait_for, most="1")
+    run = stage.consoles[0].runs.of(plan.rpartition("/")[2])
+    run.is_over = EndsWhileShown()
+    assert "applies it" in browser.get(plan + page).text
 
 
 def test_a_run_that_fails_says_why(stage: Stage, wait_for: Wait) -> None:
