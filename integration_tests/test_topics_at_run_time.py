@@ -168,7 +168,9 @@ def test_two_subscriptions_of_one_group_that_differ_are_found_and_said(
         with two:
             wait_until(lambda: bool(two.subscription_conflicts))
     assert two.subscription_conflicts == {orders: f"{orders}=created"}
-    said = next(record for record in caplog.records if record.getMessage() == "consumer.subscriptions-differ")
+    said = next(
+        record for record in caplog.records if getattr(record, "event", None) == "consumer.subscriptions-differ"
+    )
     assert (said.mine, said.theirs) == (f"{orders}=paid", f"{orders}=created")  # type: ignore[attr-defined]
 
 

@@ -1,7 +1,8 @@
 """Every event that consumers, producers and commands log, with its meaning. The worker's are in `worker.log_format`.
 
-The message of a log record is the name of the event, and its facts are attributes of the record. Names are stable: an
-alert may match them. A test compares them with the calls in the sources, and the reference lists them.
+The message of a log record begins with the name of the event. The name is also its attribute `event`, and its facts are
+attributes, too. Names are stable: an alert may match them. A test compares them with the calls in the sources, and the
+reference lists them.
 """
 
 from typing import Final

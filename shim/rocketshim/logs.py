@@ -1,16 +1,33 @@
-"""Loggers whose calls never raise, so that no filter or handler of the user can stop the code that logs.
+"""Loggers of events with facts, whose calls never raise: no filter or handler of the user can stop the code that logs.
+
+`log.warning("consumer.commit-failed", extra={"error": …})` makes a record whose attribute `event` is the name of the
+event and whose facts are attributes, too. Its message has both, for handlers that print only messages.
 
 A filter, a `LogRecord` factory or a handler can raise an error out of the log call. Such an error must not end a thread
 or skip the code after the call. It is printed as `logging` prints errors of handlers, and then dropped.
 """
 
 import logging
+import re
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["SafeLogger", "one_line", "safe_logger"]
+
+
+_EVENT: Final = re.compile(r"[a-z]+\.[a-z-]+")
+
+
+class _Facts:
+    """Facts as text, made only if a handler wants it."""
+
+    def __init__(self, facts: Mapping[str, object]) -> None:
+        self._facts = facts
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={one_line(str(value))}" for name, value in self._facts.items())
 
 
 class SafeLogger(logging.LoggerAdapter[logging.Logger]):
@@ -23,6 +40,10 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         """Log as `Logger.log` does; print an error of it if `logging.raiseExceptions` is set."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1  # the caller's line, not this one
+        facts = kwargs.get("extra")
+        if facts and "event" not in facts and isinstance(msg, str) and _EVENT.fullmatch(msg):
+            kwargs["extra"] = {"event": msg, **facts}
+            msg, args = "%s: %s", (msg, _Facts(facts))
         try:
             super().log(level, msg, *args, **kwargs)
         except Exception:  # noqa: BLE001 - the user's filters and handlers

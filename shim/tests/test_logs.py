@@ -32,13 +32,14 @@ def test_an_exception_that_cannot_be_printed_can_be_logged(hostile: BaseExceptio
 
 
 def test_a_record_has_its_facts_and_names_its_line(caplog: pytest.LogCaptureFixture) -> None:
-    LOG.warning("consumer.something", extra={"topic": "orders"})
+    LOG.warning("consumer.something", extra={"topic": "orders", "error": "a\nb"})
     (record,) = caplog.records
-    assert (record.getMessage(), record.levelname, record.__dict__["topic"]) == (
-        "consumer.something",
+    assert (record.levelname, record.__dict__["event"], record.__dict__["topic"]) == (
         "WARNING",
+        "consumer.something",
         "orders",
     )
+    assert record.getMessage() == r"consumer.something: topic=orders error=a\nb"
     assert (record.filename, record.funcName) == (
         "test_logs.py",
         "test_a_record_has_its_facts_and_names_its_line",

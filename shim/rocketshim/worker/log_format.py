@@ -1,7 +1,7 @@
 """The worker's log lines: an event from a fixed vocabulary, and facts. Each record is one line, as text or as JSON.
 
 The library never configures logging. Only the process `rocketshim worker` does, with `configure`. A program that embeds
-a `DelayWorker` gets the same records from the logger `rocketshim.worker`: the message is the event, and the facts are
+a `DelayWorker` gets the same records from the logger `rocketshim.worker`: the event and the facts are
 attributes of the record.
 
 Facts may contain text of Kafka records that anybody wrote. Control characters are escaped, so nobody can forge a line.
@@ -65,7 +65,7 @@ def _facts(record: logging.LogRecord) -> dict[str, object]:
 
 
 def _event(record: logging.LogRecord) -> str:
-    """Return the event of a record: its message, or the attribute `event` of a message that is a sentence."""
+    """Return the event of a record; without one, its message."""
     return str(getattr(record, "event", None) or record.getMessage())
 
 

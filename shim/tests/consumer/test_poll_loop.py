@@ -694,7 +694,7 @@ def test_another_subscription_in_the_group_is_found_and_logged(bench: Make, capl
     first.loop.close()
     second = bench(nothing, digest="paid")
     assert second.starts.conflicts == {"orders": "orders=paid || created"}
-    (said,) = [record for record in caplog.records if record.message == "consumer.subscriptions-differ"]
+    (said,) = [record for record in caplog.records if getattr(record, "event", None) == "consumer.subscriptions-differ"]
     assert (said.__dict__["mine"], said.__dict__["theirs"]) == ("orders=paid", "orders=paid || created")
 
 

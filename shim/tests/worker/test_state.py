@@ -134,5 +134,5 @@ def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
         assert get(server, "/live")[0] == 503
     finally:
         server.stop()
-    assert [record.message for record in caplog.records] == ["health.request-failed"]
+    assert [record.__dict__["event"] for record in caplog.records] == ["health.request-failed"]
     assert capfd.readouterr().err == ""

@@ -516,7 +516,7 @@ def test_a_message_that_blocks_its_queue_forever_is_logged(stage: Stage, caplog:
     member = stage.join("a")
     stage.turn()
     stage.wait(17_000)
-    (said,) = [record for record in caplog.records if record.message == "consumer.message-stuck"]
+    (said,) = [record for record in caplog.records if getattr(record, "event", None) == "consumer.message-stuck"]
     assert said.__dict__["record"] == "orders/0/0"
     assert member.counts.stuck >= 1
 

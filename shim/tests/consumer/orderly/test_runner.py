@@ -116,7 +116,7 @@ def test_a_wait_that_is_not_a_number_is_logged_and_ignored(wrong: Any, caplog: p
 
     answers, _ = run(ask)
     assert answers == [BatchAnswer(1, SUSPEND)]
-    assert [record.message for record in caplog.records] == ["consumer.suspend-time-ignored"]
+    assert [record.__dict__["event"] for record in caplog.records] == ["consumer.suspend-time-ignored"]
 
 
 def test_an_exception_of_our_own_that_was_made_without_its_parts_asks_for_nothing() -> None:

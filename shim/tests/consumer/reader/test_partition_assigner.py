@@ -322,7 +322,7 @@ def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(
         second = start(two, "b", allocate_message_queue_strategy=AllocateMessageQueueAveragelyByCircle())
         # by blocks `a` gives up 3, 4, 5; by circle `b` wants 1, 3, 5, of which it gets what is free
         kafka.wait_until(lambda: held(second) == {("orders", 3), ("orders", 5)}, guard_s=GUARD_S)
-    said = [record for record in caplog.records if record.getMessage() == "group.strategies-differ"]
+    said = [record for record in caplog.records if getattr(record, "event", None) == "group.strategies-differ"]
     assert [(record.client_id, record.theirs, record.mine) for record in said] == [  # type: ignore[attr-defined]
         ("a", "AVG", "AVG_BY_CIRCLE")
     ]
