@@ -3,6 +3,7 @@
 import gc
 import importlib
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+_OUR_FRAMES = frozenset(
+    {__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
+)
 _GRACE_S = 45.0  # a consumer stops within 30 s; closing its Kafka clients takes a few seconds more
 
 
@@ -99,13 +103,8 @@ def _load(target: str) -> "PushConsumer":
     from rocketshim.consumer.push.push_consumer import PushConsumer  # noqa: PLC0415
 
     module_name, name = split_target(target)
-    try:
-        with _refuse_exit(target, f"importing the module {module_name!r}"):
-            found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise
-        raise missing_module(target, module_name) from error
+    with _refuse_exit(target, f"importing the module {module_name!r}"):
+        found = _imported(target, module_name)
     try:
         for part in name.split("."):
             found = getattr(found, part)
@@ -116,9 +115,30 @@ def _load(target: str) -> "PushConsumer":
             found = found()
     if not isinstance(found, PushConsumer):
         raise ConfigError(
-            f"{target!r} is a {type(found).__name__}: name a PushConsumer, or a function that returns one"
+            f"{target!r} is a {type(found).__module__}.{type(found).__qualname__}: name a rocketshim.PushConsumer, or "
+            "a function that returns one; start a program that runs its consumer itself with python"
         )
     return found
+
+
+def _imported(target: str, module_name: str) -> Any:
+    """Import the user's module; print an error of it from its own lines on, since ours say nothing about it.
+
+    Raises:
+        ConfigError: there is no such module.
+        Exit: the import raised.
+    """
+    try:
+        return importlib.import_module(module_name)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module_name}.".startswith(f"{missing}."):
+            raise missing_module(target, module_name) from error
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FRAMES:
+            trace = trace.tb_next
+        traceback.print_exception(error.with_traceback(trace))
+        raise typer.Exit(1) from error
 
 
 @contextmanager

@@ -29,6 +29,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_exits.py").write_text("import sys\nsys.exit(0)\n")
     (tmp_path / "shop_made_by.py").write_text("import sys\ndef make():\n    sys.exit('no database')\n")
     (tmp_path / "shop_broken.py").write_text("import no_such_module_at_all\n")
+    (tmp_path / "shop_misspelt.py").write_text("def charge(message)\n    pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", [entry for entry in __import__("sys").path if entry])
 
@@ -47,7 +48,7 @@ def test_a_consumer_is_found_by_name_in_the_current_folder_too(name: str, group:
         ("shop_consumers:", "MODULE:NAME"),
         ("no_shop:consumer", "no module 'no_shop'"),
         ("shop_consumers:nobody", "has no nobody"),
-        ("shop_consumers:number", "is a int"),
+        ("shop_consumers:number", "is a builtins.int"),
     ],
 )
 def test_an_invalid_target_is_an_error(target: str, error_text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,9 +72,18 @@ def test_user_code_that_exits_is_an_error_with_exit_code_1(
     assert error_text in capsys.readouterr().err
 
 
-def test_a_module_that_cannot_be_imported_shows_its_own_error() -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
-        _load("shop_broken:consumer")
+@pytest.mark.parametrize(
+    ("name", "frames", "error"),
+    [("shop_broken", 1, "No module named 'no_such_module_at_all'"), ("shop_misspelt", 0, "SyntaxError")],
+)
+def test_a_module_that_cannot_be_imported_shows_its_own_error_from_its_own_lines_on(
+    capsys: pytest.CaptureFixture[str], name: str, frames: int, error: str
+) -> None:
+    assert main(["run", f"{name}:consumer"]) == 1
+    printed = capsys.readouterr().err
+    assert error in printed
+    assert printed.count(", in ") == frames
+    assert f"{name}.py" in printed
 
 
 def test_an_invalid_health_address_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
