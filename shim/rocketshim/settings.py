@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
@@ -121,6 +121,13 @@ class ConnectionSettings(Settings):
     delay_levels: Levels = Field(default_factory=DelayLevels.default)
     client: dict[str, Any] = Field(default_factory=dict)
     allow_code_settings: bool = False
+
+    @field_validator("bootstrap")
+    @classmethod
+    def _check_bootstrap(cls, value: str) -> str:
+        if value.lower().startswith(("http://", "https://")):
+            raise ValueError("Kafka's protocol is not HTTP: write host:port, separated by commas")
+        return value
 
     @classmethod
     def of_consumer(

@@ -105,3 +105,8 @@ def test_defaults_are_those_of_rocketmq() -> None:
     assert settings.pull_threshold_for_queue == 1_000
     assert settings.pull_threshold_size_for_queue_bytes == 100 * 1_048_576
     assert settings.persist_consumer_offset_interval_ms == 5_000
+
+
+def test_an_address_of_a_web_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Kafka's protocol is not HTTP"):
+        Producer("http://broker:9092")

@@ -196,7 +196,7 @@ def test_the_error_for_an_unsupported_feature_says_what_to_do_instead(ask: Calla
 
 
 def test_start_checks_that_a_consumer_has_a_listener_and_an_address(kafka: InMemoryKafka) -> None:
-    for consumer, missing in ((consumer_of(kafka), "listener"), (PushConsumer("g"), "bootstrap")):
+    for consumer, missing in ((consumer_of(kafka), "listener"), (PushConsumer("g"), "set_name_server_address")):
         with pytest.raises(PushConsumerStartFailed, match=missing) as caught:
             consumer.start()
         assert isinstance(caught.value.__cause__, ConfigError)
@@ -204,7 +204,7 @@ def test_start_checks_that_a_consumer_has_a_listener_and_an_address(kafka: InMem
 
 
 def test_start_checks_that_a_producer_has_an_address() -> None:
-    with pytest.raises(ProducerStartFailed, match="bootstrap") as caught:
+    with pytest.raises(ProducerStartFailed, match="set_name_server_address") as caught:
         Producer("pg").start()
     assert isinstance(caught.value.__cause__, ConfigError)
 

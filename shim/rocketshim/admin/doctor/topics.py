@@ -230,7 +230,7 @@ def auto_creation(facts: Facts) -> Iterator[Finding]:
             "auto.create.topics.enable is true",
             "a program with a wrong topic name creates that topic with the cluster's default settings; rocketshim's "
             "own topics would be created with wrong settings",
-            "set auto.create.topics.enable=false on every broker",
+            "set auto.create.topics.enable=false on every broker (`rocketshim dev` sets it to true on purpose)",
         )
 
 

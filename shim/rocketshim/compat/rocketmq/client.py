@@ -124,6 +124,11 @@ class _Settings:
     def set_message_trace(self, message_trace: bool) -> None:
         """Do nothing: `rocketshim trace ID` reads the history of a message from the topics."""
 
+    def _checked(self) -> dict[str, Any]:
+        if not self._values["bootstrap"]:
+            raise ConfigError("there is no address of a broker: call set_name_server_address('host:port')")
+        return self._values
+
     # The next three methods exist only here.
 
     def set_kafka_settings(self, settings: dict[str, Any]) -> None:
@@ -194,7 +199,7 @@ class Producer(_Settings):
         """
         if self._producer is None:
             with raised_as(ProducerStartFailed):
-                settings = shim.ProducerSettings.make(**self._values)
+                settings = shim.ProducerSettings.make(**self._checked())
                 self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
 
     def shutdown(self) -> None:
@@ -340,7 +345,7 @@ class PushConsumer(_Settings):
             self._consumer = self._start()
 
     def _start(self) -> rocketshim.PushConsumer:
-        values = dict(self._values)
+        values = dict(self._checked())
         if self._instance is not None and values["message_model"] is ShimModel.BROADCASTING:
             values["client_id"] = f"{socket.gethostname()}@{self._instance}"
         settings = shim.PushConsumerSettings.make(group=self._group, **values)
