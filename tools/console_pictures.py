@@ -76,7 +76,7 @@ def fill(bootstrap: str) -> None:
 def process(*words: str) -> Iterator[subprocess.Popen[str]]:
     """Run a command of rocketshim until the block ends."""
     command = [sys.executable, "-m", "rocketshim", *words]
-    env = {**os.environ, "LOGNAME": "ada"}  # plans name who has applied them
+    env = {**os.environ, "LOGNAME": "ada"}  # a plan names its user
     with subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True) as running:
         try:
             yield running
