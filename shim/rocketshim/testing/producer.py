@@ -146,11 +146,14 @@ class InMemoryProducer:
             self._fail(outgoing, Code.PURGE_QUEUE)
         elif age_ns >= self._settings.delivery_timeout_ms * NS_PER_MS:
             self._fail(outgoing, Code.MSG_TIMED_OUT)
-        elif not self._broker.faults.is_broker_down:
+        elif not self._broker.faults.is_broker_down and not self._is_held(outgoing):
             topic = self._route(outgoing)
-            where = (outgoing.topic, outgoing.partition)
-            if topic is not None and where not in stuck and not self._broker.faults.send_is_held(*where):
+            is_stuck = (outgoing.topic, outgoing.partition) in stuck
+            if topic is not None and not is_stuck and not self._is_held(outgoing):  # its partition may be new
                 self._deliver(outgoing, topic)
+
+    def _is_held(self, outgoing: Outgoing) -> bool:
+        return self._broker.faults.send_is_held(outgoing.topic, outgoing.partition)
 
     def _route(self, outgoing: Outgoing) -> Topic | None:
         """Find topic and partition; None, and the message has failed, where there is none."""

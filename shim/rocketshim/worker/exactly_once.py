@@ -9,8 +9,9 @@
   record makes the broker refuse its batch, the producer sends one record per batch for a while, and then the report is
   about the record. A success without an offset (`kafka.reports`) would be committed: it aborts the transaction. So the
   worker reads all reports before the commit.
-* The worker waits while reports keep arriving. If none arrives for `target_patience_ms`, the targets that have not
-  answered are avoided.
+* The worker waits while reports keep arriving. If none arrives for 100 ms, the targets without reports are looked up:
+  if one of them was deleted, the transaction is aborted. If none arrives for `target_patience_ms`, the targets that
+  have not answered are avoided.
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
   position moved.
 * An uncertain outcome (time-out, fenced, fatal error, a commit that took longer than its time) has four steps. The
@@ -64,7 +65,7 @@ _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
 _MOST_ROUTINGS: Final = 4  # of a record whose hop the producer refuses: target, queue, parking topic, without its body
 _LAST_REPORTS_S: Final = 1.0
-_LOOKS: Final = 4  # in the patience with the targets, to see whether reports arrive
+_LOOK_S: Final = 0.1  # to see whether reports arrive
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
 
 
@@ -242,16 +243,25 @@ class ExactlyOnce:
     def _flush(self, producer: ProducerClient, transaction: Transaction) -> int:
         """Wait for the reports of all records; return how many are missing.
 
-        While reports arrive, the broker is slow. If none arrives for `patience_ms`, the targets are silent.
+        While reports arrive, the broker is slow. If none arrives for `patience_ms`, the targets are silent. A deleted
+        target ends the waiting earlier: librdkafka tries to add its partition to the transaction again and again.
         """
         end_ns = self._clock.monotonic_ns() + round(self._api_timeout_s * 1e9)
-        left, quiet_s, look_s = len(producer), 0.0, self._patience_s / _LOOKS
+        left, quiet_s = len(producer), 0.0
         while True:
             self._beat_before_call()
-            still = producer.flush(look_s)
-            quiet_s = quiet_s + look_s if still >= left else 0.0
+            still = producer.flush(_LOOK_S)
+            quiet_s = quiet_s + _LOOK_S if still >= left else 0.0
             transaction.is_silent = still > 0 and quiet_s >= self._patience_s
-            if not still or transaction.is_silent or self._clock.monotonic_ns() >= end_ns:
+            now_ns = self._clock.monotonic_ns()
+            if not still or transaction.is_silent or now_ns >= end_ns:
+                return still
+            if quiet_s == _LOOK_S:
+                for target in transaction.unanswered():
+                    self._targets.look_again(target.topic)
+            self._targets.hear(now_ns)
+            transaction.has_deleted = any(target.partitions == 0 for target in transaction.unanswered())
+            if transaction.has_deleted:
                 return still
             left = still
 
@@ -309,7 +319,8 @@ class ExactlyOnce:
         self._not_before_ns = now_ns + _BACK_OFF_NS
         if is_refused:
             self._careful_until_ns = now_ns + _CAREFUL_NS
-        if cause is not None or transaction.is_silent or (is_refused and not self._is_careful):
+        is_stuck = transaction.is_silent or transaction.has_deleted
+        if cause is not None or is_stuck or (is_refused and not self._is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
             self._discard_producer()
 

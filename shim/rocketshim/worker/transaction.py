@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.hop_writer import Flight, HopBatch
+from rocketshim.worker.target_health import TargetHealth
 
 __all__ = ["PURGED", "Transaction"]
 
@@ -28,11 +29,14 @@ class Transaction:
         passed: partitions of which it commits only the position after probes.
         must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
         is_silent: whether the targets have not stored its records, and no report has arrived for a while.
+        has_deleted: whether a target without reports was deleted.
 
     Thread-safety: none; the worker's thread.
     """
 
-    __slots__ = ("batches", "begun_ns", "count", "flights", "is_silent", "must_abort", "passed", "topics")
+    __slots__ = (
+        "batches", "begun_ns", "count", "flights", "has_deleted", "is_silent", "must_abort", "passed", "topics",
+    )  # fmt: skip
 
     def __init__(self, begun_ns: int, passed: list[AssignedPartition] | None = None) -> None:
         self.begun_ns = begun_ns
@@ -43,6 +47,7 @@ class Transaction:
         self.passed = passed or []
         self.must_abort = False
         self.is_silent = False
+        self.has_deleted = False
 
     def add(self, flight: Flight) -> None:
         """Add the due records of a run."""
@@ -63,6 +68,14 @@ class Transaction:
         for batch in self.batches:
             for at, error in batch.errors:
                 yield batch, at, error
+
+    def unanswered(self) -> set[TargetHealth]:
+        """Return the targets for whose records reports are missing."""
+        return {
+            batch.group.target
+            for batch in self.batches
+            if batch.group.target is not None and batch.reports < len(batch.indexes)
+        }
 
     @property
     def has_failure(self) -> bool:

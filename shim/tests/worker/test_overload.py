@@ -98,7 +98,8 @@ def test_a_transaction_waits_while_reports_arrive(sim: Any, is_slow: bool, monke
     worker = sim.worker()
     sim.until(worker, lambda: worker._delivery._producer is not None)
     producer = worker._delivery._producer
-    flush, left = producer.flush, [3, 3, 3, 2, 2, 2, 1, 1, 1] if is_slow else [3, 3, 3, 3, 3]
+    flush = producer.flush
+    left = [3] * 15 + [2] * 15 + [1] * 15 if is_slow else [3] * 45  # at each look, 100 ms apart; the patience is 2 s
 
     def slowly(timeout: float = -1) -> int:
         sim.clock.advance(max(0, timeout) * 1_000)

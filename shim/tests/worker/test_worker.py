@@ -400,6 +400,24 @@ def test_a_silent_target_does_not_block_its_level(sim: Any) -> None:
     assert {record.value() for record in sim.delivered("audit")} == {b"held"}
 
 
+def test_a_target_that_is_deleted_does_not_delay_other_targets(sim: Any) -> None:
+    """librdkafka reports nothing for a record whose topic was deleted, until its time-out; so does a held send."""
+    sim.kafka.create_topic("audit", 1)
+    worker = sim.worker()
+    sim.schedule(topic="audit")
+    sim.until(worker, lambda: worker.counts.delivered == 1)
+    sim.kafka.hold_sends("audit")
+    sim.kafka.delete_topic("audit")
+    sim.schedule(topic="audit")
+    sim.schedule(value=b"other")
+    sim.run(worker, 1_500)
+    assert [record.value() for record in sim.delivered()] == [b"other"]
+    sim.kafka.release()
+    sim.until(worker, lambda: bool(sim.parked()))
+    assert sim.parked()[0][0] == "unknown-topic:audit"
+    assert not worker.counts.re_appended, "the other target has not failed"
+
+
 @pytest.mark.only("at-least-once")
 def test_the_only_target_gets_its_records_later_if_it_does_not_answer(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
