@@ -189,7 +189,7 @@ class FailureLog:
         number = f"{attempt.number}" if attempt.limit is None else f"{attempt.number} of {attempt.limit}"
         message = attempt.record if attempt.msg_id == attempt.record else f"{attempt.msg_id} ({attempt.record})"
         sentence = (
-            f"{event}: attempt {number} of message {message} in group {self._group} failed: "
+            f"{event}: attempt {number} of message {one_line(message)} in group {self._group} failed: "
             f"{one_line(failure.exception_class)}: {text}; {_what_follows(attempt, failure.at_ms)}"
         )
         if count > 1:

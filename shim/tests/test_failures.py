@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -36,6 +37,17 @@ def test_a_retry_is_a_warning_that_says_which_attempt_failed_why_and_when_it_com
         "ConnectionError: the bank\\ndoes not answer; next attempt in 10 s (level 3), at "
     )
     assert trace == ["  Traceback", '    File "shop.py"', "  Conn\\x1b"], "no line of a trace looks like a log line"
+
+
+@pytest.mark.parametrize("msg_id", ["A\nERROR forged", "A\x1b[2J", "\udc9a"], ids=["newline", "terminal", "not-utf-8"])
+def test_the_id_of_a_message_cannot_forge_lines_nor_break_a_handler(
+    caplog: pytest.LogCaptureFixture, msg_id: str
+) -> None:
+    """A sender chooses it, by the header `UNIQ_KEY`."""
+    first, *trace = record_of(caplog, replace(AGAIN, msg_id=msg_id)).getMessage().split("\n")
+    assert first.isprintable()
+    assert len(trace) == 3
+    first.encode()
 
 
 def test_a_dead_message_is_an_error(caplog: pytest.LogCaptureFixture) -> None:
