@@ -274,7 +274,7 @@ def test_nothing_is_said_where_all_is_well(broker: Broker, sound: list[str]) -> 
 
 def test_people_get_text_and_a_count(broker: Broker, sound: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--bootstrap", broker.bootstrap, *sound]) == 0
-    assert capsys.readouterr().out == f"{len(CHECKS)} checks on 6 topics, 2 groups, 1 brokers: all is well\n"
+    assert capsys.readouterr().out == f"{len(CHECKS)} checks on 6 topics, 2 groups, 1 broker: all is well\n"
     assert main(["doctor", "--bootstrap", broker.bootstrap, *sound, "--topic", "nowhere"]) == 2
     shown = capsys.readouterr().out
     assert "error   topic-missing  nowhere" in shown
