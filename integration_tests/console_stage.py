@@ -75,6 +75,7 @@ def console(broker: Broker, namespace: str, folder: Path) -> Iterator[tuple[subp
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     words = ["console", "--operate", "--listen", str(port), "--state-dir", str(folder), "--namespace", namespace]
+    words += ["--worker-url", "http://127.0.0.1:1"]  # where no worker is
     command = [sys.executable, "-m", "rocketshim", *words, "--bootstrap", broker.bootstrap]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:

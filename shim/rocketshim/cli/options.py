@@ -27,6 +27,7 @@ __all__ = [
     "LogLevelOption",
     "Namespace",
     "Quiet",
+    "WorkerUrls",
     "client_settings",
     "config_file",
 ]
@@ -108,6 +109,17 @@ Client = Annotated[
     ),
 ]
 """Default None. Put passwords into a file: every user of the machine can read command lines."""
+
+WorkerUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--worker-url",
+        envvar="ROCKETSHIM_WORKER_URLS",
+        metavar="URL",
+        help="Address of a worker's health server, for example http://worker-1:8080; repeatable.",
+    ),
+]
+"""Default None: no worker is asked. Only these addresses are ever asked."""
 
 
 def config_file() -> Path:

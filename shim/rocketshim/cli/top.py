@@ -1,4 +1,4 @@
-"""`rocketshim top`: delay queues, groups and dead letters in a terminal, live or once."""
+"""`rocketshim top`: delay queues, groups, dead letters and workers in a terminal, live or once."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rocketshim.cli.completion import complete_group
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, WorkerUrls, client_settings
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim_topics import DelayLevels, TopicNames
@@ -33,21 +33,25 @@ def top(
             autocompletion=complete_group,
         ),
     ] = None,
+    worker_url: WorkerUrls = None,
     every: Annotated[float, typer.Option(min=1, help="Seconds from one look at the cluster to the next.")] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the tables once; so does a pipe.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Watch delay queues, groups and dead letters in the terminal. Changes nothing on the cluster.
+    """Watch delay queues, groups, dead letters and workers in the terminal. Changes nothing on the cluster.
 
-    Keys: 1 to 3 choose a table, s sorts, space holds, q quits. Needs `rocketshim[top]`; --once does without.
+    Keys: 1 to 4 choose a table, s sorts, space holds, q quits. Needs `rocketshim[top]`; --once does without.
     """
     from rocketshim.observe.look_up import OffsetLookup  # noqa: PLC0415 - `--help` does without
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
+    from rocketshim.observe.worker_state import ask_workers, checked_urls  # noqa: PLC0415
 
+    urls = checked_urls(worker_url or ())
     names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
     lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings)
-    with Sampler(lookup, names, levels, every_s=every) as sampler, sampler.watch() as watch:
+    sampler = Sampler(lookup, names, levels, every_s=every, workers=lambda: ask_workers(urls))
+    with sampler, sampler.watch() as watch:
         if not once and not as_json and sys.stdout.isatty():
             try:
                 from rocketshim.cli.top_screen import TopScreen  # noqa: PLC0415 - an optional package

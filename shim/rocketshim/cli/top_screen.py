@@ -19,7 +19,7 @@ from rocketshim.observe.tables import Cell, Table, summary, tables
 __all__ = ["TopScreen", "formatted"]
 
 _LOOK_S = 0.5
-_TITLES = ("Waiting", "Groups", "Dead")
+_TITLES = ("Waiting", "Groups", "Dead", "Workers")
 
 
 def formatted(value: Cell) -> str:
@@ -47,6 +47,7 @@ class TopScreen(App[None]):
         Binding("1", "tab('Waiting')", "Waiting"),
         Binding("2", "tab('Groups')", "Groups"),
         Binding("3", "tab('Dead')", "Dead"),
+        Binding("4", "tab('Workers')", "Workers"),
         Binding("s", "sort", "Sort by the next column"),
         Binding("space", "hold", "Hold", priority=True),
         Binding("q", "quit", "Quit"),

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, client_settings
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, WorkerUrls, client_settings
 from rocketshim.console.people import Token, user_line
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import ConfigError
@@ -72,6 +72,7 @@ def console(
     no_export: Annotated[
         bool, typer.Option("--no-export", help="Do not allow downloading bodies.", rich_help_panel=_SECURITY)
     ] = False,
+    worker_url: WorkerUrls = None,
     read_limit_mb: Annotated[int, typer.Option(min=1, help="How much one page may read, in MiB.")] = 32,
     state_dir: Annotated[
         Path | None, typer.Option(file_okay=False, help="Folder of the plans. Default: in the user's state folder.")
@@ -115,6 +116,7 @@ def console(
         tls_key=tls_key,
         hide=frozenset(word.strip() for word in hide.split(",") if word.strip()),
         allow_export=not no_export,
+        worker_urls=tuple(worker_url or ()),
         read_limit_bytes=read_limit_mb << 20,
         state_dir=state_dir or _state_dir(),
     )

@@ -22,6 +22,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
+from rocketshim.observe.worker_state import ask_workers
 from rocketshim_topics import TopicNames
 
 __all__ = ["Console"]
@@ -75,6 +76,7 @@ class Console:
             lambda: OffsetLookup(settings.bootstrap, self.names, client=settings.client, clients=self.clients),
             self.names,
             settings.levels,
+            workers=lambda: ask_workers(settings.worker_urls),
         )
 
     def snapshot(self) -> Snapshot | None:

@@ -14,7 +14,7 @@ from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.settings import ConnectionSettings
 
-__all__ = ["listed", "show"]
+__all__ = ["described", "listed", "show"]
 
 
 def listed(request: Request) -> Response:
@@ -28,9 +28,9 @@ def show(request: Request) -> Response:
     console, group = Console.of(request), request.path_params["group"]
     snapshot = console.snapshot()
     standing = None if snapshot is None else next((each for each in snapshot.groups if each.group == group), None)
-    described, problem = _described(console, group)
+    members, problem = described(console, group)
     locks = _locks(console, group)
-    if standing is None and locks is None and (described is None or not described.partitions):
+    if standing is None and locks is None and (members is None or not members.partitions):
         raise HTTPException(404, "This group has committed nothing, and has no topics of rocketshim here.")
     names = console.names
     return console.page(
@@ -39,9 +39,9 @@ def show(request: Request) -> Response:
         group=group,
         snapshot=snapshot,
         standing=standing,
-        described=described,
+        described=members,
         problem=problem,
-        conflicts=[] if described is None else conflicts(described, retry_topic=names.retry(group)),
+        conflicts=[] if members is None else conflicts(members, retry_topic=names.retry(group)),
         locks=locks,
         retry_topic=names.retry(group),
         dead_topic=names.dead_letter(group),
@@ -49,7 +49,7 @@ def show(request: Request) -> Response:
     )
 
 
-def _described(console: Console, group: str) -> tuple[GroupStanding | None, str | None]:
+def described(console: Console, group: str) -> tuple[GroupStanding | None, str | None]:
     """Return members and subscriptions, or why they cannot be read. A Kafka in memory has no such requests."""
     if console.clients is not None and console.clients.admin is None:
         return None, None

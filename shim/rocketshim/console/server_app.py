@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from rocketshim.console import dead, doctor, groups, login, message, overview, parked, plans, retrying, waiting
+from rocketshim.console import dead, doctor, groups, login, message, overview, parked, plans, retrying, waiting, workers
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.guard import Guard
@@ -48,6 +48,7 @@ _PAGES: Final[dict[str, Page]] = {
     "/groups": groups.listed,
     "/groups/{group}": groups.show,
     "/parked": parked.show,
+    "/workers": workers.show,
     "/doctor": doctor.show,
     "/dead": dead.topics,
     "/dead/{topic}": dead.causes,

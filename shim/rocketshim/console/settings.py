@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
+from rocketshim.observe.worker_state import checked_urls
 from rocketshim.settings import Settings
 from rocketshim_topics import DelayLevels
 
@@ -37,7 +38,7 @@ class ConsoleSettings(Settings):
         tls_cert, tls_key: files in PEM; None: no TLS.
         hide: what no page shows: `bodies`, or `headers` (the user's own headers, and keys).
         allow_export: allow downloading bodies and dead letters.
-        worker_urls: where the workers' health pages are; only these are ever fetched.
+        worker_urls: addresses of the workers' health servers; no other address is ever asked.
         read_limit_bytes: how much one page may read, in bytes. Default 32 MiB.
         state_dir: where plans are stored.
 
@@ -83,9 +84,7 @@ class ConsoleSettings(Settings):
             raise ValueError("auth=proxy needs --trusted-proxy: otherwise anybody could name themselves")
         for network in self.trusted_proxies:
             ipaddress.ip_network(network)
-        for worker in self.worker_urls:
-            if urlsplit(worker).scheme not in {"http", "https"}:
-                raise ValueError("worker_urls must begin with http:// or https://")
+        checked_urls(self.worker_urls)
         return self
 
     @property

@@ -18,7 +18,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, RocketshimError
 from rocketshim.logs import safe_logger
-from rocketshim.observe.snapshot import Offsets, Snapshot, snapshot_of
+from rocketshim.observe.snapshot import Offsets, Snapshot, WorkerSnapshot, snapshot_of
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
@@ -49,6 +49,7 @@ class Sampler:
         every_s: time from one round to the next, in seconds; default 5.
         idle_s: time for which the thread goes on after the last watcher left, in seconds; default 30.
         clock: dates the snapshots.
+        workers: asks the workers, in the same thread, and raises nothing; default: there is none to ask.
 
     Thread-safety: any thread may watch. `close` waits for the thread, for a look-up of 10 s at most.
     """
@@ -62,6 +63,7 @@ class Sampler:
         every_s: float = _EVERY_S,
         idle_s: float = _IDLE_S,
         clock: Clock | None = None,
+        workers: Callable[[], tuple[WorkerSnapshot, ...]] = tuple,
     ) -> None:
         self._names = names
         self._levels = levels
@@ -69,6 +71,7 @@ class Sampler:
         self._idle_s = idle_s
         self._clock = clock or SystemClock()
         self._new_lookup = lookup
+        self._ask_workers = workers
         self._changed = threading.Condition()
         self._newest: Snapshot | None = None
         self._watchers = 0
@@ -134,6 +137,7 @@ class Sampler:
                 try:
                     lookup = lookup or self._new_lookup()
                     snapshot = snapshot_of(self._clock.wall_ms(), self._names, self._levels, lookup.look_up())
+                    snapshot = replace(snapshot, workers=self._ask_workers())
                 except Exception as error:  # noqa: BLE001 - the top of the thread; the next round tries again
                     snapshot = self._failed(error)
                     if lookup is not None:

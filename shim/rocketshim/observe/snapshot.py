@@ -1,7 +1,7 @@
-"""A snapshot of an installation: delay queues, consumer groups, dead letters, parked records. Pure data.
+"""A snapshot of an installation: delay queues, consumer groups, dead letters, parked records, workers. Pure data.
 
-`Offsets` is what was looked up. `snapshot_of` derives the `Snapshot` from it. Counts of records are distances of
-offsets, and so upper bounds: transaction markers, probes and compaction leave gaps.
+`Offsets` is what was looked up. `snapshot_of` derives the `Snapshot` from it, but for the workers. Counts of records
+are distances of offsets, and so upper bounds: transaction markers, probes and compaction leave gaps.
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,7 @@ __all__ = [
     "QueueSnapshot",
     "Snapshot",
     "TopicSnapshot",
+    "WorkerSnapshot",
     "groups_of",
     "has_that_group",
     "snapshot_of",
@@ -169,6 +170,42 @@ class TopicSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSnapshot:
+    """What a worker says of itself.
+
+    Attributes:
+        url: address of its health server.
+        error: why it did not answer; everything else is then empty. None: it answered.
+        mode: `at-least-once` or `exactly-once`.
+        is_ready: whether it does its work.
+        queues: number of partitions of the schedule topic that it serves.
+        held: records in its memory.
+        late_ms: for how long its oldest due record has been due, in ms; 0: none is due.
+        avoided: targets that it does not try now, with the reason.
+        delivered: records delivered since it started.
+        parked: parked records since it started, by reason.
+        alarms: alarms since it started, by event.
+    """
+
+    url: str
+    error: str | None = None
+    mode: str = ""
+    is_ready: bool = False
+    queues: int = 0
+    held: int = 0
+    late_ms: int = 0
+    avoided: Mapping[str, str] = field(default_factory=dict)
+    delivered: int = 0
+    parked: Mapping[str, int] = field(default_factory=dict)
+    alarms: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def trouble(self) -> str:
+        """Return why this worker does not do its work; `""`: it does."""
+        return self.error or ("" if self.is_ready else "not ready")
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """An installation at one instant.
 
@@ -178,6 +215,7 @@ class Snapshot:
         groups: the consumer groups, by name; the worker's group is not among them.
         dead: the dead-letter topics, by name.
         parked: the parking topic; None: it does not exist.
+        workers: the workers that were asked.
         unknown: partitions whose leader did not answer; they are missing in the rest.
         error: why the round failed; everything else is then that of the last good round. None: it succeeded.
     """
@@ -187,6 +225,7 @@ class Snapshot:
     groups: tuple[GroupSnapshot, ...] = ()
     dead: tuple[TopicSnapshot, ...] = ()
     parked: TopicSnapshot | None = None
+    workers: tuple[WorkerSnapshot, ...] = ()
     unknown: tuple[TopicPartitionKey, ...] = ()
     error: str | None = None
 

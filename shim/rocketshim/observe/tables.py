@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from rocketshim.observe.snapshot import QueueSnapshot, Snapshot
 
-__all__ = ["Table", "summary", "tables"]
+__all__ = ["Table", "levels_table", "summary", "tables"]
 
 Cell = str | int | float | None
 
@@ -35,11 +35,12 @@ def summary(snapshot: Snapshot) -> str:
 
 
 def tables(snapshot: Snapshot) -> tuple[Table, ...]:
-    """Return the tables: delay queues, consumer groups, dead letters."""
-    return _waiting(snapshot), _groups(snapshot), _dead(snapshot)
+    """Return the tables: delay levels, consumer groups, dead letters, workers."""
+    return levels_table(snapshot), _groups(snapshot), _dead(snapshot), _workers(snapshot)
 
 
-def _waiting(snapshot: Snapshot) -> Table:
+def levels_table(snapshot: Snapshot) -> Table:
+    """Return the delay levels: what waits in their queues, how late they are, and what retention deleted."""
     by_delay: dict[int | None, list[QueueSnapshot]] = {}
     for queue in snapshot.queues:
         by_delay.setdefault(queue.delay_ms, []).append(queue)
@@ -69,3 +70,20 @@ def _dead(snapshot: Snapshot) -> Table:
     topics = (*snapshot.dead, *(() if snapshot.parked is None else (snapshot.parked,)))
     rows = tuple((each.group or "parked", each.topic, each.kept, each.appended) for each in topics)
     return Table("Dead", ("group", "topic", "kept", "ever"), rows)
+
+
+def _workers(snapshot: Snapshot) -> Table:
+    rows = tuple(
+        (
+            each.url,
+            each.trouble or "ready",
+            each.mode,
+            each.queues,
+            each.late_ms / 1e3,
+            len(each.avoided),
+            each.delivered,
+            sum(each.parked.values()),
+        )
+        for each in snapshot.workers
+    )
+    return Table("Workers", ("worker", "state", "mode", "queues", "late s", "avoided", "delivered", "parked"), rows)

@@ -11,7 +11,14 @@ from textual.widgets import Static, TabbedContent
 
 from rocketshim.cli.top import _print
 from rocketshim.cli.top_screen import TopScreen
-from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueSnapshot, Snapshot, TopicSnapshot
+from rocketshim.observe.snapshot import (
+    GroupSnapshot,
+    PartitionSnapshot,
+    QueueSnapshot,
+    Snapshot,
+    TopicSnapshot,
+    WorkerSnapshot,
+)
 from rocketshim.observe.tables import summary, tables
 
 HOSTILE = "rmq.dlq.\x1b[31m[bold]x"
@@ -28,6 +35,10 @@ def snapshot() -> Snapshot:
         ),
         dead=(TopicSnapshot(HOSTILE, "payments", 3, 8),),
         parked=TopicSnapshot("rmq.parked", None, 1, 1),
+        workers=(
+            WorkerSnapshot("http://a:1", "refused"),
+            WorkerSnapshot("http://b:1", mode="exactly-once", is_ready=True, queues=32),
+        ),
     )
 
 
@@ -59,11 +70,15 @@ def text(screen: TopScreen) -> str:
     return str(screen.query_one("#summary", Static).render())
 
 
-def test_the_tables_have_delay_queues_groups_and_dead_letters() -> None:
-    waiting, groups, dead = tables(snapshot())
+def test_the_tables_have_delay_levels_groups_dead_letters_and_workers() -> None:
+    waiting, groups, dead, workers = tables(snapshot())
     assert waiting.rows == ((1.0, 6, 9.0, 0),)
     assert groups.rows == (("mails", "orders", 1, 1.0, 0), ("payments", "orders", 5, 60.0, 0))
     assert dead.rows == (("payments", HOSTILE, 3, 8), ("parked", "rmq.parked", 1, 1))
+    assert workers.rows == (
+        ("http://a:1", "refused", "", 0, 0.0, 0, 0, 0),
+        ("http://b:1", "ready", "exactly-once", 32, 0.0, 0, 0, 0),
+    )
     assert summary(snapshot()) == "6 waiting, latest 9.0 s late   6 unread   3 dead   1 parked"
 
 
@@ -71,7 +86,7 @@ def test_each_key_chooses_its_table() -> None:
     async def test(screen: TopScreen, pilot: Any) -> None:
         assert screen.query_one(TabbedContent).active == "Waiting"
         assert rows(screen, "Waiting") == [["1.0", "6", "9.0", "0"]]
-        for key, title in (("3", "Dead"), ("2", "Groups"), ("1", "Waiting")):
+        for key, title in (("4", "Workers"), ("3", "Dead"), ("2", "Groups"), ("1", "Waiting")):
             await pilot.press(key)
             assert screen.query_one(TabbedContent).active == title
 

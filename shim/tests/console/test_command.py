@@ -51,8 +51,10 @@ def test_each_page_names_a_command_that_exists_with_its_options(stage: Stage) ->
     browser = stage.browser(operate=True)
     plan = browser.post(f"/dead/{DEAD}/plans", data={}).headers["location"]
     query = {"where": "FAIL_CLASS = 'it''s'", "tags": "a || b", "since": "9000d", "key": "k"}
-    pages = ["/", f"/dead/{DEAD}", f"/dead/{DEAD}/letters", f"/message/{DEAD}/0/0", "/message?id=m0", "/waiting",
-             "/waiting/records?target=orders", "/retrying/payments", "/parked", "/groups", plan]  # fmt: skip
+    pages = [
+        "/", f"/dead/{DEAD}", f"/dead/{DEAD}/letters", f"/message/{DEAD}/0/0", "/message?id=m0", "/waiting",
+        "/waiting/records?target=orders", "/retrying/payments", "/parked", "/groups", "/workers", plan,
+    ]  # fmt: skip
     for page in pages:
         shown = browser.get(page, params=query if page.startswith("/dead") else None).text
         found = re.search(r"command line: <code>(.*?)</code>", shown)

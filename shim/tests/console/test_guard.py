@@ -225,6 +225,7 @@ def test_a_proxy_names_users_only_in_its_own_connections(stage: Stage) -> None:
         ({"public_url": "ops.example"}, "public_url"),
         ({"tls_cert": Path("cert.pem")}, "tls_key"),
         ({"hide": frozenset({"everything"})}, "hide"),
+        ({"worker_urls": ("file:///etc/passwd",)}, "worker URL"),
     ],
 )
 def test_an_unsafe_console_refuses_to_start(stage: Stage, given: dict[str, Any], reason: str) -> None:

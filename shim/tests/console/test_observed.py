@@ -4,13 +4,15 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from confluent_kafka import TopicPartition
 
 from rocketshim.admin.doctor import Finding, Severity
+from rocketshim.console import context
 from rocketshim.console.rendering import Templates
 from rocketshim.console.waiting import Bar, leaving
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.observe.snapshot import PartitionSnapshot, QueueSnapshot
+from rocketshim.observe.snapshot import PartitionSnapshot, QueueSnapshot, WorkerSnapshot
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, encode_group_record
 
@@ -139,6 +141,32 @@ def test_a_group_shows_its_lag_and_its_locks_with_owner_token_and_lease(stage: S
     assert "rocketshim group lag payments" in seen
     assert "Groups with a retry topic" in text_of(stage.browser().get("/groups").text)
     assert stage.browser().get("/groups/unknown").status_code == 404
+
+
+def test_workers_are_shown_with_what_they_avoid_and_how_late_the_levels_are(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage.kafka.append(NAMES.schedule, b"x", partition=3, headers=HEADERS)
+    browser = stage.browser()
+    assert "No worker is asked." in browser.get("/workers").text
+    said = (
+        WorkerSnapshot("http://a:1", "Connection refused"),
+        WorkerSnapshot(
+            "http://b:1", mode="exactly-once", is_ready=True, queues=32, held=3, late_ms=61_000, delivered=1_234,
+            avoided={"orders": f"<b>{RETRY}"}, parked={"bad-number": 2, "unknown-topic": 0},
+        ),
+        WorkerSnapshot("http://c:1", mode="at-least-once"),
+    )  # fmt: skip
+    monkeypatch.setattr(context, "ask_workers", lambda urls: said if urls else ())
+    browser = stage.browser(worker_urls=("http://a:1", "http://b:1", "http://c:1"))
+    page = browser.get("/workers").text
+    assert f"<b>{RETRY}" not in page
+    seen = text_of(page)
+    assert "http://a:1 ✗ Connection refused" in seen
+    assert "http://b:1 ✓ ready exactly-once 32 3 61.0 s 1,234 bad-number: 2" in seen
+    assert "http://c:1 ✗ not ready at-least-once" in seen
+    assert f"orders http://b:1 <b>{RETRY}" in seen
+    assert re.search(r"30\.0 1 \d+\.\d 0", seen), seen
 
 
 def test_the_doctors_findings_are_kept_for_five_minutes(stage: Stage) -> None:

@@ -20,7 +20,7 @@ def pages(browser: TestClient) -> list[str]:
     urls = [
         "/", "/dead", f"/dead/{DEAD}", f"/dead/{DEAD}/letters?all=1", f"/message/{DEAD}/0/0",
         f"/message/{DEAD}/0/0?everything=1", "/message?everything=1&id=m0", "/plans",
-        "/waiting", "/waiting/records", "/retrying/payments", "/parked", "/groups", "/groups/payments",
+        "/waiting", "/waiting/records", "/retrying/payments", "/parked", "/groups", "/groups/payments", "/workers",
     ]  # fmt: skip
     found = [browser.get(url).text for url in urls]
     answer = browser.post(f"/dead/{DEAD}/plans", data={"again": "1"})
