@@ -269,16 +269,18 @@ class InMemoryProducer:
             return None
 
     def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
-        """Give up what has not been sent; each message gets a report with `_PURGE_QUEUE`."""
+        """Give up what has not been sent (report `_PURGE_QUEUE`), but, as librdkafka 2.16, what deleted topics hold."""
         with self._broker.lock:
             if in_queue:
                 self._purge()
 
     def _purge(self) -> None:
-        while self._queue:
-            outgoing = self._queue.popleft()
-            outgoing.fail(kafka_error(Code.PURGE_QUEUE))
-            self._done.append(outgoing)
+        waiting, self._queue = self._queue, deque()
+        for outgoing in waiting:
+            is_purged = outgoing.topic in self._broker.topics or not self._is_held(outgoing)
+            (self._done if is_purged else self._queue).append(outgoing)
+            if is_purged:
+                outgoing.fail(kafka_error(Code.PURGE_QUEUE))
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """Metadata of all topics or one; an unknown topic comes with its error."""
@@ -362,7 +364,7 @@ class InMemoryProducer:
         """Abort: what waits is purged, what is in the log is never seen by `read_committed`; serves the reports.
 
         Raises:
-            KafkaException: `_FENCED` (fatal); `_TIMED_OUT` (retriable), the broker does not answer.
+            KafkaException: `_FENCED` (fatal); `_TIMED_OUT` (retriable), no answer, or a message that stays (`purge`).
         """
         call = "abort_transaction"
         self._broker.await_answer(self._waiting, timeout)
@@ -373,6 +375,8 @@ class InMemoryProducer:
             self._purge()
         self._serve_reports()
         with self._broker.lock:
+            if self._queue:
+                raise failure(Code.TIMED_OUT, call, retriable=True)
             self._session.end_as_ordered(call, is_commit=False)
 
     # --- end -----------------------------------------------------------------------------------------------------

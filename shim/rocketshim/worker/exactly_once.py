@@ -298,7 +298,13 @@ class ExactlyOnce:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
         self._beat_before_call()
-        purge_producer(producer, self._patience_s)  # otherwise the abort waits for reports that no poll serves
+        # otherwise the abort waits for reports that no poll serves
+        purge_producer(producer, _LOOK_S if transaction.has_deleted else self._patience_s)
+        if transaction.has_deleted and len(producer):
+            # librdkafka cannot purge a record whose partition it has just forgotten; its abort would wait 10 s for it
+            unpurged = KafkaError(KafkaError._STATE, "the record of a deleted target cannot be purged")  # noqa: SLF001
+            self._on_uncertain_outcome(unpurged, self._clock.monotonic_ns())
+            return
         try:
             producer.abort_transaction(self._api_timeout_s)
         except KafkaException as problem:
@@ -340,7 +346,7 @@ class ExactlyOnce:
         self._discard_producer()
         if transaction is not None:
             self._uncertain += transaction.flights
-            transaction.is_silent = error.code() == KafkaError._TIMED_OUT  # noqa: SLF001
+            transaction.is_silent = error.code() == KafkaError._TIMED_OUT and not transaction.has_deleted  # noqa: SLF001
             self._failures.learn(transaction, now_ns)
 
     def _discard_producer(self) -> None:
@@ -348,7 +354,7 @@ class ExactlyOnce:
         old, self._producer = self._producer, None
         self._targets.use()
         if old is not None:
-            close_producer(old, _LAST_REPORTS_S)
+            close_producer(old, _LOOK_S)
 
     def connection_lost(self) -> None:
         """Replace the producer before the next transaction, at most once a second.
