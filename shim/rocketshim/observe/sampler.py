@@ -133,18 +133,17 @@ class Sampler:
         lookup: Lookup | None = None
         try:
             while self._must_go_on():
-                began_s = time.monotonic()
+                began_s, workers = time.monotonic(), self._ask_workers()
                 try:
                     lookup = lookup or self._new_lookup()
                     snapshot = snapshot_of(self._clock.wall_ms(), self._names, self._levels, lookup.look_up())
-                    snapshot = replace(snapshot, workers=self._ask_workers())
                 except Exception as error:  # noqa: BLE001 - the top of the thread; the next round tries again
                     snapshot = self._failed(error)
                     if lookup is not None:
                         lookup.close()
                     lookup = None
                 with self._changed:
-                    self._newest = snapshot
+                    self._newest = replace(snapshot, workers=workers)
                     self._changed.notify_all()
                 self._pause(began_s + self._every_s)
         finally:

@@ -6,7 +6,7 @@ import pytest
 
 from rocketshim.errors import BrokerUnavailableError, ClosedError
 from rocketshim.observe.sampler import Sampler
-from rocketshim.observe.snapshot import Offsets
+from rocketshim.observe.snapshot import Offsets, WorkerSnapshot
 from rocketshim.testing import VirtualClock
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -112,3 +112,23 @@ def test_a_closed_sampler_is_not_watched() -> None:
     sampling.close()
     with pytest.raises(ClosedError), sampling.watch():
         pass
+
+
+def test_workers_are_asked_in_each_round_also_while_the_cluster_does_not_answer() -> None:
+    rounds, asked = Rounds(BrokerUnavailableError("away"), None), []
+
+    def ask() -> tuple[WorkerSnapshot, ...]:
+        asked.append(WorkerSnapshot(f"http://worker-{len(asked)}:8080"))
+        return (asked[-1],)
+
+    sampling = Sampler(rounds, NAMES, LEVELS, every_s=0.0, idle_s=0.0, clock=VirtualClock(), workers=ask)
+    with sampling, sampling.watch() as watch:
+        rounds.permits.release()
+        failed = watch.wait_newer(None, PATIENCE_S)
+        assert failed is not None
+        assert (failed.error, failed.workers) == ("away", (asked[0],))
+        rounds.permits.release()
+        good = watch.wait_newer(failed, PATIENCE_S)
+        assert good is not None
+        assert (good.error, good.workers) == (None, (asked[1],))
+        rounds.permit_all()
