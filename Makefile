@@ -11,12 +11,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
-# Most tests wait for a broker: four processes, each with a broker of its own. A process without tests left takes some of
-# another. `make test PROCESSES=0` for one process.
+# Most tests wait for a broker: four processes, each with a broker of its own, 500 MB for both. How they divide the
+# tests is written in test_support/schedule.py. `make test PROCESSES=0` for one process.
 PROCESSES ?= 4
-SHARED_OUT := -n $(PROCESSES) --dist worksteal
+SHARED_OUT := -n $(PROCESSES) --dist loadscope
 
-.PHONY: help demo test test-unit test-integration test-long chaos simulate check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos simulate soak check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,7 +36,7 @@ test-integration: $(VENV)/.dev broker-jars spark-jars ## integration tests only;
 # Without a broker. 92 % are required of the pure parts, 85 % of all; the report names what is below 100 %.
 coverage: $(VENV)/.dev ## branch coverage of the unit and property tests, in all their processes
 	@rm -rf .coverage && mkdir .coverage
-	@$(BIN)/python -m coverage run -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests $(PYTEST_ARGS)
+	@$(BIN)/python -m coverage run -m pytest -m "not long" $(SHARED_OUT) shim/tests topics/tests $(PYTEST_ARGS)
 	@$(BIN)/python -m coverage combine --quiet
 	@$(BIN)/python -m coverage report
 	@for pure in rocketshim/core rocketshim_topics; do echo "$$pure, in %:"; \
@@ -55,7 +55,7 @@ check: $(VENV)/.dev ## lint, format, types (of the tests, too), import contracts
 	@$(BIN)/python tools/public_api.py
 	@$(BIN)/codespell
 	@$(BIN)/python tools/plain_words.py
-	@$(BIN)/python tools/measures.py
+	@$(BIN)/python -m tools.measures
 
 docs: $(VENV)/.dev ## build the documentation site into site/; a broken link or anchor is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
@@ -84,6 +84,11 @@ chaos: $(VENV)/.dev broker-jars ## run under faults on three real brokers, and j
 SEEDS ?= 20000
 simulate: $(VENV)/.dev ## run the real shells in memory under faults that a seed chooses: SEEDS=20000
 	@$(BIN)/python -m proof simulate --seeds $(SEEDS)
+
+soak: MINUTES = 120
+soak: RATE = 150
+soak: $(VENV)/.dev broker-jars ## run a mixed load, and judge memory, threads and file handles: MINUTES=120 RATE=150
+	@$(BIN)/python -m proof soak --minutes $(MINUTES) --rate $(RATE)
 
 bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read it
 	@$(BIN)/python -m benchmarks

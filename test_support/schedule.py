@@ -1,5 +1,11 @@
-"""How `make test` divides the tests among its processes."""
+"""How `make test` divides the tests among its processes.
 
+Most tests wait, so the longest chain of tests in one process decides how long the run takes. The longest chains come
+first, and the unit tests, which wait for nothing, come last and fill up.
+"""
+
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -7,15 +13,58 @@ import pytest
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling
 
+_ONE_BY_ONE = ("integration_tests", "proof")
+"""Folders whose tests are long enough to be given out singly."""
+
+_LONG_TESTS = ("test_proof_chaos", "test_orderly_chaos", "test_spark_notebook", "test_worker_clock", "test_demo")
+"""Files of `integration_tests` whose single tests take a minute; the notebook has a Spark of its own."""
+
+_LONGEST_WITH_SPARK = "test_spark_jobs"
+"""As long as all others of its folder with Spark, so it has a session of its own: with one for all they ended last."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Put the longest first."""
+    items.sort(key=lambda item: _rank(_file(item.nodeid), config.rootpath))
+
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
-    """Run the tests of one file in one process, since they share fixtures, and all tests with Spark in one process."""
+    """Keep together the tests of a Spark session, and those of a file that share something; give out others singly."""
     from xdist.scheduler import LoadScopeScheduling
 
-    class ByFile(LoadScopeScheduling):
+    class ByShared(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return "spark" if "spark" in file else file
+            file = _file(nodeid)
+            if _uses_spark(file):
+                return "spark jobs" if file.stem == _LONGEST_WITH_SPARK else "spark"
+            is_single = file.parts[0] in _ONE_BY_ONE and not _shares(config.rootpath / file)
+            return nodeid if is_single else str(file)
 
-    return ByFile(config, log)
+    config.option.loadscopereorder = False  # it would put the files with few tests last, which are the longest
+    return ByShared(config, log)
+
+
+def _file(nodeid: str) -> Path:
+    return Path(nodeid.partition("::")[0])
+
+
+def _rank(file: Path, root: Path) -> int:
+    if _uses_spark(file):
+        return 0
+    if file.stem in _LONG_TESTS:
+        return 1
+    if file.parts[0] == "integration_tests":
+        return 2 if _shares(root / file) else 3
+    return 4
+
+
+def _uses_spark(file: Path) -> bool:
+    return ("spark" in file.stem or "spark" in file.parts) and file.stem not in _LONG_TESTS
+
+
+@cache
+def _shares(file: Path) -> bool:
+    """Whether the tests of a file share a fixture, or the namespace of their process: its topics go with the file."""
+    text = file.read_text(encoding="utf-8")
+    return 'scope="module"' in text or "os.getpid()" in text

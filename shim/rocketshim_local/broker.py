@@ -18,7 +18,7 @@ from typing import Literal
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim_local.cluster import LocalCluster
 from rocketshim_local.docker import docker_broker, docker_obstacle
-from rocketshim_local.probe import known_brokers
+from rocketshim_local.probe import admin_client, known_brokers
 
 __all__ = ["BOOTSTRAP_VARIABLE", "Broker", "any_broker", "choose"]
 
@@ -45,13 +45,7 @@ class Broker:
 
 
 def choose(environ: Mapping[str, str], docker_obstacle: Callable[[], str | None]) -> tuple[BrokerKind, str]:
-    """Return the kind of broker to use, and the reason as text for a person.
-
-    Args:
-        environ: the environment variables.
-        docker_obstacle: returns the reason why Docker cannot be used, None if it can; called only if no broker is
-            named.
-    """
+    """Return the kind of broker to use, and the reason as text for a person."""
     if environ.get(BOOTSTRAP_VARIABLE):
         return "named", f"{BOOTSTRAP_VARIABLE} names it"
     if (obstacle := docker_obstacle()) is None:
@@ -79,7 +73,7 @@ def any_broker(
     match kind:
         case "named":
             bootstrap = os.environ[BOOTSTRAP_VARIABLE]
-            if not known_brokers({"bootstrap.servers": bootstrap}, timeout_s=_ANSWER_TIMEOUT_S):
+            if not known_brokers(admin_client({"bootstrap.servers": bootstrap}), timeout_s=_ANSWER_TIMEOUT_S):
                 raise BrokerUnavailableError(
                     f"{BOOTSTRAP_VARIABLE}={bootstrap}: no broker answers there within {_ANSWER_TIMEOUT_S:.0f} s; "
                     "start it, or unset the variable"

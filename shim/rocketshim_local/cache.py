@@ -1,8 +1,7 @@
 """The folder with the files that rocketshim has downloaded, and the two rules that keep it consistent.
 
 1. *Complete or absent.* A set of files is written to a folder with a temporary name and listed in a manifest (name,
-   size, SHA-256). One `rename` then gives the folder its final name. A download that is killed leaves a temporary
-   folder that no one reads; the next download removes it.
+   size, SHA-256). One `rename` then gives the folder its final name. The next download removes what a killed one left.
 2. *One writer.* A writer first takes an exclusive `flock` and then checks again whether the set exists. The kernel
    releases the lock when the process that holds it dies, so a stale lock cannot remain. Readers need no lock, because
    of rule 1.
@@ -17,7 +16,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from pathlib import Path
 
 from rocketshim.errors import ConfigError, LocalBrokerError
 
-__all__ = ["CACHE_VARIABLE", "FileSet", "cache_dir", "exclusive", "file_set", "read_file_set"]
+__all__ = ["CACHE_VARIABLE", "FileSet", "cache_dir", "certificate_advice", "exclusive", "file_set", "read_file_set"]
 
 CACHE_VARIABLE = "ROCKETSHIM_CACHE"
 """Environment variable with the cache folder; if it is unset or empty: `$XDG_CACHE_HOME/rocketshim`."""
@@ -53,10 +51,9 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> Path:
         if not path.is_absolute():
             raise ConfigError(f"{CACHE_VARIABLE}={given!r} is relative: give the cache folder as an absolute path")
         return path
-    base = environ.get("XDG_CACHE_HOME", "")
+    base = Path(environ.get("XDG_CACHE_HOME", ""))
     # The XDG specification requires that a relative path is ignored.
-    root = Path(base) if Path(base).is_absolute() else Path.home() / ".cache"
-    return root / "rocketshim"
+    return (base if base.is_absolute() else Path.home() / ".cache") / "rocketshim"
 
 
 @contextmanager
@@ -106,11 +103,10 @@ def read_file_set(path: Path) -> FileSet | None:
     try:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         files = {name: (entry["size_bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
-        if any((path / name).stat().st_size != size for name, (size, _) in files.items()):
-            return None
-        return FileSet(path, files)
+        complete = all((path / name).stat().st_size == size for name, (size, _) in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # absent or unreadable: the caller downloads it again
+    return FileSet(path, files) if complete else None
 
 
 def file_set(path: Path, write: Callable[[Path], None]) -> FileSet:
@@ -122,40 +118,44 @@ def file_set(path: Path, write: Callable[[Path], None]) -> FileSet:
             stays as it was.
 
     Raises:
-        LocalBrokerError: the cache folder cannot be created, or another program has changed the set since.
+        LocalBrokerError: the cache folder cannot be created.
 
     Thread-safety: any thread, any number of processes; one of them writes, the others wait for it.
     """
     if (found := read_file_set(path)) is not None:
         return found
     with exclusive(path.name):
-        if read_file_set(path) is None:  # else another process has written it meanwhile
-            _write(path, write)
-    if (found := read_file_set(path)) is None:
-        raise LocalBrokerError(f"the files in {path} were changed while they were written: try again")
-    return found
-
-
-def _write(path: Path, write: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for abandoned in path.parent.glob(f".{path.name}.*"):
-        shutil.rmtree(abandoned, ignore_errors=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        partial.chmod(0o755)
-        write(partial)
-        files = {
-            entry.name: {"size_bytes": entry.stat().st_size, "sha256": _sha256(entry)}
-            for entry in sorted(partial.iterdir())
-        }
-        (partial / _MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
-        if path.exists():
-            shutil.rmtree(path)
-        partial.rename(path)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if (found := read_file_set(path)) is not None:  # another process has written it meanwhile
+            return found
+        unfinished = path.with_name(f".{path.name}")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        try:
+            write(unfinished)
+            files = {file.name: (file.stat().st_size, _sha256(file)) for file in sorted(unfinished.iterdir())}
+            listed = {name: {"size_bytes": size, "sha256": sha256} for name, (size, sha256) in files.items()}
+            (unfinished / _MANIFEST).write_text(json.dumps({"files": listed}, indent=1), encoding="utf-8")
+            if path.exists():
+                shutil.rmtree(path)
+            unfinished.rename(path)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        return FileSet(path, files)
 
 
 def _sha256(path: Path) -> str:
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def certificate_advice(error: str) -> str:
+    """Return what to do about an error of requests or pip, ending in a space; empty if no certificate caused it.
+
+    Both read `REQUESTS_CA_BUNDLE`. Companies whose proxies replace certificates have such a file.
+    """
+    if "CERTIFICATE_VERIFY_FAILED" not in error:
+        return ""
+    return (
+        "This machine does not trust the server's certificate: set REQUESTS_CA_BUNDLE to a PEM file with the authority "
+        "that issued it, for example your company's. "
+    )

@@ -2,13 +2,11 @@
 
 Theory of operation
 -------------------
-*Ports* are chosen at random below the range that the kernel uses for outgoing connections, and checked. If another
-process takes one before the node listens, the node exits with "Address already in use". The whole start is then
-repeated on other ports.
+*Ports* are free ones unless the caller names them, and reserved as long as the cluster runs (`probe.reserve_port`), so
+that a killed node finds them free again.
 
-*Ready* means that every node accepts connections and that the metadata of *this* cluster (the cluster id is compared)
-names all of them. The deadline is `start_timeout_s`. If a node exits earlier, the start fails immediately, with the
-last lines of the node's log.
+*Ready* means that the metadata of *this* cluster (the cluster id is compared) names every node. The deadline is
+`start_timeout_s`. If a node exits earlier, the start fails within 2 s, with the last lines of the node's log.
 
 *Stop* sends SIGTERM to all nodes at the same time. Nodes have 20 s to stop, or 1 s if their data are deleted anyway.
 The last ones of several nodes cannot stop cleanly: they wait 5 s each for a quorum that no longer exists.
@@ -18,32 +16,29 @@ Not supported: nodes on other machines, changing the number of nodes of a folder
 
 import logging
 import signal
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local.home import ClusterHome
 from rocketshim_local.node import Node
-from rocketshim_local.probe import accepts_connections, admin_client, choose_ports, known_brokers
+from rocketshim_local.probe import admin_client, known_brokers, reserve_port
 from rocketshim_local.server_properties import ADMIN_USER, HOST, NodeAddress, security_protocol, server_properties
-from rocketshim_local.startup_kit import StartupKit, startup_kit
+from rocketshim_local.startup_kit import startup_kit
 
 __all__ = ["LocalCluster"]
 
 MAXIMUM_BROKERS = 9
 _MINIMUM_HEAP_MB = 128
-_PORT_TRIES = 6
 _POLL_S = 0.05
 _GRACE_S = 20.0
 _GRACE_OF_LOST_DATA_S = 1.0
 _log = logging.getLogger("rocketshim.local")
-
-
-class _PortTakenError(LocalBrokerError):
-    """A node found that one of its ports is in use."""
 
 
 class LocalCluster:
@@ -113,6 +108,7 @@ class LocalCluster:
         self._report = report
         self._home: ClusterHome | None = None
         self._nodes: dict[int, Node] = {}
+        self._reserved_ports = ExitStack()
         # Call it only for its checks, so that invalid properties and users raise here and not in `start`.
         server_properties(1, (NodeAddress(1, 1, 2),), data_folder="", overrides=self._properties, users=self._users)
 
@@ -183,17 +179,21 @@ class LocalCluster:
         kit = startup_kit(report=self._report)
         home = self._home = ClusterHome(self._data_dir, self._brokers)
         try:
-            for tries_left in reversed(range(_PORT_TRIES if self._port is None else 1)):
-                try:
-                    self._start_on(choose_ports(self._brokers, self._port), home, kit)
-                    break
-                except _PortTakenError:
-                    self._kill_all()
-                    if not tries_left:
-                        raise
+            addresses = self._reserve_ports()
+            for address in addresses:
+                node = self._nodes[address.node_id] = Node(address, home.path)
+                properties = server_properties(
+                    address.node_id, addresses, data_folder=str(node.data), overrides=self._properties,
+                    users=self._users, tls_pem=self._tls_pem,
+                    advertised_port=self._advertised_ports.get(address.node_id),
+                )  # fmt: skip
+                java_command = [*kit.java_command(self._heap_mb, node.logs), *self._jvm_options]
+                node.configure(home.cluster_id, properties, java_command)
+            for node in self._nodes.values():
+                node.launch()
+            self._await_registered(list(self._nodes.values()))
         except BaseException:
-            self._kill_all()
-            home.leave()
+            self.stop(timeout_s=0.0)
             raise
         return self
 
@@ -212,9 +212,11 @@ class LocalCluster:
         for node in self._nodes.values():
             node.request_stop()
         for node_id, node in self._nodes.items():
-            if not node.await_end(max(0.0, deadline - time.monotonic())) and self._data_dir is not None:
+            ended = node.await_end(max(0.0, deadline - time.monotonic()))
+            if not ended and timeout_s and self._data_dir is not None:
                 _log.warning("node %d did not stop within %.0f s and was killed", node_id, timeout_s)
         self._nodes = {}
+        self._reserved_ports.close()
         if self._home is not None:
             self._home.leave()
 
@@ -251,16 +253,8 @@ class LocalCluster:
         target = self._node(node)
         target.request_stop()
         target.await_end(_GRACE_S)
-        deadline = time.monotonic() + self._start_timeout_s
-        while True:
-            target.launch()
-            try:
-                self._await_registered([each for each in self._nodes.values() if each.alive], deadline)
-                break
-            except _PortTakenError:
-                # A node never changes its ports. Wait until the process that uses one now has ended.
-                if time.monotonic() > deadline:
-                    raise
+        target.launch()
+        self._await_registered([each for each in self._nodes.values() if each.alive or each is target])
 
     # --- state of the cluster ------------------------------------------------------------------------------------
 
@@ -328,40 +322,27 @@ class LocalCluster:
 
     # --- nodes ---------------------------------------------------------------------------------------------------
 
-    def _start_on(self, addresses: tuple[NodeAddress, ...], home: ClusterHome, kit: StartupKit) -> None:
-        self._nodes = {each.node_id: Node(each, home.node(each.node_id)) for each in addresses}
-        for node_id, node in self._nodes.items():
-            properties = server_properties(
-                node_id, addresses, data_folder=str(node.data), overrides=self._properties, users=self._users,
-                tls_pem=self._tls_pem, advertised_port=self._advertised_ports.get(node_id),
-            )  # fmt: skip
-            java_command = [*kit.java_command(self._heap_mb, node.logs), *self._jvm_options]
-            node.configure(home.cluster_id, properties, java_command)
-        for node in self._nodes.values():
-            node.launch()
-        self._await_registered(list(self._nodes.values()), time.monotonic() + self._start_timeout_s)
+    def _reserve_ports(self) -> tuple[NodeAddress, ...]:
+        wanted = [0 if self._port is None else self._port + i for i in range(self._brokers)] + [0] * self._brokers
+        ports = [self._reserved_ports.enter_context(reserve_port(port)).getsockname()[1] for port in wanted]
+        if sys.platform != "linux":
+            self._reserved_ports.close()  # elsewhere nobody can listen on a reserved port
+        return tuple(NodeAddress(i + 1, ports[i], ports[self._brokers + i]) for i in range(self._brokers))
 
-    def _await_registered(self, nodes: list[Node], deadline: float) -> None:
-        config, cluster_id = self.client_config(), self._home.cluster_id if self._home else None
+    def _await_registered(self, nodes: Sequence[Node]) -> None:
+        admin, cluster_id = admin_client(self.client_config()), self._home.cluster_id if self._home else None
+        deadline = time.monotonic() + self._start_timeout_s
         while True:
+            known = known_brokers(admin, cluster_id=cluster_id)
             for node in nodes:
                 if not node.alive:
-                    raise _failure(node, f"ended with exit code {node.exit_code}")
-            if silent := [node for node in nodes if not accepts_connections(node.address.port)]:
-                missing, what = silent, "does not listen"
-            else:
-                known = known_brokers(config, cluster_id=cluster_id)
-                missing, what = [node for node in nodes if node.address.node_id not in known], "is not registered"
+                    raise node.failure("ended")
+            missing = [node for node in nodes if node.address.node_id not in known]
             if not missing:
                 return
             if time.monotonic() > deadline:
-                raise _failure(missing[0], f"{what} after {self._start_timeout_s:.0f} s")
+                raise missing[0].failure(f"is not registered after {self._start_timeout_s:.0f} s")
             time.sleep(_POLL_S)
-
-    def _kill_all(self) -> None:
-        for node in self._nodes.values():
-            node.await_end()
-        self._nodes = {}
 
     def _running(self) -> dict[int, Node]:
         if not self._nodes:
@@ -373,19 +354,6 @@ class LocalCluster:
         if node not in nodes:
             raise LocalBrokerError(f"the local cluster has no node {node}; it has {', '.join(map(str, nodes))}")
         return nodes[node]
-
-
-def _failure(node: Node, what: str) -> LocalBrokerError:
-    address = node.address
-    if node.found_port_taken():
-        return _PortTakenError(
-            f"port {address.port} or {address.controller_port} of node {address.node_id} is in use: "
-            "stop the process that listens there, or choose another port (--port)"
-        )
-    return LocalBrokerError(
-        f"node {address.node_id} of the local cluster {what}; its logs are in {node.logs}; the last lines:\n"
-        f"{node.log_tail()}"
-    )
 
 
 def _wait_until_none(obstacle: Callable[[], str], timeout_s: float) -> None:

@@ -2,8 +2,8 @@
 
 The image is `apache/kafka` by the Apache project. It runs one node, broker and controller in one, with the same
 properties as a node of the local cluster. Its client port is published on 127.0.0.1 under the same number, so that
-clients can use the address that the broker advertises. testcontainers is a development dependency: if it or a Docker
-engine is missing, `docker_obstacle` returns that as the reason.
+clients can use the address that the broker advertises. testcontainers is optional: if it or a Docker engine is missing,
+`docker_obstacle` returns that as the reason.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.jars import KAFKA_VERSION
-from rocketshim_local.probe import free_ports, known_brokers
+from rocketshim_local.probe import admin_client, known_brokers, reserve_port
 from rocketshim_local.server_properties import HOST, NodeAddress, server_properties
 
 __all__ = ["docker_broker", "docker_obstacle", "image_environment"]
@@ -29,11 +29,7 @@ _CONTROLLER_PORT = 9_093
 
 
 def docker_obstacle(environ: Mapping[str, str] | None = None) -> str | None:
-    """Return the reason why Docker cannot be used here, None if it can. It takes at most about a second.
-
-    Args:
-        environ: environment variables with DOCKER_HOST and ROCKETSHIM_DOCKER; None: those of this process.
-    """
+    """Return the reason why Docker cannot be used here, None if it can. It takes at most about a second."""
     environ = os.environ if environ is None else environ
     if environ.get(DOCKER_VARIABLE, "").lower() in {"off", "0", "no", "false"}:
         return f"{DOCKER_VARIABLE} turns Docker off"
@@ -56,25 +52,19 @@ def image_environment(properties: Mapping[str, str]) -> dict[str, str]:
     Source: documentation of the image: prefix `KAFKA_`, upper case, `.` becomes `_`, `_` becomes `__`, `-` becomes
     `___`.
     """
-    return {
-        "KAFKA_" + key.replace("-", "\0").replace("_", "__").replace(".", "_").replace("\0", "___").upper(): value
-        for key, value in properties.items()
-    }
+    spelling = str.maketrans({".": "_", "_": "__", "-": "___"})
+    return {f"KAFKA_{key.translate(spelling).upper()}": value for key, value in properties.items()}
 
 
 @contextmanager
 def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None]) -> Iterator[str]:
-    """Run a broker in a container for the duration of the block and yield its `host:port`.
-
-    Args:
-        properties: broker properties in addition to the defaults of the local cluster.
-        report: is called with one line before the image is pulled.
+    """Run a broker in a container for the duration of the block and yield its `host:port`; arguments as `any_broker`.
 
     Raises:
         LocalBrokerError: Docker cannot pull or run the image, or the broker did not answer within two minutes.
     """
-    containers = importlib.import_module("testcontainers.core.container")
-    port = free_ports(1)[0]
+    with reserve_port() as reserved:
+        port = reserved.getsockname()[1]
     config = server_properties(
         1,
         (NodeAddress(1, port, _CONTROLLER_PORT),),
@@ -83,7 +73,9 @@ def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None
         listen_host="0.0.0.0",  # noqa: S104 inside the container; published on the loopback only
     )
     report(f"broker: starting {IMAGE} in Docker (the image is pulled if it is missing)")
-    container = containers.DockerContainer(IMAGE, env=image_environment(config))
+    container = importlib.import_module("testcontainers.core.container").DockerContainer(
+        IMAGE, env=image_environment(config)
+    )
     container.ports[f"{port}/tcp"] = (HOST, port)
     bootstrap = f"{HOST}:{port}"
     try:
@@ -93,11 +85,10 @@ def docker_broker(properties: Mapping[str, str], *, report: Callable[[str], None
             raise LocalBrokerError(
                 f"Docker cannot run {IMAGE}: {error}. Set {DOCKER_VARIABLE}=off to use a JVM on this machine"
             ) from error
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while not known_brokers({"bootstrap.servers": bootstrap}):
+        admin, deadline = admin_client({"bootstrap.servers": bootstrap}), time.monotonic() + _START_TIMEOUT_S
+        while not known_brokers(admin):
             if time.monotonic() > deadline:
-                out, err = container.get_logs()
-                last = (out + err).decode(errors="replace").splitlines()[-15:]
+                last = b"".join(container.get_logs()).decode(errors="replace").splitlines()[-15:]
                 raise LocalBrokerError(
                     f"{IMAGE} does not answer at {bootstrap} after {_START_TIMEOUT_S:.0f} s; "
                     "the last lines of its log:\n" + "\n".join(last)

@@ -33,27 +33,24 @@ def random_id() -> str:
 
 
 class ClusterHome:
-    """The folder of a cluster, locked from construction to `leave`.
+    """The folder of a cluster, created if it does not exist, and locked from construction to `leave`.
 
     Args:
-        data_dir: the caller's folder, created if it does not exist; None: a new folder in the cache.
+        data_dir: the caller's folder; None: a new folder in the cache, whose data `leave` removes.
         brokers: number of nodes; must match the number that is stored in the folder.
 
     Attributes:
         path: absolute path of the folder.
         cluster_id: id of the cluster in the folder.
-        keeps_data: whether `leave` keeps the data.
 
     Raises:
         LocalBrokerError: the folder cannot be created or written, another cluster uses it, or it belongs to a cluster
             with another number of nodes.
-
-    Thread-safety: one thread at a time.
     """
 
     def __init__(self, data_dir: Path | None, brokers: int) -> None:
         fresh_id = random_id()
-        self.keeps_data = data_dir is not None
+        self._keeps_data = data_dir is not None
         if data_dir is None:
             root = cache_dir() / "clusters"
             _sweep(root)
@@ -77,15 +74,11 @@ class ClusterHome:
             self.leave()
             raise
 
-    def node(self, node_id: int) -> Path:
-        """Return the folder of one node; it may not exist yet."""
-        return self.path / f"node-{node_id}"
-
     def leave(self) -> None:
-        """Unlock the folder, after removing its data unless `keeps_data`. It may be called twice."""
+        """Unlock the folder, after removing the data that are not kept. It may be called twice."""
         if self._lock is None:
             return
-        if not self.keeps_data:
+        if not self._keeps_data:
             _remove_data(self.path)
         _unlock(self._lock)
         self._lock = None
@@ -94,7 +87,6 @@ class ClusterHome:
         about = self.path / "cluster.json"
         if not about.exists():
             about.write_text(json.dumps({"cluster_id": fresh_id, "brokers": brokers}), encoding="utf-8")
-            return fresh_id
         try:
             known = json.loads(about.read_text(encoding="utf-8"))
             known_brokers, known_id = int(known["brokers"]), str(known["cluster_id"])
@@ -132,14 +124,13 @@ def _remove_data(home: Path) -> None:
 
 def _sweep(root: Path) -> None:
     """Remove the data of clusters whose process has ended, and all but their newest log folders."""
-    if not root.is_dir():
-        return
-    abandoned = []
-    for home in sorted(root.iterdir(), reverse=True):
-        # Without the file, another process is creating this folder.
-        if (home / "in-use").exists() and (lock := _lock(home)) is not None:
-            _remove_data(home)
-            _unlock(lock)
-            abandoned.append(home)
-    for home in abandoned[KEPT_LOGS:]:
-        shutil.rmtree(home, ignore_errors=True)
+    kept = 0
+    # Without the file, another process is creating this folder.
+    for home in sorted((mark.parent for mark in root.glob("*/in-use")), reverse=True):
+        if (lock := _lock(home)) is None:
+            continue
+        _remove_data(home)
+        _unlock(lock)
+        kept += 1
+        if kept > KEPT_LOGS:
+            shutil.rmtree(home, ignore_errors=True)

@@ -6,16 +6,20 @@ repository that contains a pom without its jar breaks other resolvers.
 """
 
 import hashlib
-import importlib.util
 import logging
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketshim.errors import ConfigError, LocalBrokerError
-from rocketshim_local.cache import CACHE_VARIABLE, FileSet, cache_dir, file_set, read_file_set
-from rocketshim_local.maven import REPOSITORY_VARIABLE, central_url
-from rocketshim_local.trust import advice
+from rocketshim_local.cache import (
+    CACHE_VARIABLE,
+    FileSet,
+    cache_dir,
+    certificate_advice,
+    file_set,
+    read_file_set,
+)
 
 __all__ = ["KAFKA_COORDINATES", "KAFKA_VERSION", "cached_jars", "fetch_jars"]
 
@@ -50,14 +54,7 @@ def fetch_jars(coordinates: Sequence[str], *, report: Callable[[str], None] | No
 
     Thread-safety: any thread, any number of processes; one of them downloads, the others wait for it.
     """
-    report = _log.info if report is None else report
-
-    def write(folder: Path) -> None:
-        _download(coordinates, folder, report)
-        jars = [jar.stat().st_size for jar in folder.iterdir()]
-        report(f"jars: {len(jars)} files, {sum(jars) / 1e6:.1f} MB in {_folder(coordinates)}")
-
-    return file_set(_folder(coordinates), write)
+    return file_set(_folder(coordinates), lambda folder: _download(coordinates, folder, report or _log.info))
 
 
 def cached_jars(coordinates: Sequence[str]) -> FileSet | None:
@@ -77,19 +74,20 @@ def _folder(coordinates: Sequence[str]) -> Path:
 
 
 def _download(coordinates: Sequence[str], folder: Path, report: Callable[[str], None]) -> None:
-    if importlib.util.find_spec("jgo") is None:
-        raise LocalBrokerError("cannot download jars without the package jgo: pip install 'rocketshim[local]'")
-    from rocketshim_local.resolve_jars import PomError, download  # noqa: PLC0415 - jgo and requests, for downloads only
-
-    repository = central_url()
+    try:
+        from rocketshim_local import maven  # noqa: PLC0415 - jgo and requests, for downloads only
+    except ModuleNotFoundError as error:
+        raise LocalBrokerError(
+            "cannot download jars without the package jgo: pip install 'rocketshim[local]'"
+        ) from error
+    repository = maven.central_url()
     report(f"jars: resolving {', '.join(coordinates)} at {repository}")
     try:
-        download(coordinates, repository, folder, report)
-    except (PomError, OSError, RuntimeError, ValueError) as error:  # a RequestException is an OSError
+        maven.download(coordinates, repository, folder, report)
+    except (maven.PomError, OSError, RuntimeError, ValueError) as error:
         raise LocalBrokerError(
-            f"cannot download {', '.join(coordinates)} from {repository} ({error}). "
-            f"{advice(str(error))}If this machine cannot reach Maven "
-            f"Central: set a mirror in ~/.m2/settings.xml or in {REPOSITORY_VARIABLE}, or copy the cache folder of "
-            f"another machine and set {CACHE_VARIABLE} to it, or set ROCKETSHIM_BOOTSTRAP to the address of a running "
-            "Kafka"
+            f"cannot download {', '.join(coordinates)} from {repository} ({error}). {certificate_advice(str(error))}"
+            f"If this machine cannot reach Maven Central: set a mirror in ~/.m2/settings.xml or in "
+            f"{maven.REPOSITORY_VARIABLE}, or copy the cache folder of another machine and set {CACHE_VARIABLE} to it, "
+            "or set ROCKETSHIM_BOOTSTRAP to the address of a running Kafka"
         ) from error

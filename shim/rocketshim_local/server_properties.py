@@ -46,17 +46,9 @@ def server_properties(
     listen_host: str = HOST,
     advertised_port: int | None = None,
 ) -> dict[str, str]:
-    """Return the whole configuration of node `node_id` of the cluster `nodes`; arguments as in `LocalCluster`.
+    """Return the whole configuration of node `node_id` of the cluster `nodes`; other arguments as in `LocalCluster`.
 
-    Args:
-        node_id: one of the ids in `nodes`.
-        nodes: every node of the cluster; all of them vote.
-        data_folder: absolute path of the folder for this node's Kafka data.
-        overrides: the caller's properties.
-        users: must include `ADMIN_USER`.
-        tls_pem: an absolute path.
-        listen_host: the address to listen on; use another one than the loopback only inside a container.
-        advertised_port: the port that clients and other brokers connect to; None: the node's own.
+    Paths are absolute. `listen_host` is not the loopback only inside a container.
 
     Raises:
         ConfigError: an override would change the structure, or a user name or password is not valid in a JAAS line.

@@ -57,11 +57,5 @@ class StartupKit:
 
 
 def startup_kit(*, report: Callable[[str], None] | None = None) -> StartupKit:
-    """Find Java, and download the jars if they are not cached; `report` as in `fetch_jars`.
-
-    Raises:
-        LocalBrokerError: there is no Java, or the jars cannot be downloaded.
-
-    Thread-safety: any thread, any number of processes.
-    """
+    """Find Java, and download the jars if they are not cached; as `find_java` and `fetch_jars`."""
     return StartupKit(find_java(), fetch_jars(KAFKA_COORDINATES, report=report))

@@ -1,9 +1,9 @@
 """Run a command that never outlives the process that started it.
 
-Usage: `python -I -S watchdog.py PARENT_PID COMMAND...`. The watchdog forks a small guard process and then *becomes* the
-command (`exec`). So the pid that the starter knows is the pid of the command, and the starter can kill, stop and
-continue it directly. The guard only waits for two processes. When the starter ends in any way, also by `kill -9`, the
-guard kills the command. When the command ends, the guard ends too.
+Usage: start what `guarded` returns: `python -I -S watchdog.py PARENT_PID COMMAND...`. The watchdog forks a small guard
+process and then *becomes* the command (`exec`). So the pid that the starter knows is the pid of the command, and the
+starter can kill, stop and continue it directly. The guard only waits for two processes. When the starter ends in any
+way, also by `kill -9`, the guard kills the command. When the command ends, the guard ends too.
 
 Why not `PR_SET_PDEATHSIG`: it fires when the *thread* that started the child ends. Why not a pipe that closes: a
 process that the starter forked would keep it open.
@@ -17,6 +17,11 @@ import select
 import signal
 import sys
 import time
+
+
+def guarded(command: list[str]) -> list[str]:
+    """Return the command that runs `command` and ends it when this process ends."""
+    return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 
 def main(arguments: list[str]) -> None:

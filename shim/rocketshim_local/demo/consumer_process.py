@@ -8,6 +8,7 @@ left. For a cancelled flight it fails every time, until the message becomes a de
 
 import json
 import sys
+from collections.abc import Sequence
 
 from rocketshim import ConsumeFromWhere, MessageView, PushConsumer, RetryLater
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
@@ -25,9 +26,10 @@ class FlightCancelledError(Exception):
     """The flight was cancelled: it never left."""
 
 
-def gate(*, bootstrap: str, namespace: str, topic: str, group: str, day_ms: int, levels: str) -> PushConsumer:
+def gate(arguments: Sequence[str]) -> PushConsumer:
     """Return the demo's consumer, with its listener registered and not yet started."""
-    timetable = Timetable(day_ms)
+    bootstrap, namespace, topic, group, day_ms, levels = arguments
+    timetable = Timetable(int(day_ms))
     consumer = PushConsumer(
         bootstrap,
         group=group,
@@ -51,11 +53,5 @@ def gate(*, bootstrap: str, namespace: str, topic: str, group: str, day_ms: int,
     return consumer
 
 
-def main() -> None:
-    """Run the consumer until SIGTERM."""
-    bootstrap, namespace, topic, group, day_ms, levels = sys.argv[1:7]
-    gate(bootstrap=bootstrap, namespace=namespace, topic=topic, group=group, day_ms=int(day_ms), levels=levels).run()
-
-
 if __name__ == "__main__":
-    main()
+    gate(sys.argv[1:]).run()

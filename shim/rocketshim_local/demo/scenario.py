@@ -6,7 +6,6 @@ topics and the committed offsets of the group, not from counters of the run.
 """
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -15,25 +14,28 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.trace import step_text
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.clients import confluent_admin, confluent_clients
+from rocketshim.kafka.positions import committed_positions
 from rocketshim.producer.producer import Producer
-from rocketshim_local import any_broker, watchdog
-from rocketshim_local.demo.audit import Account, Audit, Seen, TopicKind
-from rocketshim_local.demo.browse import browse
+from rocketshim_local import any_broker
+from rocketshim_local.demo.audit import Account, Audit
 from rocketshim_local.demo.consumer_process import MAX_RETRIES
 from rocketshim_local.demo.flights import Flight, Timetable, load
-from rocketshim_topics import DelayLevels, MalformedRecordError, Message, TopicNames, decode, provision
+from rocketshim_local.probe import reserve_port
+from rocketshim_local.watchdog import guarded
+from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout, TopicSpec
-from rocketshim_topics.wire import CLOCK, read_headers
 
 __all__ = ["DAY_MS", "LEVELS", "play"]
 
@@ -63,14 +65,10 @@ class _Stage:
     topic: str
     group: str
 
-    def kinds(self) -> dict[str, TopicKind]:
-        """Return physical topic to kind of topic."""
-        return {
-            self.names.schedule: TopicKind.SCHEDULE,
-            self.topic: TopicKind.SOURCE,
-            self.names.retry(self.group): TopicKind.RETRY,
-            self.names.dead_letter(self.group): TopicKind.DEAD,
-        }
+    @property
+    def connection(self) -> list[str]:
+        """The options of a command that works on these topics."""
+        return ["--bootstrap", self.bootstrap, "--namespace", self.names.namespace, "--delay-levels", LEVELS]
 
 
 class _Actor:
@@ -78,7 +76,7 @@ class _Actor:
 
     def __init__(self, name: str, command: list[str], log: Path, console: Console) -> None:
         self._name = name
-        self._command = [sys.executable, "-I", "-S", watchdog.__file__, str(os.getpid()), *command]
+        self._command = guarded(command)
         self._log = log
         self._console = console
         self._failures = 0
@@ -124,19 +122,14 @@ class _Actor:
 class _Observer:
     """A reader that adds every record of every topic of the demo to an audit."""
 
-    def __init__(self, stage: _Stage, levels: DelayLevels) -> None:
-        self.audit = Audit()
-        self._stage = stage
-        self._levels = levels
-        self._kinds = stage.kinds()
+    def __init__(self, stage: _Stage) -> None:
+        self.audit = Audit(stage.names, DelayLevels.parse(LEVELS), stage.topic, stage.group)
         config = {"bootstrap.servers": stage.bootstrap, "group.id": stage.group, "enable.auto.commit": False}
-        self._consumer = confluent_clients().consumer(
-            {**config, "isolation.level": "read_committed", "auto.offset.reset": "earliest"}
-        )
+        self._consumer = confluent_clients().consumer({**config, "isolation.level": "read_committed"})
         topics = self._consumer.list_topics(timeout=10).topics
         self._partitions = [
             TopicPartition(topic, number, OFFSET_BEGINNING)
-            for topic in self._kinds
+            for topic in (self.audit.schedule, self.audit.source, self.audit.retry, self.audit.dead_letter)
             for number in topics[topic].partitions
         ]
         self._consumer.assign(self._partitions)
@@ -147,33 +140,19 @@ class _Observer:
         while True:
             for message in self._consumer.consume(500, max(0.0, min(0.1, end - time.monotonic()))):
                 if message.error() is None:
-                    self._add(message)
+                    self.audit.add(RecordView.of(message, trusted=message.topic() != self.audit.source))
             if time.monotonic() >= end:
                 return
 
     def committed(self) -> dict[TopicPartitionKey, int]:
         """Return (topic, partition) to the committed offset of the group."""
-        asked = [part for part in self._partitions if self._kinds[part.topic] in {TopicKind.SOURCE, TopicKind.RETRY}]
-        answer = self._consumer.committed([TopicPartition(part.topic, part.partition) for part in asked], timeout=10)
+        asked = [TopicPartition(part.topic, part.partition) for part in self._partitions]
+        answer = committed_positions(self._consumer, asked, timeout_s=10)
         return {TopicPartitionKey.of(part): part.offset for part in answer if part.offset >= 0}
 
     def close(self) -> None:
         """Close the Kafka consumer."""
         self._consumer.close()
-
-    def _add(self, message: Any) -> None:
-        headers = read_headers(message) or []
-        if any(name == CLOCK for name, _ in headers):
-            return
-        kind = self._kinds[message.topic()]
-        try:
-            envelope = decode(headers, trusted=kind is not TopicKind.SOURCE)
-        except MalformedRecordError:
-            return
-        delay_ms = (self._levels.queue_delay_ms(message.partition()) or 0) if kind is TopicKind.SCHEDULE else 0
-        stored_ms = message.timestamp()[1]
-        at = (message.topic(), message.partition(), message.offset())
-        self.audit.add(Seen(kind, *at, stored_ms, envelope, delay_ms))
 
 
 def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, console: Console | None = None) -> bool:
@@ -200,7 +179,7 @@ def play(*, data: Path | None = None, day_ms: int = DAY_MS, keep: bool = False, 
     with any_broker(report=console.print) as broker, _stage(broker.bootstrap, keep=keep) as stage:
         is_fine = _perform(stage, flights, day_ms, console)
         if keep:
-            browse(stage.bootstrap, stage.names.namespace, LEVELS)
+            _browse(stage)
         return is_fine
 
 
@@ -233,16 +212,16 @@ def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
 def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console) -> bool:
     logs = Path.cwd() / ".rocketshim" / "demo"
     logs.mkdir(parents=True, exist_ok=True)
-    connection = ["--bootstrap", stage.bootstrap, "--namespace", stage.names.namespace, "--delay-levels", LEVELS]
     me = [sys.executable, "-m"]
-    worker = _Actor(
-        "worker", [*me, "rocketshim", "worker", *connection, "--allow", stage.topic], logs / "worker.log", console
-    )
-    gate = [stage.bootstrap, stage.names.namespace, stage.topic, stage.group, str(day_ms), LEVELS]
-    consumer = _Actor(
-        "consumer", [*me, "rocketshim_local.demo.consumer_process", *gate], logs / "consumer.log", console
-    )
-    observer = _Observer(stage, DelayLevels.parse(LEVELS))
+    commands = {
+        "worker": [*me, "rocketshim", "worker", *stage.connection, "--allow", stage.topic],
+        "consumer": [
+            *me, "rocketshim_local.demo.consumer_process",
+            stage.bootstrap, stage.names.namespace, stage.topic, stage.group, str(day_ms), LEVELS,
+        ],
+    }  # fmt: skip
+    worker, consumer = [_Actor(name, command, logs / f"{name}.log", console) for name, command in commands.items()]
+    observer = _Observer(stage)
     try:
         sent = _send(stage, flights, Timetable(day_ms))
         _watch(observer, sent, [worker, consumer], console)
@@ -250,7 +229,11 @@ def _perform(stage: _Stage, flights: list[Flight], day_ms: int, console: Console
             actor.stop()
         observer.read(1.0)
         account = observer.audit.account(sent, observer.committed())
-        return _judge(account, sent, observer.audit, console, logs)
+        is_fine = _judge(account, observer.audit.lateness_ms(sent), sent, len(flights), console)
+        _show_history(stage, sent, observer.audit, console)
+        if not is_fine:
+            console.print(f"[bold red]Some figures do not match.[/] The logs are in {logs}", soft_wrap=True)
+        return is_fine
     finally:
         for actor in (consumer, worker):
             actor.stop()
@@ -293,54 +276,48 @@ def _watch(observer: _Observer, sent: dict[str, Flight], actors: list[_Actor], c
                 actor.revive()
             account = observer.audit.account(sent, observer.committed())
             if console.is_terminal:
-                live.update(_progress(account), refresh=True)
+                live.update(_progress(account, len(sent)), refresh=True)
             elif time.monotonic() >= next_line:
                 next_line = time.monotonic() + _LINE_EVERY_S
-                console.print(_line(account))
+                console.print(
+                    f"sent {len(sent)}, delivered {account.delivered}, retried {account.retried[1]}, "
+                    f"dead {len(account.dead)}, done {account.acknowledged}, under way {len(account.under_way)}"
+                )
             if not account.under_way and not account.lost:
                 return
 
 
-def _line(account: Account) -> str:
-    return (
-        f"sent {account.sent}, delivered {account.delivered}, retried {account.retried.get(1, 0)}, "
-        f"dead {len(account.dead)}, done {account.acknowledged}, under way {len(account.under_way)}"
-    )
-
-
-def _progress(account: Account) -> Table:
+def _progress(account: Account, sent: int) -> Table:
     table = Table(show_header=False, box=None)
     for label, count in (
         ("delivered", account.delivered),
-        ("retried at least once", account.retried.get(1, 0)),
+        ("retried at least once", account.retried[1]),
         ("dead letters", len(account.dead)),
         ("done", account.acknowledged),
     ):
-        width = 40 * count // max(1, account.sent)
+        width = 40 * count // max(1, sent)
         table.add_row(label, f"{count:>5}", "█" * width + "·" * (40 - width))
     return table
 
 
-def _judge(account: Account, sent: dict[str, Flight], audit: Audit, console: Console, logs: Path) -> bool:
+def _judge(
+    account: Account, lateness_ms: list[int], sent: dict[str, Flight], flight_count: int, console: Console
+) -> bool:
+    """Print the figures beside the expected ones; return whether they are the same."""
     cancelled = {uniq_key for uniq_key, flight in sent.items() if flight.cancelled}
     late = sum(flight.late for flight in sent.values())
-    expected_retries = {
-        attempt: len(cancelled) + (late if attempt == 1 else 0) for attempt in range(1, MAX_RETRIES + 1)
-    }
     table = Table(title="Figures from the records on the topics", title_justify="left")
     for column in ("", "found", "expected", ""):
         table.add_column(column, justify="left" if column == "" else "right")
     checks = [
-        ("sent", account.sent, len(sent)),
+        ("sent", len(sent), flight_count),
         ("delivered when due", account.delivered, len(sent)),
-        *(
-            (f"retried, attempt {attempt}", account.retried.get(attempt, 0), expected)
-            for attempt, expected in expected_retries.items()
-        ),
+        ("retried, attempt 1", account.retried[1], len(cancelled) + late),
+        *((f"retried, attempt {n}", account.retried[n], len(cancelled)) for n in range(2, MAX_RETRIES + 1)),
         ("dead letters", len(account.dead), len(cancelled)),
         ("dead and not cancelled", len(account.dead - cancelled), 0),
         ("done", account.acknowledged, len(sent) - len(cancelled)),
-        ("early", account.early, 0),
+        ("early", sum(late_ms < 0 for late_ms in lateness_ms), 0),
         ("lost", len(account.lost), 0),
         ("still under way", len(account.under_way), 0),
     ]
@@ -350,40 +327,38 @@ def _judge(account: Account, sent: dict[str, Flight], audit: Audit, console: Con
         table.add_row(label, f"{found}", f"{expected}", "ok" if found == expected else "[bold red]does not match[/]")
     table.add_row("duplicates", f"{account.duplicates}", "0, more after a kill or a stall", "")
     console.print(table)
-    console.print(
-        f"lateness: p50 {account.percentile_ms(0.5)} ms, p99 {account.percentile_ms(0.99)} ms, "
-        f"max {account.percentile_ms(1.0)} ms ({len(account.lateness_ms)} deliveries, timestamps of the brokers)"
-    )
-    if cancelled:
-        _biography(min(cancelled, key=lambda uniq_key: sent[uniq_key].line), sent, audit, console)
-    if not fine:
-        console.print(f"[bold red]Some figures do not match.[/] The logs are in {logs}", soft_wrap=True)
+    if lateness_ms:
+        p50, p99 = (lateness_ms[int(share * len(lateness_ms))] for share in (0.5, 0.99))
+        console.print(
+            f"lateness: p50 {p50} ms, p99 {p99} ms, max {lateness_ms[-1]} ms "
+            f"({len(lateness_ms)} deliveries, timestamps of the brokers)"
+        )
     return fine
 
 
-def _biography(uniq_key: str, sent: dict[str, Flight], audit: Audit, console: Console) -> None:
+def _show_history(stage: _Stage, sent: dict[str, Flight], audit: Audit, console: Console) -> None:
+    """Print the history of the first cancelled flight, as `rocketshim trace` does."""
+    uniq_key = min((key for key in sent if sent[key].cancelled), key=lambda key: sent[key].line, default=None)
+    if uniq_key is None:
+        return
     table = Table(title=f"History of {sent[uniq_key]}, cancelled ({uniq_key})", title_justify="left")
-    for column in ("after", "in", "partition/offset", "failures", "what happened"):
-        table.add_column(column, justify="right" if column in {"after", "failures"} else "left")
-    hops = audit.biography(uniq_key)
-    for seen in hops:
-        table.add_row(
-            f"{(seen.stored_ms - hops[0].stored_ms) / 1_000:.3f} s",
-            seen.kind.value,
-            f"{seen.partition}/{seen.offset}",
-            f"{seen.envelope.reconsume_times or 0}",
-            _event(seen, audit),
-        )
+    for column in ("after", "topic/partition/offset", "failures", "what"):
+        table.add_column(column, justify="right" if column in {"after", "failures"} else "left", overflow="fold")
+    steps = audit.history(uniq_key)
+    for step in steps:
+        after_s = (step.entry.stored_ms - steps[0].entry.stored_ms) / 1_000
+        failures = step.entry.envelope.reconsume_times or 0
+        table.add_row(f"{after_s:.3f} s", step.entry.at, f"{failures}", step_text(step, stage.names))
     console.print(table)
 
 
-def _event(seen: Seen, audit: Audit) -> str:
-    origin = audit.origin_of(seen)
-    cause = f"{seen.envelope.fail_class}: {seen.envelope.fail_text}" if seen.envelope.fail_class else ""
-    if seen.kind is TopicKind.SCHEDULE:
-        waits = f"waits until due, {seen.due_ms - seen.stored_ms} ms"
-        return f"{cause}; {waits}" if cause and (origin is None or origin.kind is not TopicKind.SCHEDULE) else waits
-    if seen.kind is TopicKind.DEAD:
-        return f"dead: {cause}"
-    late = "" if origin is None else f", {seen.stored_ms - origin.due_ms} ms after it was due"
-    return f"delivered{late}"
+def _browse(stage: _Stage) -> None:
+    """Run the console in a process of its own, which prints its address, until Ctrl-C."""
+    with reserve_port() as reserved:
+        port = reserved.getsockname()[1]
+    command = [sys.executable, "-m", "rocketshim", "console", "--operate", "--listen", str(port)]
+    with subprocess.Popen([*command, *stage.connection]) as process:  # noqa: S603 - our own command
+        try:
+            process.wait()
+        except KeyboardInterrupt:  # the terminal has sent it to the console, too
+            process.wait()

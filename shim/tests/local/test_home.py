@@ -16,7 +16,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fill(home: ClusterHome) -> None:
-    for folder in (home.node(1) / "data", home.node(1) / "log"):
+    for folder in (home.path / "node-1" / "data", home.path / "node-1" / "log"):
         folder.mkdir(parents=True)
         (folder / "file").write_text("x")
 
@@ -33,7 +33,7 @@ def test_a_named_folder_keeps_its_data_and_cluster_id(tmp_path: Path) -> None:
     home.leave()
     again = ClusterHome(tmp_path / "mine", 1)
     assert again.cluster_id == home.cluster_id
-    assert (again.node(1) / "data" / "file").exists()
+    assert (again.path / "node-1" / "data" / "file").exists()
     again.leave()
 
 
@@ -41,8 +41,8 @@ def test_leaving_a_folder_in_the_cache_removes_data_and_keeps_logs() -> None:
     home = ClusterHome(None, 1)
     fill(home)
     home.leave()
-    assert not (home.node(1) / "data").exists()
-    assert (home.node(1) / "log" / "file").exists()
+    assert not (home.path / "node-1" / "data").exists()
+    assert (home.path / "node-1" / "log" / "file").exists()
 
 
 def test_a_folder_in_use_is_rejected_and_stays_locked(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_data_of_a_crashed_cluster_are_removed_and_data_of_a_running_one_are_not
     ClusterHome(None, 1).leave()
     assert not (homes[0] / "node-1" / "data").exists()
     assert (homes[0] / "node-1" / "log").exists()
-    assert (living.node(1) / "data").exists()
+    assert (living.path / "node-1" / "data").exists()
     living.leave()
 
 

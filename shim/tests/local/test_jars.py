@@ -13,8 +13,8 @@ import pytest
 from rocketshim.errors import ConfigError, LocalBrokerError
 from rocketshim_local import cached_jars, fetch_jars
 from rocketshim_local.cache import cache_dir
-from rocketshim_local.probe import free_ports
 from test_support.https_server import https_server
+from test_support.ports import free_ports
 
 APP = "org.example:app:1.0"
 

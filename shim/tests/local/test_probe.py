@@ -1,29 +1,41 @@
 import socket
 
-from rocketshim_local.probe import accepts_connections, free_ports, is_free, known_brokers
+import pytest
+
+from rocketshim.errors import LocalBrokerError
+from rocketshim_local.probe import admin_client, known_brokers, reserve_port
+from test_support.ports import free_ports
 
 
-def test_free_ports_are_different_unused_and_below_the_range_of_outgoing_connections() -> None:
-    ports = free_ports(40)
-    assert len(set(ports)) == 40
-    assert all(20_000 <= port < 32_000 for port in ports)
-    assert all(not accepts_connections(port) for port in ports)
+def a_listener(port: int) -> socket.socket:
+    """Listen as Java does, with SO_REUSEADDR."""
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    return listener
 
 
-def test_a_port_with_a_listener_is_neither_free_nor_returned() -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
+def test_our_process_can_listen_on_a_reserved_port_and_nobody_gets_it_as_any_free_port() -> None:
+    reserved = [reserve_port() for _ in range(40)]
+    ports = {each.getsockname()[1] for each in reserved}
+    assert len(ports) == 40
+    for port in ports:
+        a_listener(port).close()
+        a_listener(port).close()  # as a node that starts again
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", min(ports)))
+    for each in reserved:
+        each.close()
+
+
+def test_a_port_with_a_listener_cannot_be_reserved() -> None:
+    with a_listener(0) as listener:
         port = listener.getsockname()[1]
-        assert not is_free(port)
-        assert accepts_connections(port)
-    assert is_free(port)
+        with pytest.raises(LocalBrokerError, match=f"port {port} is in use: stop the process that listens there"):
+            reserve_port(port)
+    reserve_port(port).close()
 
 
-def test_excluded_ports_are_not_returned() -> None:
-    most = set(range(20_000, 32_000)) - set(range(25_000, 25_200))
-    assert all(25_000 <= port < 25_200 for port in free_ports(5, besides=most))
-
-
-def test_a_port_without_a_listener_accepts_no_connections() -> None:
-    assert known_brokers({"bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}"}, timeout_s=0.2) == set()
+def test_a_port_without_a_listener_has_no_brokers() -> None:
+    assert known_brokers(admin_client({"bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}"}), timeout_s=0.2) == set()
