@@ -146,7 +146,7 @@ def test_each_page_works_without_scripts(visit: Opener) -> None:
             expect(seen.page.get_by_role("heading", level=1)).to_be_visible()
         seen.open("/dead")
         seen.page.locator("main table a").first.click()
-        seen.page.get_by_role("button", name="Plan sending Timeout again").click()
+        seen.page.get_by_role("button", name="Plan to send again: Timeout").click()
         expect(seen.page.get_by_role("button", name="Send 10 first")).to_be_visible()
         assert seen.foreign == []
 
@@ -154,9 +154,9 @@ def test_each_page_works_without_scripts(visit: Opener) -> None:
 def test_the_page_of_a_plan_reloads_without_scripts_until_it_is_applied(visit: Opener) -> None:
     with visit(scripts=False) as seen:
         seen.open(next(path for path in seen.paths if path.startswith("/plans/")))
-        seen.page.get_by_label("type the size of the plan").fill(str(COUNT))
+        seen.page.get_by_label("type how many").fill(str(COUNT))
         seen.page.get_by_label("Most in a second").fill("10")
-        seen.page.get_by_role("button", name="Send the rest").click()
+        seen.page.get_by_role("button", name=f"Send all {COUNT}").click()
         expect(seen.page.get_by_role("button", name="Stop")).to_be_visible()
         assert seen.page.url.endswith("#state")
         applied = seen.page.get_by_role("heading", name="Applied", exact=True)
@@ -173,13 +173,13 @@ def test_an_operator_sends_dead_letters_again_by_keyboard_alone(
         page.wait_for_url("**/dead")
         _press(seen, "link", "g-")
         page.wait_for_url("**/dead/**")
-        _press(seen, "button", "Plan sending Timeout again")
+        _press(seen, "button", "Plan to send again: Timeout")
         page.wait_for_url("**/plans/**")
         _press(seen, "button", "Send 10 first")
         expect(page.get_by_role("heading", name="10 of 36 applied")).to_be_visible(timeout=DEADLINE_S * 1000)
         expect(page.get_by_role("button", name="Send 10 first")).to_have_count(0)
-        seen.focus("textbox", "type the size of the plan")
-        page.keyboard.type("36")
+        seen.focus("textbox", "type how many")
+        page.keyboard.type("26")
         page.keyboard.press("Enter")
         expect(page.get_by_role("heading", name="Applied", exact=True)).to_be_visible(timeout=DEADLINE_S * 1000)
         assert seen.foreign == []

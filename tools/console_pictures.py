@@ -59,6 +59,7 @@ def fill(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     ensure_topics(admin, Layout(names, levels).shared())
     admin.create_topics([NewTopic("orders", 4)])["orders"].result(DEADLINE_S)
+    wait_until(lambda: len(admin.list_topics("orders", timeout=DEADLINE_S).topics["orders"].partitions) == 4)
     consumer = PushConsumer(bootstrap, group="payments", delay_levels=levels, max_reconsume_times=2)
     consumer.register_message_listener("orders", charge)
     with process("worker", "--bootstrap", bootstrap, "--delay-levels", LEVELS, "--allow", "orders"):
@@ -103,9 +104,10 @@ def photograph(page: Page, url: str) -> None:
     page.wait_for_selector("text=Groups with dead letters")
     page.goto(f"{url}/dead/rmq.dlq.payments")
     take("causes")
-    page.get_by_role("button", name=re.compile("Plan sending ConnectionError again")).click()
+    page.get_by_role("button", name=re.compile("Plan to send again: ConnectionError")).click()
     page.get_by_role("button", name="Send 10 first").click()
-    page.wait_for_selector("text=None of them is a dead letter again")
+    page.wait_for_selector("text=10 of 40 applied")
+    wait_until(lambda: _has(page, "✓ None of them failed again"))
     take("plan")
     page.goto(f"{url}/dead/rmq.dlq.payments/letters")
     page.locator("main table a").first.click()
@@ -116,8 +118,10 @@ def main() -> None:
     """Write the pictures."""
     with any_broker() as broker, tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         fill(broker.bootstrap)
+        recovered = PushConsumer(broker.bootstrap, group="payments", delay_levels=DelayLevels.parse(LEVELS))
+        recovered.register_message_listener("orders", lambda _: None)
         words = ["--bootstrap", broker.bootstrap, "--delay-levels", LEVELS, "--state-dir", folder, "--listen", "8099"]
-        with process("console", "--operate", *words) as running:
+        with recovered, process("console", "--operate", *words) as running:
             login = re.search(r"http://\S+", running.stderr.readline() if running.stderr else "")
             if login is None:
                 raise RuntimeError("the console has not started")
@@ -126,6 +130,11 @@ def main() -> None:
             wait_until(lambda: _opens(page, login[0]))
             photograph(page, login[0].partition("/login")[0])
             browser.close()
+
+
+def _has(page: Page, text: str) -> bool:
+    page.reload()
+    return text in page.inner_text("main")
 
 
 def _opens(page: Page, address: str) -> bool:

@@ -1,6 +1,8 @@
 """`rocketshim console`: look at the cluster and send dead letters again, in a browser."""
 
+import ctypes
 import os
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -17,6 +19,7 @@ from rocketshim_topics import DelayLevels
 app = typer.Typer()
 
 _SECURITY = "Security"
+_M_ARENA_MAX = -8
 
 
 @app.command(epilog="Example: rocketshim console --bootstrap localhost:9092 --operate")
@@ -132,6 +135,7 @@ def _serve(settings: ConsoleSettings) -> None:
     try:
         import uvicorn  # noqa: PLC0415 - an extra, and not needed for --new-user
 
+        from rocketshim.console.connections import ImpatientProtocol  # noqa: PLC0415
         from rocketshim.console.server_app import make_app  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"the console needs the package {error.name}: pip install 'rocketshim[console]'") from error
@@ -144,6 +148,7 @@ def _serve(settings: ConsoleSettings) -> None:
         app,
         host=settings.host,
         port=settings.port,
+        http=ImpatientProtocol,
         log_level="warning",
         access_log=False,  # it would write the token of the first request
         proxy_headers=False,  # the guard must see the real address of a proxy
@@ -153,9 +158,20 @@ def _serve(settings: ConsoleSettings) -> None:
         h11_max_incomplete_event_size=32_768,
         **tls,
     )
+    _share_heaps()
     for line in _welcome(settings, token):
         typer.echo(line, err=True)
     uvicorn.Server(config).run()
+
+
+def _share_heaps() -> None:
+    """Let all threads share two heaps of glibc.
+
+    Each page makes Kafka clients, and each of their threads may get a heap, which keeps what a large read has needed:
+    up to eight heaps for each core.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
 
 
 def _welcome(settings: ConsoleSettings, token: Token) -> list[str]:

@@ -1,7 +1,7 @@
 """Dead letters: the topics that have them, their causes, and lists of them."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
@@ -46,11 +46,12 @@ def topics(request: Request) -> Response:
         return RedirectResponse(console.url("dead", wanted), 303)
     with console.reader() as reader:
         known = reader.topics()
-        prefix = console.names.dead_letter("g").removesuffix("g")
         found = []
-        for name in sorted(each for each in known if each.startswith(prefix)):
-            bounds = [reader.bounds(name, partition) for partition in range(known[name])]
-            found.append((name, name.removeprefix(prefix), sum(high - low for low, high in bounds)))
+        for name in sorted(known):
+            group = _group(console, name)
+            if group is not None:
+                bounds = [reader.bounds(name, partition) for partition in range(known[name])]
+                found.append((name, group, sum(high - low for low, high in bounds)))
     return console.page(request, "dead_topics.html", topics=found)
 
 
@@ -58,16 +59,17 @@ def causes(request: Request) -> Response:
     """Count the newest dead letters of a topic by cause."""
     console, topic = Console.of(request), request.path_params["topic"]
     selection, everything = _selection(request, console)
-    found, read = _read(console, topic, selection, everything=everything, results=_NEWEST)
-    counted = [Cause(each, _where(each, selection.where)) for each in by_cause(found)]
+    read = _read(console, topic, selection, by_cause, everything=everything, results=_NEWEST)
+    counted = [Cause(each, _where(each, selection.where)) for each in read.records]
     return console.page(
         request,
         "causes.html",
         topic=topic,
+        group=_group(console, topic),
         selection=selection,
         everything=everything,
         causes=counted,
-        total=len(found),
+        total=sum(each.count.count for each in counted),
         read=read,
         newest=_NEWEST,
         command=console.command("dlq stats", topic=topic, **selection.query),
@@ -79,17 +81,24 @@ def letters(request: Request) -> Response:
     console, topic = Console.of(request), request.path_params["topic"]
     selection, everything = _selection(request, console)
     cursor = request.query_params.get("from")
-    found, read = _read(console, topic, selection, everything=everything, results=_ON_A_PAGE, cursor=cursor)
+    read = _read(console, topic, selection, list, everything=everything, results=_ON_A_PAGE, cursor=cursor)
     return console.page(
         request,
         "letters.html",
         topic=topic,
+        group=_group(console, topic),
         selection=selection,
         everything=everything,
-        letters=found,
+        letters=read.records,
         read=read,
         command=console.command("dlq ls", topic=topic, **selection.query),
     )
+
+
+def _group(console: Console, topic: str) -> str | None:
+    """Return the group whose dead letters a topic has; None: it is another project's topic."""
+    prefix = console.names.dead_letter("g").removesuffix("g")
+    return topic.removeprefix(prefix) if topic.startswith(prefix) else None
 
 
 def _selection(request: Request, console: Console) -> tuple[Selection, bool]:
@@ -100,19 +109,20 @@ def _read(
     console: Console,
     topic: str,
     selection: Selection,
+    collect: Callable[[Iterable[RecordView]], Any],
     *,
     everything: bool,
     results: int,
     cursor: str | None = None,
-) -> tuple[list[RecordView], ReadRecords]:
-    """Return the newest selected dead letters of a topic, and how the reading ended."""
+) -> ReadRecords:
+    """Read the newest selected dead letters of a topic."""
     choice = selection.record_filter(everything=everything)
     with ExitStack() as stack:
         reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
         log = read_log(reader, console.names.redrive_log)
         decoder = Decoder(console.names, topic, fetch=sources.fetch)
         view = _viewing(decoder, log)
-        read = read_newest(
+        return read_newest(
             console,
             reader,
             [topic],
@@ -120,8 +130,8 @@ def _read(
             results=results,
             since_ms=choice.since_ms,
             cursor=cursor,
+            collect=lambda messages: collect(map(view, messages)),
         )
-        return [view(message) for message in read.records], read
 
 
 def _viewing(decoder: Decoder, log: RedriveLog) -> Callable[[Any], RecordView]:

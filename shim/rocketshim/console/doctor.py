@@ -51,4 +51,10 @@ def show(request: Request) -> Response:
     console = Console.of(request)
     visits: DoctorVisits = request.app.state.doctor
     findings, at_ms = visits.findings()
-    return console.page(request, "doctor.html", findings=findings, at_ms=at_ms, command=console.command("doctor"))
+    return console.page(
+        request,
+        "doctor.html",
+        findings=findings,
+        at_ms=at_ms,
+        command=console.command("doctor", delay_levels=console.delay_levels),
+    )

@@ -26,6 +26,8 @@ def listed(request: Request) -> Response:
 def show(request: Request) -> Response:
     """Show a group: its partitions, members, subscriptions and locks."""
     console, group = Console.of(request), request.path_params["group"]
+    if not group.strip() or not group.isprintable():  # confluent_kafka ends the process if it finds no name of a group
+        raise HTTPException(404, "This is not the name of a group.")
     snapshot = console.snapshot()
     standing = None if snapshot is None else next((each for each in snapshot.groups if each.group == group), None)
     members, problem = described(console, group)

@@ -1,4 +1,4 @@
-"""Every request passes here first: the host's name, the login, the origin of a write; and every answer's headers.
+"""Every request passes here first: the host's name, a write's origin and size, the login; and every answer's headers.
 
 The order matters. A wrong host name ends the request before anything else (DNS rebinding). A write must come from a
 page of our own (CSRF): the browser says so in `Sec-Fetch-Site`; a browser without it sends `Origin`. A request with
@@ -7,6 +7,7 @@ neither is refused. Then the login: without one, only the login page and the sta
 A path below the public URL's own path works with and without that prefix, whether the proxy removes it or not.
 """
 
+import re
 from http import HTTPStatus
 from typing import Final
 
@@ -32,6 +33,7 @@ _HEADERS: Final = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
+_HOST: Final = re.compile(r"(\[[0-9a-f:.]+\]|[^\[\]:@/\s]+)(:[0-9]{1,5})?")
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 _MOST_BODY_BYTES: Final = 65_536
 
@@ -97,9 +99,9 @@ class Guard:
         return len(hosts) == 1 and _host_name(hosts[0]) in self._settings.hosts
 
     def _is_from_our_page(self, headers: Headers, request: Request) -> bool:
-        site = headers.get("sec-fetch-site")
-        if site is not None:
-            return site == "same-origin"
+        sites = set(headers.getlist("sec-fetch-site"))
+        if sites:
+            return sites == {"same-origin"}
         own = self._settings.origin or f"{request.url.scheme}://{headers.get('host', '')}".lower()
         return headers.get("origin", "").lower() == own
 
@@ -134,11 +136,9 @@ def _has_short_body(headers: Headers) -> bool:
 
 
 def _host_name(host: str) -> str:
-    """Return the name or address of a `Host` header without its port, in lower case."""
-    host = host.lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.rpartition(":")[0] if host.count(":") == 1 else host
+    """Return the name or address of a `Host` header without its port, in lower case; `""`: it is not valid."""
+    found = _HOST.fullmatch(host.lower())
+    return "" if found is None else found[1].strip("[]")
 
 
 def _text(status: HTTPStatus, text: str) -> Response:

@@ -48,7 +48,7 @@ def show(request: Request) -> Response:
         biography=biography(steps, console.names),
         read=read,
         everything=since_ms is None,
-        command=console.command("trace", entry.at),
+        command=console.command("trace", entry.at, delay_levels=console.delay_levels),
     )
 
 
@@ -76,7 +76,7 @@ def by_id(request: Request) -> Response:
         biography=biography(steps, console.names) if steps else None,
         read=read,
         everything=everything,
-        command=console.command("trace", wanted or "ID"),
+        command=console.command("trace", wanted or "ID", delay_levels=console.delay_levels),
     )
 
 

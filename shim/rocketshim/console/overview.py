@@ -11,7 +11,12 @@ __all__ = ["show", "tiles"]
 def show(request: Request) -> Response:
     """Show the tiles."""
     console = Console.of(request)
-    return console.page(request, "overview.html", snapshot=console.snapshot(), command=console.command("doctor"))
+    return console.page(
+        request,
+        "overview.html",
+        snapshot=console.snapshot(),
+        command=console.command("doctor", delay_levels=console.delay_levels),
+    )
 
 
 def tiles(request: Request) -> Response:

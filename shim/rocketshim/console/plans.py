@@ -16,7 +16,7 @@ from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, decimal, given, whole
 from rocketshim.console.selection import Selection
-from rocketshim.console.verdict import Verdict, verdict
+from rocketshim.console.verdict import Verdict, left_of, verdict
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, RedrivePlan, RedriveRules
@@ -101,12 +101,12 @@ def make(request: Request, form: Form) -> Response:
 
 
 def apply(request: Request, form: Form) -> Response:
-    """Send dead letters of a plan: the first ones (`most`), or all that are left, if their number was typed."""
+    """Send dead letters of a plan: the first ones (`most`), or all that are left, if that number was typed."""
     console = Console.of(request)
     plan = _plan(console, request)
     most = whole(form, "most")
-    if most is None and whole(form, "count_typed") != len(plan.letters):
-        raise ConfigError(f"to send everything, type the number of dead letters in the plan: {len(plan.letters)}")
+    if most is None and whole(form, "count_typed") != (left := left_of(console, plan)):
+        raise ConfigError(f"to send all that are left, go back and type how many these are: {left}")
     ratio = decimal(form, "stop_ratio")
     console.runs.start(
         plan,

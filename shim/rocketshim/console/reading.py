@@ -5,7 +5,7 @@ path, so a cursor made by hand can only name records that its user may read anyw
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ class ReadRecords:
     """What a page has read.
 
     Attributes:
-        records: the matching records, newest first.
+        records: the matching records, newest first; or what was collected from them.
         ending: how the reading ended.
         error: why it failed; None: it did not.
         read: number of records read, matching or not.
@@ -34,7 +34,7 @@ class ReadRecords:
         cursor: where to continue; None: everything was read.
     """
 
-    records: list[Any]
+    records: Any
     ending: Ending
     error: str | None
     read: int
@@ -52,6 +52,7 @@ def read_newest(
     results: int,
     since_ms: int | None = None,
     cursor: str | None = None,
+    collect: Callable[[Iterable[Any]], Any] = list,
 ) -> ReadRecords:
     """Read the newest matching records.
 
@@ -63,6 +64,7 @@ def read_newest(
         results: most records.
         since_ms: ignore records stored before, epoch ms; None: none.
         cursor: continue there; None: at the end of the topics.
+        collect: makes of the records what the page needs, one after the other, so that not all are in memory.
 
     Raises:
         ConfigError: the cursor is not valid.
@@ -71,7 +73,7 @@ def read_newest(
     spans = reader.spans(topics, since_ms=since_ms) if cursor is None else _spans(topics[0], cursor)
     limits = console.limits(results)
     with BoundedReading(reader, spans, limits=limits, newest_first=True, matching=matching) as reading:
-        records = list(reading)
+        records = collect(reading)
         progress, ending = reading.progress, reading.ending or Ending.END
         left = ".".join(f"{key[1]}:{start}-{end}" for key, (start, end) in sorted(reading.rest.items()))
         error = None if reading.error is None else str(reading.error)

@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 
 from rocketshim.admin.record_view import time_text
 from rocketshim.cli.escaping import plain_lines
-from rocketshim.console.biography import Biography
+from rocketshim.console.biography import Biography, duration_text
 from rocketshim.console.links import link
 
 __all__ = ["Templates", "age_text"]
@@ -38,7 +38,9 @@ class Templates:
             lstrip_blocks=True,
         )
         self._environment.globals["link"] = lambda *parts, **query: base_path + link(*parts, **query)
-        self._environment.filters.update(time=self._time, number=_number, size=_size)
+        self._environment.filters.update(
+            time=self._time, number=_number, size=_size, counted=_counted, duration=_duration
+        )
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         """Return the page of a template."""
@@ -88,6 +90,14 @@ def _iso(at_ms: int) -> str:
 
 def _number(value: int | None) -> str:
     return "–" if value is None else f"{value:,}"
+
+
+def _counted(value: int, noun: str) -> str:
+    return f"{value:,} {noun}{'' if value == 1 else 's'}"
+
+
+def _duration(duration_ms: float) -> str:
+    return duration_text(int(duration_ms)) or f"{round(duration_ms)} ms"
 
 
 def _size(size_bytes: int) -> str:

@@ -48,6 +48,11 @@ class Selection:
         """Return the selection as fields of a URL."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether anything is selected, so not everything."""
+        return any(self.query.values())
+
     def record_filter(self, *, everything: bool) -> RecordFilter:
         """Return the filter of this selection.
 

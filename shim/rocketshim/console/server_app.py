@@ -121,8 +121,11 @@ def _users(settings: ConsoleSettings, token: Token, now_ms: Callable[[], int]) -
 
 @asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    console: Console = app.state.console
+    with console.sampler.watch():  # look at the cluster now, so that the first page need not wait for it
+        pass
     yield
-    await run_in_threadpool(app.state.console.close)
+    await run_in_threadpool(console.close)
 
 
 def _operators_only(write: Write) -> Callable[[Request], Awaitable[Response]]:

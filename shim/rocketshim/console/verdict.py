@@ -2,9 +2,12 @@
 
 * Sent or discarded: the marks of this plan in the redrive log.
 * Dead again: records of the dead-letter topic that carry this plan's `REPLAY_ID`. They are younger than the plan.
+* Failed again: records with that header that wait in the delay queues for another attempt. With RocketMQ's default
+  delays they are dead letters only after 4 h 46 min, so a verdict without them would be wrong until then.
 * Read: the group's committed positions in the topics that the plan sends to, against the ends of these topics.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +16,16 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.admin.redrive import read_log
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
-from rocketshim.errors import RocketshimError
+from rocketshim.kafka.bounded_reading import Ending
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.redrive_plan import RedrivePlan
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
-__all__ = ["Behind", "Verdict", "verdict"]
+__all__ = ["Behind", "Verdict", "left_of", "verdict"]
 
 _TIMEOUT_S = 10.0
 
@@ -49,8 +53,9 @@ class Verdict:
         done: number that this plan has sent or discarded.
         elsewhere: number that another plan has sent or discarded.
         left: number of the others.
-        dead_again: number of records that are dead letters again after this plan sent them.
-        read: how the search for them ended; None: nothing was searched (discarded or parked records, or nothing done).
+        dead_again: number that are dead letters again after this plan sent them.
+        failing: number that failed again after this plan sent them, and wait for another attempt.
+        read: how the search for both ended; None: nothing was searched (discarded or parked records, or nothing done).
         behind: the groups that get what was sent.
     """
 
@@ -58,38 +63,75 @@ class Verdict:
     elsewhere: int
     left: int
     dead_again: int
+    failing: int
     read: ReadRecords | None
     behind: list[Behind]
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether something that was sent failed again."""
+        return bool(self.dead_again or self.failing)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a group has still to read something that was sent, and nothing has failed yet."""
+        return not self.has_failed and any(each.offsets for each in self.behind)
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether the groups have handled everything that was sent, and none of it failed again."""
+        is_known = self.read is not None and self.read.ending is Ending.END
+        is_read = bool(self.behind) and all(each.offsets == 0 for each in self.behind)
+        return is_known and is_read and not self.has_failed
+
+
+def left_of(console: Console, plan: RedrivePlan) -> int:
+    """Return how many dead letters of a plan were neither sent nor discarded."""
+    with console.reader() as reader:
+        return _marked(console, reader, plan)[2]
+
+
+def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> tuple[int, int, int]:
+    """Return how many dead letters this plan has sent or discarded, how many another one has, and how many are left."""
+    log = read_log(reader, console.names.redrive_log)
+    done = settled = 0
+    for letter in plan.letters:
+        done += log.is_done(plan.id, plan.source, letter.partition, letter.offset)
+        settled += log.settled(plan.source, letter.partition, letter.offset, letter.digest) is not None
+    elsewhere = 0 if plan.rules.again else settled - done
+    return done, elsewhere, len(plan.letters) - done - elsewhere
 
 
 def verdict(console: Console, plan: RedrivePlan) -> Verdict:
     """Read what became of a plan's dead letters."""
     with console.reader() as reader:
-        log = read_log(reader, console.names.redrive_log)
-        done = sum(log.is_done(plan.id, plan.source, letter.partition, letter.offset) for letter in plan.letters)
-        settled = 0
-        for letter in plan.letters:
-            settled += log.settled(plan.source, letter.partition, letter.offset, letter.digest) is not None
+        done, elsewhere, left = _marked(console, reader, plan)
         read, behind = None, []
         if done and plan.rules.action == "redrive" and plan.source != console.names.parked:
-            read = _dead_again(console, reader, plan)
+            # In this order: what leaves a queue after the first look and fails after the second is found by the third.
+            schedule = console.names.schedule
+            waiting_from = _positions(console, console.names.worker_group, schedule, reader.topics().get(schedule, 0))
             behind = _behind(console, reader, plan)
-        again = 0 if read is None else len({_replay_id(record) for record in read.records})
-        is_repeated = plan.rules.again
-        elsewhere = 0 if is_repeated else settled - done
-        return Verdict(done, elsewhere, len(plan.letters) - done - elsewhere, again, read, behind)
+            read = _failed_again(console, reader, plan, waiting_from)
+        records = [] if read is None else read.records
+        dead_again = {_replay_id(record) for record in records if record.topic() == plan.source}
+        failing = {_replay_id(record) for record in records} - dead_again
+        return Verdict(done, elsewhere, left, len(dead_again), len(failing), read, behind)
 
 
-def _dead_again(console: Console, reader: TopicReader, plan: RedrivePlan) -> ReadRecords:
-    prefix = f"{plan.id}.".encode()
-    return read_newest(
-        console,
-        reader,
-        [plan.source],
-        lambda record: _replay_id(record).startswith(prefix),
-        results=len(plan.letters),
-        since_ms=plan.created_ms,
-    )
+def _failed_again(
+    console: Console, reader: TopicReader, plan: RedrivePlan, waiting_from: Mapping[int, int]
+) -> ReadRecords:
+    """Read the plan's records in the dead-letter topic, and those in the delay queues that have not left yet."""
+    prefix, schedule = f"{plan.id}.".encode(), console.names.schedule
+
+    def matching(record: Any) -> bool:
+        if not _replay_id(record).startswith(prefix):
+            return False
+        return bool(record.topic() == plan.source or record.offset() >= waiting_from.get(record.partition(), 0))
+
+    topics = [plan.source, *([schedule] if reader.topics().get(schedule) else [])]
+    return read_newest(console, reader, topics, matching, results=2 * len(plan.letters), since_ms=plan.created_ms)
 
 
 def _replay_id(record: Any) -> bytes:
@@ -108,6 +150,20 @@ def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Be
 
 
 def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: str) -> int | None:
+    positions = _positions(console, group, topic, reader.topics().get(topic, 0))
+    if not positions:
+        return None
+    spans = {}
+    for key, (low, high) in reader.bounds_of(TopicPartitionKey(topic, number) for number in positions).items():
+        spans[key] = (max(low, positions[key.partition]), high)
+    unread = reader.first_records(spans)  # nobody reads the mark of a transaction, the last offset of a redrive
+    return sum(high - start for key, (start, high) in spans.items() if key in unread)
+
+
+def _positions(console: Console, group: str, topic: str, partitions: int) -> dict[int, int]:
+    """Return the position of a group in each partition of a topic; empty: it has none, or we may not see it."""
+    if not partitions:
+        return {}
     config = merge(
         console.settings.client,
         defaults={"client.id": "rocketshim-read"},
@@ -115,17 +171,11 @@ def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: st
     )
     consumer = (console.clients or confluent_clients()).consumer(config)
     try:
-        wanted = [TopicPartition(topic, number) for number in range(reader.topics().get(topic, 0))]
-        positions = committed_positions(consumer, wanted, _TIMEOUT_S)
-        if all(item.offset < 0 for item in positions):
-            return None
-        behind = 0
-        for item in positions:
-            low, high = reader.bounds(topic, item.partition)
-            behind += max(0, high - max(low, item.offset))
-    except (KafkaException, RocketshimError):  # its rights may not suffice: the rest of the verdict is still right
-        return None
-    else:
-        return behind
+        found = committed_positions(consumer, [TopicPartition(topic, each) for each in range(partitions)], _TIMEOUT_S)
+    except KafkaException:  # our rights may not suffice: the rest of the verdict is still right
+        return {}
     finally:
         consumer.close()
+    if all(each.offset < 0 for each in found):
+        return {}
+    return {each.partition: max(0, each.offset) for each in found}

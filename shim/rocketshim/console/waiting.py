@@ -19,8 +19,8 @@ from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.console.selection import Selection
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import QueueSnapshot
-from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.wire import headers_shown
 
 __all__ = ["Bar", "leaving", "listed", "show", "waiting_for_group"]
@@ -54,7 +54,7 @@ def show(request: Request) -> Response:
         snapshot=snapshot,
         bars=bars,
         most=max((bar.count for bar in bars), default=1) or 1,
-        command=console.command("delayed stats"),
+        command=console.command("delayed stats", delay_levels=console.delay_levels),
     )
 
 
@@ -73,7 +73,13 @@ def listed(request: Request) -> Response:
         target=target,
         found=found,
         read=read,
-        command=console.command("delayed ls", topic=target, where=selection.where, tags=selection.tags),
+        command=console.command(
+            "delayed ls",
+            topic=target,
+            where=selection.where,
+            tags=selection.tags,
+            delay_levels=console.delay_levels,
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from rocketshim.cli.app import build, main
 from rocketshim.console.command import _welcome
 from rocketshim.console.people import Token, Users, user_line
 from rocketshim.errors import ConfigError
+from rocketshim_topics import DelayLevels
 
 from .conftest import DEAD, NAMES, Stage
 
@@ -70,6 +71,17 @@ def assert_is_a_command(words: list[str]) -> None:
         command = command.commands[rest.pop(0)]
     known = {name for parameter in command.params for name in parameter.opts}
     assert {word for word in rest if word.startswith("--")} <= known, words
+
+
+def test_commands_name_a_level_table_that_is_not_the_default(stage: Stage) -> None:
+    for levels, expected in ((DelayLevels.default(), False), (DelayLevels.parse("1s 2h"), True)):
+        browser = stage.browser(levels=levels)
+        for page in ("/", "/waiting", "/waiting/records"):
+            shown = re.search(r"command line: <code>(.*?)</code>", browser.get(page).text)
+            assert shown is not None
+            words = shlex.split(html.unescape(shown[1]))
+            assert ("1s 2h" in words) == expected, words
+            assert_is_a_command(words[1:])
 
 
 def test_a_command_names_the_namespace_only_where_it_can(stage: Stage) -> None:

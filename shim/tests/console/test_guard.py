@@ -109,6 +109,13 @@ def test_every_write_is_refused_unless_it_comes_from_our_own_page(stage: Stage, 
         assert (answer.status_code, "does not come from" in answer.text) == (403, True), route.path
 
 
+def test_a_second_header_does_not_hide_where_a_form_comes_from(stage: Stage) -> None:
+    client = stage.browser(operate=True)
+    client.headers.pop("sec-fetch-site")
+    both = [("sec-fetch-site", "same-origin"), ("sec-fetch-site", "cross-site")]
+    assert client.post("/logout", headers=both).status_code == 403
+
+
 def test_a_browser_without_fetch_metadata_is_known_by_its_origin(stage: Stage) -> None:
     client = stage.browser(operate=True)
     client.headers.pop("sec-fetch-site")
@@ -145,7 +152,10 @@ def test_every_write_needs_an_operator(stage: Stage, tmp_path: Path) -> None:
 
 def test_a_host_name_that_is_not_ours_is_refused_before_anything_else(stage: Stage) -> None:
     client = stage.browser()
-    for name in ("evil.example", "127.0.0.1.evil.example", "evil.example:8085", "[::2]:8085", "localhost.", ""):
+    for name in (
+        *("evil.example", "127.0.0.1.evil.example", "evil.example:8085", "[::2]:8085", "localhost.", ""),
+        *("127.0.0.1:8085@evil.example", "127.0.0.1:999999", "[::1]evil", "::1"),
+    ):
         assert client.get("/login", headers={"host": name}).status_code == 421, name
     for name in ("localhost:8085", "127.0.0.1", "[::1]:8085", "LOCALHOST"):
         assert client.get("/login", headers={"host": name}).status_code == 200, name
