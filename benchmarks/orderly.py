@@ -30,11 +30,10 @@ from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.clock import SystemClock
 from rocketshim.core.queue_lock_actions import QueueStarted
-from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.group.connect import connect_group_log
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.settings import ConnectionSettings
+from rocketshim.settings import PushConsumerSettings
 from rocketshim_local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
@@ -174,10 +173,7 @@ def claims(bootstrap: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     provision.ensure_topics(admin, Layout(TopicNames(), DelayLevels.default()).for_group(group, with_log=True))
     log = connect_group_log(
-        ConnectionSettings.make(bootstrap=bootstrap),
-        group,
-        client_id="bench",
-        lock_settings=QueueLockSettings(),
+        PushConsumerSettings.make(bootstrap=bootstrap, group=group, client_id="bench"),
         topics=list,
         clients=confluent_clients(),
         clock=SystemClock(),

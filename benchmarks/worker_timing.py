@@ -33,10 +33,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
 from benchmarks import worker as relay
-from rocketshim.worker.prober import is_probe
 from rocketshim_local import any_broker
 from rocketshim_topics import provision
-from rocketshim_topics.hops import delayed_record
+from rocketshim_topics.hops import delayed_record, is_probe
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message

@@ -1,4 +1,4 @@
-"""`check` judges a history; `chaos` makes one on a real broker; `simulate` makes many without a broker."""
+"""`check` judges a history; `chaos` makes one on a real broker, `simulate` many without one; `soak` runs for hours."""
 
 import argparse
 import signal
@@ -29,7 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     simulate.add_argument("--seeds", type=int, default=2_000, help="how many (2000)")
     simulate.add_argument("--first", type=int, default=0, help="the first seed (0)")
     simulate.add_argument("--seed", type=int, help="replay this seed alone; if it fails, shrink it and print its trace")
+    soak = commands.add_parser("soak", help="run a mixed load for hours, and judge memory, threads and file handles")
+    soak.add_argument("--minutes", type=float, default=120.0, help="how long (120)")
+    soak.add_argument("--rate", type=float, default=150.0, help="messages a second that are sent in all (150)")
+    soak.add_argument("--folder", type=Path, default=Path("reports/soak"), help="where it goes (reports/soak)")
+    soak.add_argument("--judge", action="store_true", help="only judge what the folder has, of a run that may go on")
     options = parser.parse_args(arguments)
+    if options.command == "soak":
+        return _soak(options)
     if options.command == "check":
         return _check(options.folder)
     return _simulate(options) if options.command == "simulate" else _chaos(options)
@@ -41,6 +48,21 @@ def _simulate(options: argparse.Namespace) -> int:
     if options.seed is not None:
         return 0 if replay(options.seed, print) else 1
     return 0 if run_seeds(options.first, options.seeds, print) else 1
+
+
+def _soak(options: argparse.Namespace) -> int:
+    from proof.soak.run import judged, soak  # noqa: PLC0415 judging histories needs no broker
+
+    folder = options.folder.absolute()
+    if not options.judge:
+        if folder.exists():
+            print(f"{folder} is there already; give another --folder, or remove it", file=sys.stderr)
+            return 2
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
+        soak(folder, options.minutes, options.rate, lambda text: print(text, flush=True))
+    figures, found = judged(folder)
+    print("\n".join([*figures, *found]))
+    return 1 if found else 0
 
 
 def _chaos(options: argparse.Namespace) -> int:

@@ -100,9 +100,10 @@ class Index:
         self._trusted = {self.names.schedule, *self.retry_topics, *self.dead_letter_topics}
         self.records: dict[str, Stored] = {}
         self.queues: dict[str, list[Stored]] = defaultdict(list)
+        self.lost_logs: dict[str, dict[int, list[Stored]]] = defaultdict(lambda: defaultdict(list))
         for seen in history.records:
             if not self.is_fleeting(seen.it.where):
-                self._add(seen.source, seen.it)
+                self._add(self._decoded(seen.source, seen.it))
         for queue in self.queues.values():
             queue.sort(key=lambda record: record.offset)
         for record in self.records.values():
@@ -118,7 +119,14 @@ class Index:
         for commit in history.commits:
             self.positions[commit.it.group, commit.it.queue] = commit.it.position, commit.source
 
-    def _add(self, source: Source, record: Record) -> None:
+    def _add(self, stored: Stored) -> None:
+        if stored.it.lost:
+            self.lost_logs[stored.topic][stored.it.lost].append(stored)
+            return
+        self.records[stored.it.where] = stored
+        self.queues[queue_of(stored.it.where)].append(stored)
+
+    def _decoded(self, source: Source, record: Record) -> Stored:
         topic, partition, offset = record.where.rsplit("/", 2)
         raw = [(name, None if value is None else base64.b64decode(value)) for name, value in record.headers]
         malformed = None
@@ -134,9 +142,7 @@ class Index:
             for name, value in envelope.user
             if (plain := _plain_name(name)) not in _NOT_THE_USERS
         )
-        stored = Stored(source, record, topic, int(partition), int(offset), envelope, malformed, user)
-        self.records[record.where] = stored
-        self.queues[queue_of(record.where)].append(stored)
+        return Stored(source, record, topic, int(partition), int(offset), envelope, malformed, user)
 
     def is_fleeting(self, where: str | None) -> bool:
         """Whether coordinates lie in a topic that faults delete or empty."""

@@ -259,7 +259,7 @@ class Fault:
 @with_config(_STRICT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One record of the dump at the end.
+    """One record of the dump at the end; of a group log also those that were truncated or deleted before.
 
     Attributes:
         where: its coordinates.
@@ -270,6 +270,7 @@ class Record:
         headers: all of them, in order.
         committed: whether `read_committed` shows it; False: only `read_uncommitted` does.
         value: the value itself, base64; only of the group logs and the redrive log, whose content is judged.
+        lost: n: it was in a group log when that was lost for the nth time; 0: it was there at the end.
     """
 
     type: Literal["record"] = "record"
@@ -281,6 +282,7 @@ class Record:
     headers: JsonHeaders = ()
     committed: bool = True
     value: str | None = None
+    lost: Count = 0
 
 
 @with_config(_STRICT)

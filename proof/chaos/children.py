@@ -4,19 +4,17 @@ A guard process kills a child when the harness ends in any way, also by `kill -9
 `rocketshim_local.watchdog` for why neither a pipe nor a signal of the kernel does.
 """
 
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import rocketshim_local.watchdog
+from rocketshim_local.watchdog import guarded
 
 __all__ = ["start_module"]
 
 _ROOT: Final = Path(__file__).parents[2]
-_WATCHDOG: Final = rocketshim_local.watchdog.__file__
 
 
 def start_module(words: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
@@ -26,6 +24,6 @@ def start_module(words: Sequence[str], log: Path) -> "subprocess.Popen[bytes]":
     """
     with log.open("ab") as file:
         return subprocess.Popen(  # noqa: S603 - our own programs
-            [sys.executable, "-I", "-S", _WATCHDOG, str(os.getpid()), sys.executable, "-m", *words],
+            guarded([sys.executable, "-m", *words]),
             stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=_ROOT,
         )  # fmt: skip

@@ -11,12 +11,13 @@ from typing import Final, TypeVar
 
 from confluent_kafka import KafkaException
 
+from proof.background import in_background
 from proof.chaos.cluster_faults import CLOCK_FAULTS, CLUSTER_FAULTS
 from proof.chaos.dump import commits, records
 from proof.chaos.fault import ClusterFault, LaneFault, one_of
 from proof.chaos.lane_faults import LANE_FAULTS
 from proof.chaos.plan import LANES, LEVELS, Lane
-from proof.chaos.sampling import Lags, sampling
+from proof.chaos.sampling import Lags, sample
 from proof.chaos.stage import Running, Stage
 from proof.check import run as check
 from proof.collection import paused_collection
@@ -69,7 +70,7 @@ def chaos(run: Path, course: Course, report: Report) -> list[str]:
         cluster = _Hand(stage, course, run, None, report, others=hands)
         for hand in hands:
             hand.begin()
-        with sampling(run, stage):
+        with in_background(partial(sample, run, stage)):
             _await_sends(run)
             _rounds(course, [*hands, cluster], report)
             for lane in LANES:

@@ -5,12 +5,11 @@ for two seconds writes a record again, as documented.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]  # it has no stubs
+import psutil
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from proof.chaos.plan import LANES, Lane
@@ -18,7 +17,7 @@ from proof.chaos.stage import HARNESS, Stage
 from proof.lines import Fault, Process, Sample
 from proof.writer import HistoryWriter
 
-__all__ = ["Lags", "sampling"]
+__all__ = ["Lags", "sample"]
 
 _EVERY_S: Final = 2.0
 _ANSWER_S: Final = 10.0
@@ -74,29 +73,17 @@ class Lags:
             client.close()
 
 
-@contextmanager
-def sampling(run: Path, stage: Stage) -> Iterator[None]:
-    """Measure in a thread, for as long as this lasts."""
-    ended = threading.Event()
-
-    def measure() -> None:
-        with ExitStack() as stack:
-            writers = {
-                lane.name: stack.enter_context(HistoryWriter(run / lane.name, Process(name="samples", role="harness")))
-                for lane in LANES
-            }
-            lags = stack.enter_context(closing(Lags(stage)))
-            while not ended.wait(_EVERY_S):
-                for lane in LANES:
-                    _sample(stage, lane, lags, writers[lane.name])
-
-    thread = threading.Thread(target=measure, name="sampling")
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def sample(run: Path, stage: Stage, ended: threading.Event) -> None:
+    """Measure until the end."""
+    with ExitStack() as stack:
+        writers = {
+            lane.name: stack.enter_context(HistoryWriter(run / lane.name, Process(name="samples", role="harness")))
+            for lane in LANES
+        }
+        lags = stack.enter_context(closing(Lags(stage)))
+        while not ended.wait(_EVERY_S):
+            for lane in LANES:
+                _sample(stage, lane, lags, writers[lane.name])
 
 
 def _sample(stage: Stage, lane: Lane, lags: Lags, history: HistoryWriter) -> None:

@@ -31,7 +31,7 @@ class Reference:
         records: of the log.
         locks: after each record, by the fold's next offset.
         grants: client id of the owner by token and queue; one claim may win several queues.
-        base: of the last record.
+        base: the first one: no token of this log is lower.
         complete: whether it begins at offset 0 and none was unreadable or missing, so that it knows every grant.
     """
 
@@ -42,34 +42,39 @@ class Reference:
     base: int | None = None
     complete: bool = True
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether the group has lost this log."""
+        return self.records[0].it.lost > 0
+
 
 def find(index: Index, folder: Folder = GroupLog) -> Iterator[Violation]:
     """Find disagreements about who owns a queue."""
     references = reference_folds(index)
-    for reference in references.values():
+    for reference in references:
         records = reference.records
         starts = sorted({len(records) * part // _LATER_STARTS for part in range(_LATER_STARTS)})
-        for start in starts if records else []:
+        for start in starts:
             yield from _from(reference, start, folder)
-    yield from _members(index, references)
+    yield from _members(index, {reference.group: reference for reference in references if not reference.is_lost})
 
 
-def reference_folds(index: Index) -> dict[str, Reference]:
-    """The reference fold of each group's log that the dump holds."""
-    found = {}
+def reference_folds(index: Index) -> list[Reference]:
+    """The reference fold of each group's log that the history holds, and of those that the group has lost."""
+    found = []
     for topic, group in index.group_logs.items():
-        records = index.queues.get(f"{topic}/0")
-        if records:
-            reference = Reference(group, records)
-            for at, folded, log in _folded(records, GroupLog):
-                _note(reference, at, folded, log)
-            found[group] = reference
+        for records in [*index.lost_logs[topic].values(), index.queues.get(f"{topic}/0")]:
+            if records:
+                reference = Reference(group, records)
+                for at, folded, log in _folded(records, GroupLog):
+                    _note(reference, at, folded, log)
+                found.append(reference)
     return found
 
 
 def _note(reference: Reference, at: int, folded: Folded, log: GroupLog) -> None:
     reference.locks[at] = {lock.queue: lock for lock in log.locks}
-    reference.base = log.base
+    reference.base = log.base if reference.base is None else reference.base
     if folded.began_anew or reference.records[0].offset > 0:
         reference.complete = False
     for judgement in folded.judgements:

@@ -29,9 +29,7 @@ def find(index: Index) -> Iterator[Violation]:
     for (group, _), deliveries in by_queue.items():
         deliveries.sort(key=lambda each: each.begin_ns)
         yield from _holders(index, deliveries)
-        reference = references.get(group)
-        if reference is not None:
-            yield from _granted(index, reference, deliveries)
+        yield from _granted(index, [each for each in references if each.group == group], deliveries)
 
 
 def _sink(index: Index) -> Iterator[Violation]:
@@ -70,13 +68,16 @@ def _was_frozen(index: Index, delivery: Delivery) -> bool:
     )
 
 
-def _granted(index: Index, reference: Reference, deliveries: list[Delivery]) -> Iterator[Violation]:
+def _granted(index: Index, references: list[Reference], deliveries: list[Delivery]) -> Iterator[Violation]:
+    """Find calls under tokens that the group's logs have given to another client, or, if all is known, to nobody."""
+    bases = [reference.base for reference in references if reference.base is not None]
+    grants = {each: owner for reference in references for each, owner in reference.grants.items()}
+    is_complete = all(reference.complete for reference in references)
     for delivery in deliveries:
-        token = delivery.token or 0
-        if not reference.complete or reference.base is None or token < reference.base:
-            continue  # of a former log, or of before the fold began
-        queue = queue_of(delivery.where)
-        owner = reference.grants.get((token, queue))
+        token, queue = delivery.token or 0, queue_of(delivery.where)
+        owner = grants.get((token, queue))
+        if owner is None and (not is_complete or token < min(bases, default=token + 1)):
+            continue  # of a log that is not known
         client = index.client_of(delivery.process)
         if owner != client:
             what = f"{client} was called for {queue} under token {token}, which the log gave to {owner or 'nobody'}"

@@ -8,18 +8,28 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from proof.simulate import dropin_bugs, sender_bugs
 from rocketshim.admin.redrive import Redriver
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.orderly.runner import _StoppedKeys as stopped_keys
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.level_queue import LevelQueue
-from rocketshim.core.next_hop import NextHops
+from rocketshim.core.next_hop import HopMaker
+from rocketshim.core.orderly_partition import StoppedKeys
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.queue_lock import QueueLockHolder
 from rocketshim.core.redrive_progress import RedriveProgress
+from rocketshim.dropin.buffered import Buffered
+from rocketshim.dropin.rebalancing import RebalancingConsumer
+from rocketshim.dropin.retrying_consumer import RetryingConsumer
+from rocketshim.dropin.send_back import HopStore
+from rocketshim.dropin.send_back_tracker import SendBackTracker
+from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.producer.producer import Producer
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.at_least_once import AtLeastOnce
@@ -34,6 +44,10 @@ __all__ = ["BUGS", "Bug", "planted"]
 REDRIVES: Final = "redrives"
 ORDERLY: Final = "orderly"
 CHURNS: Final = "churns"
+DROPIN: Final = "dropin"
+SENDERS: Final = "senders"
+LOGS: Final = "logs"
+EXACTLY_ONCE: Final = "exactly_once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +102,15 @@ def _sent_back_when_produced(original: Any) -> Any:
 
 
 def _refused_hop_is_dropped(_: Any) -> Any:
-    def not_stored(self: Any, sending: Any, error: Any, now_ms: int) -> None:
-        del self, error, now_ms
+    def not_stored(self: Any, sending: Any, error: Any) -> None:
+        del self, error
         sending.chunk.stored([sending.hop.failed.message])
 
     return not_stored
 
 
 def _refused_hop_is_forgotten(_: Any) -> Any:
-    return lambda self, sending, error, now_ms: None  # noqa: ARG005
+    return lambda self, sending, error: None  # noqa: ARG005
 
 
 def _counted_twice(original: Any) -> Any:
@@ -167,7 +181,7 @@ def _partition(key: Any, offset: int) -> Any:
 
 
 def _never_commits_again_after_an_error(_: Any) -> Any:
-    return lambda self, error, partitions, now_ms: None  # noqa: ARG005
+    return lambda self, error, partitions: None  # noqa: ARG005
 
 
 def _believes(_: Any) -> Any:
@@ -312,16 +326,17 @@ def _counts_from_zero(original: Any) -> Any:
     return run
 
 
+_NO: Final = _returns(False)  # noqa: FBT003
 _YES: Final = _returns(True)  # noqa: FBT003
 
 BUGS: Final = (
     Bug("a hop counts as stored when it is produced", SendBack, "_produce", _sent_back_when_produced),
     Bug("a refused hop counts as stored", SendBack, "_not_stored", _refused_hop_is_dropped),
     Bug("a refused hop is not sent again", SendBack, "_not_stored", _refused_hop_is_forgotten),
-    Bug("failed attempts are counted twice", NextHops, "first", _counted_twice),
-    Bug("one attempt too many", NextHops, "__init__", _limit_plus_one),
-    Bug("the key changes on a hop", NextHops, "first", _key_is_lost),
-    Bug("the value changes on a hop", NextHops, "first", _value_is_lost),
+    Bug("failed attempts are counted twice", HopMaker, "first", _counted_twice),
+    Bug("one attempt too many", HopMaker, "__init__", _limit_plus_one),
+    Bug("the key changes on a hop", HopMaker, "first", _key_is_lost),
+    Bug("the value changes on a hop", HopMaker, "first", _value_is_lost),
     Bug("commits pass what was only read", ProcessQueue, "next_offset", _property(_commit_of_what_was_put)),
     Bug("commits pass what is in flight", ProcessQueue, "next_offset", _property(_commit_of_what_was_taken)),
     Bug("failed messages are finished before their hop", ProcessQueue, "report", _failed_are_finished),
@@ -335,11 +350,11 @@ BUGS: Final = (
     Bug("a refused record is not sent again", AtLeastOnce, "_send_again", _waits_for_nothing),
     Bug("queues are 200 ms too short", LevelQueue, "__init__", _delay_shorter),
     Bug("everything is allowed", AllowList, "refusal", _returns(None)),
-    Bug("a transaction commits no positions", Transaction, "offsets", _no_offsets_in_transaction),
+    Bug("a transaction commits no positions", Transaction, "offsets", _no_offsets_in_transaction, EXACTLY_ONCE),
     Bug("records of an aborted transaction are not sent again", LevelQueue, "failed", _lost_after_abort),
-    Bug("an uncertain transaction counts as committed", ExactlyOnce, "_resolve", _uncertain_is_committed),
-    Bug("an uncertain transaction counts as aborted", ExactlyOnce, "_resolve", _uncertain_is_aborted),
-    Bug("the schedule topic is read uncommitted", WorkerClients, "consumer", _read_uncommitted),
+    Bug("an uncertain transaction counts as committed", ExactlyOnce, "_resolve", _uncertain_is_committed, EXACTLY_ONCE),
+    Bug("an uncertain transaction counts as aborted", ExactlyOnce, "_resolve", _uncertain_is_aborted, EXACTLY_ONCE),
+    Bug("the schedule topic is read uncommitted", WorkerClients, "consumer", _read_uncommitted, EXACTLY_ONCE),
     Bug("the worker commits nothing", AtLeastOnce, "commit", _repeats_on_every_revoke),
     Bug("a fetched record is forgotten", LevelQueue, "offer", _forgets_records),
     Bug(
@@ -349,6 +364,36 @@ BUGS: Final = (
     Bug("a redrive marks what it does not send", Redriver, "_produce_all", _marks_what_it_does_not_send, REDRIVES),
     Bug("a redrive repeats an uncertain transaction", RedriveProgress, "resume", _uncertain_is_sent_again, REDRIVES),
     Bug("a redrive believes a report without an offset", Redriver, "_note_unconfirmed", _returns(None), REDRIVES),
-    Bug("a failed message does not hold its queue", stopped_keys, "goes_on", _YES, ORDERLY),
+    Bug("a failed message does not hold its queue", StoppedKeys, "goes_on", _YES, ORDERLY),
     Bug("an orderly queue forgets failed attempts", OrderlyRunner, "run", _counts_from_zero, ORDERLY),
+    Bug("a lost group log is not noticed", GroupLogThread, "_lost", _returns(None), LOGS),
+    Bug("tokens begin again in a new log", QueueLockHolder, "_tokens_would_fall", _NO, LOGS),
+    Bug(
+        "a send succeeds when the client has taken it",
+        RecordSender,
+        "send",
+        sender_bugs.acknowledged_when_taken,
+        SENDERS,
+    ),
+    Bug("ids begin again with each producer", Producer, "__init__", sender_bugs.same_ids_in_every_process, SENDERS),
+    Bug("the drop-in does not wait for a report", HopStore, "store", dropin_bugs.sent_back_without_report, DROPIN),
+    Bug(
+        "the drop-in forgets what it could not send back",
+        SendBackTracker,
+        "end",
+        dropin_bugs.failed_is_forgotten,
+        DROPIN,
+    ),
+    Bug("the drop-in stores what it returns", RetryingConsumer, "poll", dropin_bugs.stored_when_returned, DROPIN),
+    Bug(
+        "the drop-in stores past buffered messages", Buffered, "first_offsets", dropin_bugs.nothing_is_buffered, DROPIN
+    ),
+    Bug("buffered messages survive a revocation", RetryingConsumer, "poll", dropin_bugs.reads_ahead, DROPIN),
+    Bug(
+        "the retry topic is read again after a rebalance",
+        RebalancingConsumer,
+        "_resets",
+        dropin_bugs.from_the_beginning,
+        DROPIN,
+    ),
 )

@@ -39,6 +39,7 @@ class ProcessClients:
     Attributes:
         is_dead: whether the process has crashed.
         consumers: the clients that joined the group, to freeze them.
+        polled: the producers that a thread of the library polls.
     """
 
     def __init__(self, world: World, name: str, group: str | None = None) -> None:
@@ -49,6 +50,7 @@ class ProcessClients:
         self.epoch = 0
         self.consumers: list[Any] = []
         self.producers: list[Any] = []
+        self.polled: list[PolledInTurns] = []
         self._calls_left: int | None = None
         self._dies_after = False
         self._repeat_count = 0
@@ -59,7 +61,10 @@ class ProcessClients:
         def producer(config: dict[str, Any]) -> Any:
             made = self.world.kafka.producer(config)
             self.producers.append(made)
-            return PolledInTurns(self, made) if in_turns else GuardedProducer(self, made)
+            if not in_turns:
+                return GuardedProducer(self, made)
+            self.polled.append(PolledInTurns(self, made))
+            return self.polled[-1]
 
         def consumer(config: dict[str, Any]) -> Any:
             made = self.world.kafka.consumer(config)
@@ -91,6 +96,18 @@ class ProcessClients:
         self.is_dead = True
         for client in [*self.consumers, *self.producers]:
             self.world.kafka.kill(client)
+
+    def let_threads_poll(self) -> None:
+        """Let the threads of the library process the reports that have arrived."""
+        for each in self.polled:
+            each.turn()
+
+    def end_threads(self) -> None:
+        """End the threads of the library in this dead process, and wait for them."""
+        for each in self.polled:
+            each.free()
+            if each.thread is not None:
+                each.thread.join(_GUARD_S)
 
     def call(self, what: str, act: Callable[[], Any], detail: str = "") -> Any:
         """Make a call of a client, unless the process dies before or after it."""
@@ -189,34 +206,52 @@ class GuardedProducer(_Guarded):
 
 
 class PolledInTurns(GuardedProducer):
-    """A producer that a thread of the library polls: the thread waits in `poll` until it is given a turn."""
+    """A producer that a thread of the library polls: the thread waits in `poll` until it is given a turn.
+
+    Attributes:
+        link: what the thread serves; it ends when that is over.
+        thread: the thread; None: it has not polled yet.
+    """
 
     def __init__(self, process: ProcessClients, client: Any) -> None:
         super().__init__(process, client)
+        self.link: Any = None
+        self.thread: threading.Thread | None = None
         self._waits = threading.Semaphore(0)
         self._may_go = threading.Semaphore(0)
         self._is_free = False
-        process.world.turns.append(self)
 
     def poll(self, timeout: float = -1) -> int:
         """Wait for a turn, then process the reports that are there."""
         del timeout
+        self.thread = threading.current_thread()
         if not self._is_free:
             self._waits.release()
             self._may_go.acquire()
         return int(self._client.poll(0))
 
     def turn(self) -> None:
-        """Let the thread poll once, and wait until it has processed the reports."""
+        """Let the thread poll once, if a record waits for its report or to be sent again; wait until it has."""
+        if self._is_free or self.link is None or not self.link.outstanding:
+            return
         self._await()
         self._may_go.release()
         self._await()
         self._waits.release()
 
     def free(self) -> None:
-        """Let the thread run without turns from now on, so that it can end."""
-        self._is_free = True
-        self._may_go.release()
+        """End the thread: it needs no turns from now on."""
+        if not self._is_free:
+            self._is_free = self.link.is_over = True
+            self._may_go.release()
+
+    def purge(self, *values: Any, **named: Any) -> None:
+        """Give up what was not sent; the library then waits for its thread."""
+        self._process.call("purge", lambda: self._client.purge(*values, **named))
+        self.free()
+
+    def __len__(self) -> int:
+        return 0 if self._is_free else len(self._client)
 
     def _await(self) -> None:
         if not self._waits.acquire(timeout=_GUARD_S):

@@ -3,9 +3,11 @@
 import logging
 import multiprocessing
 import os
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from time import monotonic
+from typing import Any, Final
 
 from proof.simulate.plan import make_plan
 from proof.simulate.run import Outcome, simulate
@@ -13,7 +15,9 @@ from proof.simulate.shrink import shrink
 
 __all__ = ["replay", "run_seeds"]
 
-_CHUNK = 20
+_CHUNK: Final = 20
+_LONGEST_S: Final = 300
+"""How long a run may take. Most take 0.1 s; one in which the virtual time stands still would never end."""
 
 
 def run_seeds(first: int, count: int, report: Callable[[str], object]) -> bool:
@@ -55,10 +59,17 @@ def _shown(outcome: Outcome, small: Outcome) -> Iterator[str]:
 
 
 def _judged(seed: int) -> tuple[int, tuple[str, ...], dict[str, int]]:
+    signal.setitimer(signal.ITIMER_REAL, _LONGEST_S, _LONGEST_S)
     outcome = simulate(make_plan(seed))
+    signal.setitimer(signal.ITIMER_REAL, 0)
     figures = {"sends": outcome.sends, "deliveries": outcome.deliveries, "faults": outcome.faults}
     return seed, outcome.problems, figures
 
 
 def _quiet() -> None:
     logging.disable(logging.CRITICAL)  # a run logs hundreds of the warnings that it provokes
+    signal.signal(signal.SIGALRM, _end_run)
+
+
+def _end_run(*_: Any) -> None:
+    raise TimeoutError(f"the run did not end within {_LONGEST_S} s")

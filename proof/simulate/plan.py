@@ -32,6 +32,8 @@ Kind = Literal[
     "broker-down",  # for a while
     "clock",  # the brokers' clock is set
     "settle",  # faults end, and all processes work until nothing is pending
+    "sender",  # the sender dies at one of its next calls, or ends, or its records are called duplicates
+    "log",  # the log of the orderly consumers' group is created again, truncated, or gets a record of a later version
     "redrive",  # a redrive is planned or resumed; it may crash, or be overtaken by another
 ]
 
@@ -60,16 +62,22 @@ class Plan:
         seed: it was made from this seed.
         exactly_once: the mode of its workers.
         orderly: whether the consumers take the messages of a queue in order.
+        logs: whether the log of the orderly consumers' group is lost.
         churns: whether members come and go, and nothing else goes wrong: then no repeat is explained.
         redrives: whether dead letters are sent again; then there are more of them.
+        senders: whether the sender dies or ends, and another one starts.
+        dropin: whether the consumers are programs with the drop-in consumer.
         steps: what happens, in order.
     """
 
     seed: int
     exactly_once: bool
     orderly: bool
+    logs: bool
     churns: bool
     redrives: bool
+    senders: bool
+    dropin: bool
     steps: tuple[Step, ...]
 
 
@@ -94,4 +102,19 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
         for _ in range(dice.randrange(2, 6)):
             steps.insert(dice.randrange(length // 2, len(steps)), Step("redrive", 0, dice.randrange(10_000)))
         steps.insert(length // 2, Step("settle", 0, 0))
-    return Plan(seed, seed % 2 == 1, seed % 8 == 0, churns, redrives, tuple(steps))
+    senders = seed % 3 == 0
+    if senders:
+        for _ in range(dice.randrange(2, 8)):
+            amount = dice.randrange(10_000)
+            steps.insert(dice.randrange(len(steps)), Step("sender", 0, 3 if churns else amount))
+    logs = seed % 16 == 8
+    if logs:
+        for _ in range(dice.randrange(2, 5)):
+            before = dice.choice([Step("freeze", 2, 2), Step("freeze", 3, 2), Step("clock", 0, 0), Step("turn", 2, 0)])
+            at = dice.randrange(len(steps) // 4, len(steps))
+            steps[at:at] = [before, Step("log", 0, dice.randrange(10_000))]
+    dropin = seed % 8 in {1, 6} or seed % 64 == 31
+    if dropin and not churns:  # send-backs that are refused: else few programs meet one
+        for _ in range(dice.randrange(4)):
+            steps.insert(dice.randrange(len(steps)), Step("refuse", 0, 5 * dice.randrange(2_000)))
+    return Plan(seed, seed % 2 == 1, seed % 8 == 0, logs, churns, redrives, senders, dropin, tuple(steps))

@@ -1,12 +1,10 @@
-"""The simulated processes: a sender, delay workers and push consumers, each the real shell, run turn by turn.
+"""The simulated processes: delay workers and push consumers, each the real shell, run turn by turn.
 
 A place is where a process runs: when it has died, its successor starts there after a while, under a new name.
 """
 
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
@@ -14,19 +12,19 @@ from proof.lines import Process
 from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.orderly import LOCKS, LogInTurns, Sink
 from proof.simulate.world import ALLOWED, GROUP, LEVELS, World
-from rocketshim import ConsumeFromWhere, ConsumeOrderlyContext, Message, MessageView, Producer, PushConsumer
+from rocketshim import ConsumeFromWhere, ConsumeOrderlyContext, MessageView, PushConsumer
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.push.assembly import PushAssembly
-from rocketshim.errors import RocketshimError, SendTimeoutError
+from rocketshim.errors import RocketshimError
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 
-__all__ = ["Consumer", "Place", "Sender", "Shell", "Worker", "fails"]
+__all__ = ["SESSION", "Consumer", "Place", "Shell", "Worker", "fails"]
 
-_SESSION: Final = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
+SESSION: Final[dict[str, Any]] = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
 _RESTART_MS: Final = 300
 _CALLS_LAST_WAITS: Final = 2
-_STOP_MS: Final = 1_000  # a member that leaves while it joins waits for this time of the real clock
+_STOP_MS: Final = 1_000
 
 
 def fails(number: int, attempt: int, dead_every: int) -> bool:
@@ -92,6 +90,10 @@ class SteppedPool:
         """Do nothing: the simulation decides what runs."""
         self.size = size
 
+    def is_own_thread(self) -> bool:
+        """Return whether a listener asks: never, since listeners do not stop their consumer."""
+        return False
+
     def stop(self, timeout_s: float) -> bool:
         """Return whether nothing is left to do."""
         del timeout_s
@@ -110,6 +112,9 @@ class Shell(Protocol):
     def close(self) -> None:
         """End in order."""
 
+    def died(self) -> None:
+        """End what a dead process leaves behind."""
+
 
 class Worker:
     """A delay worker."""
@@ -120,7 +125,7 @@ class Worker:
         world.process(Process(name=name, role="worker"))
         settings = WorkerSettings.make(
             bootstrap="memory", allow=ALLOWED, delay_levels=LEVELS, exactly_once=exactly_once, instance=place,
-            client=_SESSION, commit_interval_ms=200, stop_timeout_ms=_STOP_MS,
+            client=SESSION, commit_interval_ms=200, stop_timeout_ms=_STOP_MS,
         )  # fmt: skip
         self._worker = DelayWorker(
             settings, clients=self.clients.factories(), clock=world.clock, sleep=world.clock.sleep
@@ -137,6 +142,9 @@ class Worker:
     def close(self) -> None:
         """End in order."""
         self._worker.close()
+
+    def died(self) -> None:
+        """Do nothing: it has no thread here."""
 
 
 class Consumer:
@@ -158,7 +166,7 @@ class Consumer:
         facade = PushConsumer(
             "memory", group=GROUP.name, delay_levels=LEVELS, consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
             max_reconsume_times=GROUP.limit or 0, persist_consumer_offset_interval_ms=world.commit_interval_ms,
-            hop_back_off_ms=500, client=_SESSION, client_id=name, **({} if sink is None else LOCKS),
+            hop_back_off_ms=500, client=SESSION, client_id=name, **({} if sink is None else LOCKS),
         )  # fmt: skip
         if sink is None:
             facade.register_message_listener("orders", self._handle)
@@ -171,7 +179,7 @@ class Consumer:
             pools.append(SteppedPool(world, run))
             return pools[0]
 
-        parts = PushAssembly(
+        self.loop, _ = PushAssembly(
             facade.settings,
             facade.names,
             facade._subscriptions,  # noqa: SLF001 - what the facade gives its assembly
@@ -181,9 +189,8 @@ class Consumer:
             0,
             make_pool=make_pool,
         ).build()
-        self.loop = parts.loop
         self.pool = pools[0]
-        self._log = LogInTurns(parts.loop._log)  # noqa: SLF001
+        self._log = LogInTurns(world, self.loop._parts.log)  # noqa: SLF001
 
     def turn(self) -> None:
         """Do a turn of the poll loop."""
@@ -203,6 +210,9 @@ class Consumer:
         if isinstance(error, CrashedError):
             raise error
         self._log.close()
+
+    def died(self) -> None:
+        """Do nothing: it has no thread here."""
 
     def _note_late_turn(self) -> None:
         """Record a fault if so much time has passed since the last turn that a lock may have lapsed."""
@@ -231,67 +241,6 @@ class Consumer:
         return fails(number, message.reconsume_times, self._world.dead_every)
 
 
-class Sender:
-    """A producer. It is never killed; its thread polls when it is given a turn."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._sent = 0
-        self._pending: list[Future[Any]] = []
-        world.process(Process(name="sender", role="sender"))
-        clients = ProcessClients(world, "sender").factories(in_turns=True)
-        self._producer = Producer("memory", delay_levels=LEVELS, clients=clients, clock=world.clock)
-
-    def send(self, kind: int, amount: int) -> None:
-        """Send the next message: directly, at a level, with a delay, at a time, or to a topic that is not allowed."""
-        number, self._sent = self._sent, self._sent + 1
-        delay: dict[str, Any] = {}
-        match kind % 8:
-            case 0 | 1:
-                delay = {"delay_level": 1 + amount % 4}
-            case 2:
-                delay = {"delay": f"{100 + amount % 3_000}ms"}
-            case 3:
-                delay = {"deliver_at": self._world.clock.wall_ms() + amount % 2_000}
-            case _:
-                pass
-        topic = "secret" if kind % 32 == 1 else "orders"
-        body = b"%d body" % number
-        message = Message(topic, body, key=f"k{amount % 5}", properties=[("trace", b"%d" % number)], **delay)
-        end = self._world.send_began("sender", message)
-        try:
-            future = self._producer.send_async(message)
-        except (RocketshimError, BufferError):
-            end("fail", None)
-            return
-        self._pending.append(future)
-        future.add_done_callback(partial(_sent, end))
-
-    def turn(self) -> None:
-        """Let the producer's thread process the reports that have arrived."""
-        for each in self._world.turns:
-            each.turn()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether each send has its result."""
-        return all(future.done() for future in self._pending)
-
-    def close(self) -> None:
-        """Close the producer, which ends its thread."""
-        for each in self._world.turns:
-            each.free()
-        self._producer.close(0)
-
-
-def _sent(end: Callable[[Any, Any], None], future: Future[Any]) -> None:
-    error = future.exception()
-    if error is None:
-        end("ok", future.result())
-    else:
-        end("info" if isinstance(error, SendTimeoutError) else "fail", None)
-
-
 class Place:
     """Where one process runs after the other.
 
@@ -312,12 +261,16 @@ class Place:
         self._start = start
         self._count = 0
         self._starts_ms = 0
+        self._is_running = False
         self._died: tuple[str, str, int] | None = None
 
     def turn(self, act: Callable[[Shell], None]) -> None:
-        """Let the process do something, unless it is frozen or dead; its successor starts when it is time."""
+        """Let the process do something, unless it is frozen or dead; its successor starts when it is time.
+
+        Do nothing if this process waits in a call, and lets the others run meanwhile.
+        """
         now_ms = self._world.now_ms
-        if now_ms < self.frozen_until_ms:
+        if self._is_running or now_ms < self.frozen_until_ms:
             return
         if self.shell is None:
             if now_ms < self._starts_ms:
@@ -326,6 +279,7 @@ class Place:
         shell = self.shell
         if shell is None:
             return
+        self._is_running = True
         try:
             act(shell)
         except CrashedError:
@@ -337,6 +291,8 @@ class Place:
         else:
             if shell.clients.is_dead:  # the library has kept the end of the process as an error of its loop
                 self.died("crash")
+        finally:
+            self._is_running = False
 
     def freeze(self, ms: int) -> None:
         """Stop the process for a while; its session may end meanwhile, and it does not know that."""
@@ -360,6 +316,7 @@ class Place:
         if shell is not None:
             if not shell.clients.is_dead:
                 shell.clients.die()
+            shell.died()
             self._died = kind, shell.name, self._world.event_ns()
             self._starts_ms = self._world.now_ms + _RESTART_MS
 

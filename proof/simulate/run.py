@@ -1,22 +1,29 @@
 """Execute a plan, wait until nothing is pending, and have the checker judge the history."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Final
 
 from confluent_kafka import KafkaError
 
 from proof.check import run as judge
-from proof.simulate.orderly import Sink
+from proof.simulate.dropin import Dropin, style_of
+from proof.simulate.dropin_client import DropinClients
+from proof.simulate.orderly import Sink, lose_log
 from proof.simulate.plan import Plan, Step
-from proof.simulate.processes import Consumer, Place, Sender, Shell, Worker
+from proof.simulate.processes import Consumer, Place, Shell, Worker
 from proof.simulate.redrive import Redrives
+from proof.simulate.sender import Sender
+from proof.simulate.virtual_time import virtual_time
 from proof.simulate.world import GROUP, NAMES, World
 
 __all__ = ["Outcome", "simulate"]
 
 _DRAIN_TURNS: Final = 1_500
+_DRAIN_WAIT_MS: Final = 100  # in which nothing new happens: few turns take the delays of the pending messages
 _DOWN_MS: Final = 100
 _TOPICS: Final = (NAMES.schedule, "orders", NAMES.retry(GROUP.name), NAMES.dead_letter(GROUP.name), None)
 _REFUSALS: Final = (
@@ -59,12 +66,14 @@ class Simulation:
         if plan.churns:
             self.world.commit_interval_ms = 2_000
         self.sink = Sink(self.world) if plan.orderly else None
-        self.sender = Sender(self.world)
+        numbers = count()
+        self.sender = Place(self.world, "sender", lambda name: Sender(self.world, name, numbers))
         self.places = [
             *(Place(self.world, name, partial(self._worker, name)) for name in ("worker-a", "worker-b")),
             *(Place(self.world, name, self._consumer) for name in ("pay-a", "pay-b")),
         ]
         self.redrives = Redrives(self.world, self._turns)
+        self.dropins = DropinClients(self.world, self._turns) if plan.dropin else None
         self._broker_back_ms: int | None = None
         self._down_ns = 0
         self._held_ns: int | None = None
@@ -74,6 +83,8 @@ class Simulation:
         return Worker(self.world, place, name, exactly_once=self.plan.exactly_once)
 
     def _consumer(self, name: str) -> Shell:
+        if self.dropins is not None:
+            return Dropin(self.world, name, self.dropins, style_of(self.plan.seed))
         return Consumer(self.world, name, self.sink)
 
     def step(self, step: Step) -> None:
@@ -84,7 +95,7 @@ class Simulation:
             self._start_broker()
         match step.kind:
             case "send":
-                self.sender.send(step.who + 4 * (amount % 8), amount // 8)
+                self._send(step.who + 4 * (amount % 8), amount // 8)
             case "turn":
                 world.longest_wait_ms = (1, 5, 20, 100)[amount % 4]
                 place.turn(lambda shell: shell.turn())
@@ -93,20 +104,33 @@ class Simulation:
             case "hear":
                 self._hear(self.places[2 + step.who % 2])
             case "report":
-                self.sender.turn()
+                self.sender.turn(lambda shell: shell.turn())
             case "pass":
                 world.clock.advance(amount % 1_500)
             case "release":
                 self._release()
-            case "settle" | "redrive":
-                self._later(step)
+            case "settle" | "redrive" | "sender" | "log":
+                self._rarely(step)
             case _:
                 world.note("fault", step.kind, f"{place.name} {amount}")
                 self._fault(step, place)
 
-    def _later(self, step: Step) -> None:
+    def _send(self, kind: int, amount: int) -> None:
+        def send(shell: Shell) -> None:
+            if isinstance(shell, Sender):
+                shell.send(kind, amount)
+
+        self.sender.turn(send)
+
+    def _rarely(self, step: Step) -> None:
         if step.kind == "settle":
             self._settle()
+        elif step.kind == "sender":
+            self.world.note("fault", "sender", str(step.amount))
+            self._disturb_sender(step.amount)
+        elif step.kind == "log":
+            self.world.note("fault", "log", str(step.amount))
+            lose_log(self.world, step.amount)
         elif self._broker_back_ms is None:
             self.redrives.apply(step.amount)
 
@@ -146,6 +170,17 @@ class Simulation:
                 begin_ns = world.event_ns()
                 self._answer_wrongly(step)
                 world.fault(step.kind, "cluster", begin_ns)
+
+    def _disturb_sender(self, amount: int) -> None:
+        match amount % 4:
+            case 2:
+                self._repeat_reply(self.sender, 1 + amount // 4 % 3)
+            case 3:
+                self.sender.leave()
+            case _ if self.sender.shell is not None:
+                self.sender.shell.clients.crash_at(amount // 4 % 8, after=amount % 2 == 1)
+            case _:
+                pass
 
     def _repeat_reply(self, place: Place, count: int) -> None:
         if place.shell is not None and self._broker_back_ms is None:
@@ -203,7 +238,7 @@ class Simulation:
         begin_ns = self.world.event_ns()
         for consumer in shell.clients.consumers:
             self.world.kafka.evict(consumer)
-        group = GROUP.name if isinstance(shell, Consumer) else NAMES.worker_group
+        group = NAMES.worker_group if isinstance(shell, Worker) else GROUP.name
         self.world.fault("evict", f"group:{group}", begin_ns)
 
     def _stop_broker(self, ms: int) -> None:
@@ -231,8 +266,8 @@ class Simulation:
         self._release()
         if self._skew_ms < self._most_skew_ms:  # messages wait for a time that a clock has shown
             self._set_clock(self._most_skew_ms)
-        world.longest_wait_ms = 20
-        for place in self.places:
+        world.longest_wait_ms = _DRAIN_WAIT_MS
+        for place in [*self.places, self.sender]:
             place.frozen_until_ms = 0
             if place.shell is not None:
                 place.shell.clients.cancel_faults()
@@ -240,13 +275,17 @@ class Simulation:
             if all(place.shell is None for place in self.places):
                 world.clock.advance(_DOWN_MS)  # otherwise nobody waits, and the time stands still
             self._turns()
-            if number % 25 == 24 and self.sender.is_idle and world.is_drained():
+            if number % 5 == 4 and self._is_sender_idle() and world.is_drained():
                 return True
         return False
 
+    def _is_sender_idle(self) -> bool:
+        shell = self.sender.shell
+        return not isinstance(shell, Sender) or shell.is_idle
+
     def _turns(self) -> None:
         """Let every process take a turn."""
-        self.sender.turn()
+        self.sender.turn(lambda shell: shell.turn())
         for place in self.places:
             place.turn(lambda shell: shell.turn())
             self._hear(place)
@@ -254,10 +293,10 @@ class Simulation:
 
     def close(self) -> None:
         """Release everything."""
-        for place in self.places:
+        for place in [*self.places, self.sender]:
             if place.shell is not None:
                 place.shell.clients.die()
-        self.sender.close()
+                place.shell.died()
 
 
 def simulate(plan: Plan) -> Outcome:
@@ -265,16 +304,17 @@ def simulate(plan: Plan) -> Outcome:
     simulation = Simulation(plan)
     world = simulation.world
     problems: list[str] = []
-    try:
-        for step in plan.steps:
-            simulation.step(step)
-        if not simulation.drain():
-            problems.append("not-drained: positions do not reach the end of what is stored")
-    except Exception as error:  # noqa: BLE001 - whatever a shell raises is a finding
-        world.note("run", "fails", repr(error))
-        problems.append(f"error: {error!r}")
-    finally:
-        _quietly(simulation.close, problems)
+    with virtual_time(world.clock), simulation.dropins.on_memory() if simulation.dropins else nullcontext():
+        try:
+            for step in plan.steps:
+                simulation.step(step)
+            if not simulation.drain():
+                problems.append("not-drained: positions do not reach the end of what is stored")
+        except Exception as error:  # noqa: BLE001 - whatever a shell raises is a finding
+            world.note("run", "fails", repr(error))
+            problems.append(f"error: {error!r}")
+        finally:
+            _quietly(simulation.close, problems)
     history = world.finish()
     problems += simulation.redrives.problems()
     problems += [f"{each.kind}: {each.what}" for each in judge(history)]

@@ -4,14 +4,15 @@ Time passes where a client waits, and where a step of the plan says so. The hist
 by a nanosecond with each event, so that no two events have the same time.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from proof.history import CommitCall, Delivery, History, Hop, Outcome, Seen, Send, Source
 from proof.lines import Commit, Fault, Group, Process, Record, Setup, SinkWrite, digest_of, encoded, headers_to_json
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim.worker.prober import is_probe
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, MessageView
@@ -29,11 +30,6 @@ _START_MS: Final = 1_700_000_000_000
 _LOG_APPEND_TIME: Final = 2
 
 
-class _Turn(Protocol):
-    def turn(self) -> None: ...
-    def free(self) -> None: ...
-
-
 class World:
     """One simulated installation.
 
@@ -42,7 +38,7 @@ class World:
         trace: what happened, in order: the same for each run of a seed.
         history: for the checker; records and commits are added at the end.
         longest_wait_ms: how far the clock moves at most when a client waits.
-        turns: producers whose threads run when they are given a turn.
+        created: how often each topic was created again.
         group: the consumer group.
         commit_interval_ms: of consumers.
         dead_every: one of this number of messages fails always.
@@ -56,11 +52,11 @@ class World:
         self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
         self.trace: list[str] = []
         self.longest_wait_ms = 20.0
-        self.turns: list[_Turn] = []
         self._last_ns = 0
-        self._line = 0
-        self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
-        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP.name, with_log=is_orderly))
+        self._line = self._lost = 0
+        self.created = Counter[str]()
+        self._is_orderly = is_orderly
+        self.create_topics()
         self.kafka.create_topics([Layout(NAMES, LEVELS).redrive_log()])
         self.kafka.create_topic("orders", partitions, config={"message.timestamp.type": "LogAppendTime"})
         self.kafka.create_topic("secret", 1)
@@ -70,6 +66,11 @@ class World:
                 recovery_ms=RECOVERY_MS, broker_minus_host_ns=_START_MS * 1_000_000,
             )
         )  # fmt: skip
+
+    def create_topics(self) -> None:
+        """Create the missing topics of the library."""
+        self.kafka.create_topics(Layout(NAMES, LEVELS).shared())
+        self.kafka.create_topics(Layout(NAMES, LEVELS).for_group(GROUP.name, with_log=self._is_orderly))
 
     def _wait(self, seconds: float) -> None:
         longest_ms = self.longest_wait_ms
@@ -135,6 +136,7 @@ class World:
 
     def send_began(self, process: str, message: Message) -> Callable[[Outcome, Any], None]:
         """Record that a message is sent; call the result with the outcome and the result of the send."""
+        self.note(process, "sends", (message.body or b"").decode())
         source, begin_ns = self.source(), self.event_ns()
         level = message.delay_level
         delay_ms = message.delay_ms if level is None else LEVELS.delay_ms(level)
@@ -185,17 +187,7 @@ class World:
     def finish(self) -> History:
         """Add what lies in the topics, and the commits, and return the history."""
         for topic in self.kafka.topics():
-            visible = {coordinates(record) for record in self.kafka.records(topic)}
-            for record in self.kafka.records(topic, read_committed=False):
-                stamp, stamped_ms = record.timestamp()
-                where = coordinates(record)
-                line = Record(
-                    where=where, ms=stamped_ms, stamp="append" if stamp == _LOG_APPEND_TIME else "create",
-                    key=encoded(record.key()), digest=digest_of(record.value()),
-                    headers=headers_to_json(headers_shown(record)), committed=where in visible,
-                    value=encoded(record.value()) if topic == NAMES.group_log(GROUP.name) else None,
-                )  # fmt: skip
-                self.history.records.append(Seen(self.source(), line))
+            self._dump(topic)
         for group in (GROUP.name, NAMES.worker_group):
             for each in self.kafka.commits(group):
                 commit = Commit(
@@ -204,6 +196,24 @@ class World:
                 )  # fmt: skip
                 self.history.commits.append(Seen(self.source(), commit))
         return self.history
+
+    def log_lost(self) -> None:
+        """Add what lies in the group's log, which is about to be lost."""
+        self._lost += 1
+        self._dump(NAMES.group_log(GROUP.name), lost=self._lost)
+
+    def _dump(self, topic: str, *, lost: int = 0) -> None:
+        visible = {coordinates(record) for record in self.kafka.records(topic)}
+        for record in self.kafka.records(topic, read_committed=False):
+            stamp, stamped_ms = record.timestamp()
+            where = coordinates(record)
+            line = Record(
+                where=where, ms=stamped_ms, stamp="append" if stamp == _LOG_APPEND_TIME else "create",
+                key=encoded(record.key()), digest=digest_of(record.value()),
+                headers=headers_to_json(headers_shown(record)), committed=where in visible, lost=lost,
+                value=encoded(record.value()) if topic == NAMES.group_log(GROUP.name) else None,
+            )  # fmt: skip
+            self.history.records.append(Seen(self.source(), line))
 
     def is_drained(self) -> bool:
         """Return whether the worker and the group have committed past every message."""

@@ -112,6 +112,18 @@ def test_a_fold_that_is_not_a_function_of_the_log_is_found() -> None:
     assert {violation.kind for violation in find(index, Forgetful)} == {"fold-differs"}
 
 
+def test_a_log_that_was_lost_still_tells_who_was_given_which_token() -> None:
+    doctor = Doctor("orderly", 1)
+    for topic in doctor.index.group_logs:
+        for record in doctor.index.queues[f"{topic}/0"]:
+            doctor.line(record.source)["lost"] = 1
+    lost = doctor.finish()
+    assert run(parsed(lost)) == []
+    call = next(each for each in doctor.history.deliveries if each.token is not None)
+    doctor.line(call.source)["token"] = (call.token or 0) + 1_000_000
+    assert "token-not-granted" in {violation.kind for violation in run(parsed(lost))}
+
+
 @given(slope=st.floats(-5, 5), base=st.integers(50, 500), minutes=st.integers(8, 30))
 def test_the_slope_of_memory_is_found(slope: float, base: int, minutes: int) -> None:
     samples = [(minute * 60 * S, max(0, round((base + 200 + slope * minute) * 1_048_576))) for minute in range(minutes)]

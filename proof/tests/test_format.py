@@ -31,7 +31,7 @@ lines: st.SearchStrategy[Line] = st.one_of(
         End, type=st.sampled_from(["ok", "fail", "info"]), op=counts, at_ns=times, where=st.none() | texts,
         then=st.none() | st.sampled_from(["retry", "dead", "again"]),
     ),
-    st.builds(Record, where=texts, ms=counts, stamp=st.sampled_from(["create", "append"]), headers=headers),
+    st.builds(Record, where=texts, ms=counts, stamp=st.sampled_from(["create", "append"]), lost=counts),
     st.builds(Fault, kind=texts, target=texts, begin_ns=times, end_ns=times),
     st.builds(Commit, group=texts, queue=texts, position=counts, ms=counts, metadata=texts),
     st.builds(SinkWrite, at_ns=times, group=texts, where=texts, token=counts, by=texts, accepted=st.booleans()),
