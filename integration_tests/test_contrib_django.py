@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayLevels, TopicNames
@@ -23,7 +22,6 @@ PLACE = 'from django.test import Client; assert Client().post("/orders/o-7").sta
 GUARD_S = 120.0
 
 
-@pytest.mark.timeout(300)
 def test_an_order_of_a_request_is_charged_by_a_consumer_process(
     broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -23,7 +23,7 @@ import yaml  # type: ignore[import-untyped]
 from rocketshim import Producer
 from rocketshim.cli import main
 from rocketshim_local import Broker
-from rocketshim_local.probe import free_ports
+from test_support.ports import free_ports
 
 from .waiting import wait_until
 

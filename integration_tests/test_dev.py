@@ -16,8 +16,8 @@ import pytest
 
 from integration_tests import waiting
 from rocketshim.producer.producer import Producer
-from rocketshim_local.probe import free_ports, is_free
 from rocketshim_topics import Message
+from test_support.ports import free_ports, is_free
 
 README = Path(__file__).parents[1] / "README.md"
 SHOP = """

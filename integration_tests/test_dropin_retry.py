@@ -347,7 +347,7 @@ def test_a_thread_that_a_log_handler_waits_for_is_told_that_it_cannot_send_back(
 @pytest.mark.parametrize("how", ["poll", "close"])
 def test_a_send_back_that_fails_in_a_revoke_callback_holds_down_what_is_committed(stage: Stage, how: str) -> None:
     class Broken:
-        def retry(self, *_: Any, **__: Any) -> None:
+        def reconsume_later(self, *_: Any, **__: Any) -> None:
             raise RuntimeError("not stored")
 
     def revoked(consumer: Consumer, partitions: list[TopicPartition]) -> None:

@@ -78,9 +78,9 @@ def handle(message):
     return True
 
 
-def came(wait_s):
-    if dice.random() < 0.5:
-        found = consumer.consume(dice.randint(1, 20), wait_s)
+def came(wait_s, most=20):
+    if most > 20 or dice.random() < 0.5:
+        found = consumer.consume(dice.randint(1, most), wait_s)
     else:
         found = [each for each in [consumer.poll(wait_s)] if each is not None]
     return [each for each in found if each.error() is None]
@@ -131,10 +131,11 @@ def one_by_one(messages):
 
 with ThreadPoolExecutor(4) as pool:
     while not over.is_set():
-        messages = came(0.2)
         if commits == "threads":
+            messages = came(0.2, 200)  # many, since after each resume the client itself needs half a second to fetch
             in_threads(messages, pool) if messages else None
             continue
+        messages = came(0.2)
         one_by_one(messages)
         if dice.random() < 0.02:
             here = consumer.assignment()

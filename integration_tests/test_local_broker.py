@@ -27,9 +27,9 @@ from confluent_kafka.admin import (
 from rocketshim.errors import BrokerUnavailableError, LocalBrokerError
 from rocketshim_local import Broker, LocalCluster, any_broker, cache_dir, prepare
 from rocketshim_local.cache import CACHE_VARIABLE
-from rocketshim_local.probe import free_ports
 from rocketshim_local.server_properties import NodeAddress, render_properties, server_properties
 from rocketshim_local.startup_kit import BOOTSTRAP_CHECKPOINT, startup_kit
+from test_support.ports import free_ports
 
 DEADLINE_S = 60.0
 

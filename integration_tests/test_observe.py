@@ -18,9 +18,9 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.snapshot import Snapshot, snapshot_of
 from rocketshim_local import Broker
-from rocketshim_local.probe import free_ports
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
+from test_support.ports import free_ports
 
 from .waiting import wait_until
 

@@ -263,6 +263,24 @@ def test_letters_that_the_target_refuses_fail_alone(
     assert len(world.read(target)) == 50
 
 
+def test_many_letters_without_a_key_for_a_compacted_topic_need_few_sessions(
+    world: World, admin: AdminClient, topic: Callable[..., str], run: Callable[..., str], tmp_path: Path
+) -> None:
+    provision.ensure_topics(admin, Layout(world.names, DelayLevels.default()).shared())
+    plan, refusing = tmp_path / "plan.json", topic(2, {"cleanup.policy": "compact"})
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    for number in range(1_000, 1_040):
+        headers = world.headers(number, refusing if number % 2 else world.source)
+        producer.produce(world.names.dead_letter(world.group), b"", headers=headers)
+    assert producer.flush(60) == 0
+    run("dlq", "plan", *world.scope, "--to-source", "--where", "n >= 1000", "--out", str(plan))
+    told = json.loads(run("dlq", "apply", str(plan), *world.connection, "--stop-ratio", "1", "--json", code=2))
+    assert (told["sent"], told["failures"]) == (20, {"refused:INVALID_RECORD": 20})
+    assert (len(world.read(world.source)), world.read(refusing)) == (20, [])
+    begun = [record for record in world.read(world.names.redrive_log) if b'"begin"' in record.value()]
+    assert len(begun) <= 3, "one session finds a refusal, the next one names it, the last one sends the rest"
+
+
 def test_a_redrive_whose_cause_is_not_mended_stops(
     world: World, admin: AdminClient, run: Callable[..., str], tmp_path: Path
 ) -> None:

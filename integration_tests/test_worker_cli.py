@@ -13,10 +13,10 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim.producer.producer import Producer
 from rocketshim_local import Broker
-from rocketshim_local.probe import free_ports, is_free
 from rocketshim_topics import DelayLevels, Message, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
+from test_support.ports import free_ports, is_free
 
 from .waiting import wait_until
 

@@ -1,7 +1,6 @@
 """The public names of `rocketshim`, each imported from the module that defines it."""
 
 from rocketshim.client_metrics import MetricsCollector
-from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.consumer.pull.pull_consumer import PullConsumer, PullResult, PullStatus
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, ConsumeMessageHook, FilterMessageHook
@@ -21,7 +20,7 @@ from rocketshim.core.consume_concurrently import (
     DeadLetter,
     RetryLater,
 )
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import (
     AfterDelay,

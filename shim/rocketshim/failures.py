@@ -152,7 +152,7 @@ class FailureLog:
         delay_ms: int | None = None
         level: int | None = None
         if hop.kind is HopKind.RETRY:
-            match hop.decided:
+            match hop.decision:
                 case AtLevel(asked):
                     level = self._levels.clamp(asked)
                     delay_ms = self._levels.delay_ms(level)

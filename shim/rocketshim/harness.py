@@ -27,9 +27,9 @@ from rocketshim.producer.result import SendResult
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.kafka import InMemoryKafka
-from rocketshim.worker.prober import is_probe
 from rocketshim.worker.worker import DelayWorker
 from rocketshim_topics.durations import Duration, parse_duration_ms
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, MessageView

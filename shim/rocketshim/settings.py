@@ -461,7 +461,7 @@ class LitePullConsumerSettings(ConnectionSettings):
 
     Attributes:
         group: the consumer group.
-        consume_from_where: where a group starts on a queue for which it has no commit. Default: at the end of the
+        consume_from_where: where a group starts on a topic that it has never consumed. Default: at the end of each
             queue, but at the start of a young queue (`LAST_OFFSET`).
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
         young_queue_max_messages: with `LAST_OFFSET`, a queue from which nothing was ever deleted, and which has at most

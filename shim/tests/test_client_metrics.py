@@ -198,11 +198,11 @@ def test_a_drop_in_consumer_counts_what_it_sends_back_and_what_is_not_stored() -
     for hop in ("retried", "dead", "dead_by_reference", "parked", "not_stored"):
         assert value(client, "dropin_sent_back_total", group="g", hop=hop) == 0
     message = KafkaMessage(topic="orders", partition=0, offset=7, value=b"x", timestamp=(1, 5))
-    send_back.retry(message, ValueError("bad"), level=None, delay_ms=None)
-    send_back.kill(message, ValueError("worse"))
+    send_back.reconsume_later(message, ValueError("bad"), level=None, delay_ms=None)
+    send_back.dead_letter(message, ValueError("worse"))
     store.error = KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
     with pytest.raises((SendError, SendTimeoutError)):
-        send_back.kill(message, "no reason")
+        send_back.dead_letter(message, "no reason")
     assert value(client, "dropin_sent_back_total", group="g", hop="retried") == 1
     assert value(client, "dropin_sent_back_total", group="g", hop="dead") == 1
     assert value(client, "dropin_sent_back_total", group="g", hop="not_stored") == 1

@@ -17,9 +17,8 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.hops import due_ms
+from rocketshim_topics.hops import due_ms, is_probe
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import decode, read_headers

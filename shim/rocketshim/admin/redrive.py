@@ -13,9 +13,9 @@ A transaction contains the dead letters that it sends and their mark in the redr
 
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
-A refusal ends its transaction and its session, which takes 0.3 s. Therefore a letter that is as large as one that was
-too large for the topic fails without being sent (`TooLarge`), and so does each letter for a topic or partition that
-does not exist. Records that no longer exist, or differ from those that the plan saw, fail, too.
+A refusal ends its transaction and its session, which takes 0.3 s. Therefore a letter that would certainly be refused
+for the cause of an earlier refusal fails without being sent (`core.redrive_refusals`). Records that no longer exist, or
+differ from those that the plan saw, fail, too.
 
 The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
 never repeated after a later one. A letter that failed may be sent later, once its cause is fixed. To keep the order
@@ -45,7 +45,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.redrive_progress import RedriveProgress, TooLarge
+from rocketshim.core.redrive_progress import RedriveProgress
+from rocketshim.core.redrive_refusals import Cause, Refusals
 from rocketshim.errors import (
     MalformedRecordError,
     MessageError,
@@ -82,8 +83,12 @@ _MAX_ATTEMPTS: Final = 5
 _MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _WATCH_MS: Final = 200
-_TOO_LARGE: Final = "refused:MSG_SIZE_TOO_LARGE"
-_REFUSED: Final = TOO_LARGE | MISSING | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
+_REFUSED: Final[Mapping[int, Cause]] = {
+    **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
+    **dict.fromkeys(MISSING, Cause.MISSING),
+    KafkaError.INVALID_RECORD: Cause.INVALID,
+    KafkaError.INVALID_MSG: Cause.INVALID,
+}
 
 Make = Callable[[Any, PlannedLetter], OutgoingRecord | None]
 """Makes the record that sends a letter again; None: only mark it. If the function raises, the letter fails."""
@@ -193,8 +198,7 @@ class Redriver:
         self._refused: dict[tuple[int, int], KafkaError] = {}
         self._reports = DeliveryReports()
         self._has_unconfirmed = False
-        self._too_large: TooLarge | None = None if _compresses(self._config) else TooLarge()
-        self._missing: dict[tuple[str, int | None], str] = {}  # topic and partition to the reason
+        self._refusals = Refusals(is_compressed=_compresses(self._config))
         self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
 
     def run(self) -> None:
@@ -416,13 +420,10 @@ class Redriver:
         if self._first_failed.get((letter.partition, made.key), letter.offset) < letter.offset:
             self._fail(letter, "behind-failed")
             return True
-        if self._too_large is not None and self._too_large.has_refused(made):
-            self._fail_for_its_key(letter, _TOO_LARGE, made.key)
-            return True
-        missing = self._missing.get((made.topic, made.partition))
-        if missing is not None:
-            self._fail_for_its_key(letter, missing, made.key)
-        return missing is not None
+        reason = self._refusals.reason(made)
+        if reason is not None:
+            self._fail_for_its_key(letter, reason, made.key)
+        return reason is not None
 
     def _fail_for_its_key(self, letter: PlannedLetter, reason: str, key: Any) -> None:
         """Fail a letter, and so the later letters with the same key; a key of None has no order."""
@@ -472,11 +473,8 @@ class Redriver:
         error = self._refused.get((letter.partition, letter.offset))
         if self._fails_without_sending(letter, made) or made is None or error is None:
             return
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE and self._too_large is not None:
-            self._too_large.refused(made)
         reason = f"refused:{error.name()}"
-        if error.code() in MISSING:
-            self._missing[made.topic, made.partition] = reason
+        self._refusals.add(made, _REFUSED[error.code()], reason)
         self._fail_for_its_key(letter, reason, made.key)
 
     def _await_reports(self, producer: ProducerClient) -> None:

@@ -51,8 +51,7 @@ class CauseCount:
     def add(self, entry: RecordView) -> None:
         """Count a record."""
         self.first_ms = entry.stored_ms if self.count == 0 else min(self.first_ms, entry.stored_ms)
-        if entry.stored_ms >= self.last_ms:
-            self.last_ms, self.sample = entry.stored_ms, entry.at
+        self.last_ms, self.sample = max((self.last_ms, self.sample), (entry.stored_ms, entry.at))
         self.count += 1
         self.ids.add(entry.id)
 

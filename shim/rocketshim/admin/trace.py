@@ -109,7 +109,8 @@ def step_text(hop: TraceStep, names: TopicNames) -> str:
     cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
     name = hop.entry.topic
     if hop.due_ms is not None:
-        wait = f"waits {hop.due_ms - hop.entry.stored_ms} ms for {_physical(envelope.real_topic, names)}"
+        wait_ms, target = hop.due_ms - hop.entry.stored_ms, _physical(envelope.real_topic, names)
+        wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
         return f"failed ({cause}), {wait}" if cause else wait
     if name == names.parked:
         return f"parked: {envelope.park_reason}"

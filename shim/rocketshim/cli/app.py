@@ -5,7 +5,7 @@ plain command, several make a group) and add one line to `COMMANDS`. Another dis
 entry point group `rocketshim.commands`, whose value names such an object.
 
 *Lazy imports*: only the module of the called command is imported. `rocketshim --help` shows the table and imports no
-command.
+command. Other distributions are searched for commands only if ours do not include the called one.
 
 *Exit codes*: 0: success. 1: an error, wrong usage included; also, without a message, when the reader of our output has
 closed it (as `| head` does). 2: a finding: something is not as it should be; a command reports it with
@@ -16,16 +16,18 @@ only if `ROCKETSHIM_DEBUG` is set. Any other exception is a bug in rocketshim an
 """
 
 import importlib
-import importlib.metadata
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rocketshim.errors import RocketshimError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 __all__ = ["COMMANDS", "ERROR", "FINDING", "PANELS", "build", "main"]
 
@@ -144,12 +146,9 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     )
     app.callback()(_root)
     called = next((word for word in arguments if not word.startswith("-")), None)
-    contributed = {
-        point.name: point
-        for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
-        if point.name not in COMMANDS
-    }
     everything = _COMPLETION_VARIABLE in os.environ
+    is_ours = called in COMMANDS and called == arguments[0]  # else the help of all commands may be shown
+    contributed = {} if is_ours and not everything else _contributed()
     for name, (module, line) in COMMANDS.items():
         if everything or name == called:
             _add(app, name, importlib.import_module(module).app)
@@ -163,6 +162,12 @@ def build(arguments: Sequence[str]) -> typer.Typer:
             line = _CONTRIBUTED.get(name, f"From the package {package}.")
             app.command(name, help=line, rich_help_panel=_panel(name))(_named_only)
     return app
+
+
+def _contributed() -> "dict[str, EntryPoint]":
+    from importlib.metadata import entry_points  # noqa: PLC0415 - a third of the start, and most commands do without
+
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP) if point.name not in COMMANDS}
 
 
 def _panel(name: str) -> str | None:
@@ -205,7 +210,9 @@ def _named_only() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"rocketshim {importlib.metadata.version('rocketshim')}")
+        from importlib.metadata import version as version_of  # noqa: PLC0415 - likewise
+
+        typer.echo(f"rocketshim {version_of('rocketshim')}")
         raise typer.Exit
 
 

@@ -15,10 +15,12 @@ Rules of this module:
 * What can be looked up per chunk is not looked up per message: `_one_by_one` is the hot path.
 """
 
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
+from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.consumer.subscribing import WithoutContext
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import (
@@ -41,52 +43,60 @@ from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.failures import FailureMaker
 from rocketshim.filters.selection import matching
 from rocketshim.logs import safe_logger
-from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim.settings import PushConsumerSettings
+from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message import FirstView, first_views
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["ChunkRunner"]
+__all__ = ["ChunkRunner", "Runner"]
 
 _LOG = safe_logger("rocketshim.consumer")
 
 
-def _failure_of(answer: object) -> tuple[str, str]:
-    """Return class and text of the failure that a listener's answer means."""
-    if answer is ConsumeStatus.RECONSUME_LATER:
-        return "ReconsumeLater", "the listener asked for it"
-    return "ReturnedNoStatus", f"the listener returned {safe_text(answer, repr):.200}"
+class Runner:
+    """Runs what a listener thread gets through its listeners.
 
-
-class ChunkRunner:
-    """Runs chunks through their listeners.
-
-    `subscription_of` returns the subscription of a logical topic, or None. With a `batch_count` above 1 listeners get
-    lists. With `fail_stack` failed messages get a stack trace.
+    Args:
+        settings: of the consumer. With `consume_message_batch_max_size` above 1 listeners get lists.
+        subscription_of: finds the subscription of a logical topic; None: it has no listener.
+        clock: monotonic time, the same as for leases, and wall time of failures.
 
     Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
     """
 
-    __slots__ = ("_batch_count", "_clock", "_failures", "_group", "_queues", "_retry_topic", "_subscription_of")
+    __slots__ = (
+        "_batch_count", "_clock", "_failures", "_group", "_levels", "_queues", "_retry_topic", "_subscription_of",
+    )  # fmt: skip
 
     def __init__(
-        self,
-        group: str,
-        subscription_of: Callable[[str], Subscription | None],
-        retry_topic: str,
-        batch_count: int,
-        clock: Clock,
-        *,
-        fail_stack: bool = True,
+        self, settings: PushConsumerSettings, subscription_of: Callable[[str], Subscription | None], clock: Clock
     ) -> None:
-        self._group = group
+        self._group = settings.group
         self._subscription_of = subscription_of
-        self._retry_topic = retry_topic
-        self._batch_count = batch_count
+        self._retry_topic = TopicNames(settings.namespace).retry(settings.group)
+        self._batch_count = settings.consume_message_batch_max_size
+        self._levels = settings.delay_levels
         self._clock = clock
-        self._failures = FailureMaker(clock, wants_stack=fail_stack)
+        self._failures = FailureMaker(clock, wants_stack=settings.fail_stack)
         self._queues: dict[TopicPartitionKey, MessageQueue] = {}  # made once; a few hundred bytes a partition
+
+    def _message_queue(self, queue: PartitionQueue) -> MessageQueue:
+        key = TopicPartitionKey.of(queue)
+        known = self._queues.get(key)
+        if known is None:
+            known = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)
+        return known
+
+    def _no_listener(self, topic: str) -> Failure:
+        return Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
+
+
+class ChunkRunner(Runner):
+    """Runs chunks."""
+
+    __slots__ = ()
 
     def run(self, chunk: Chunk[Any]) -> list[FailedMessage] | None:
         """Call the listener for every message of a chunk that is still in `todo`.
@@ -104,12 +114,7 @@ class ChunkRunner:
 
     def context_of(self, chunk: Chunk[Any]) -> ConsumeConcurrentlyContext:
         """Return a new context for calls with messages of a chunk."""
-        queue = chunk.queue
-        key = TopicPartitionKey.of(queue)
-        message_queue = self._queues.get(key)
-        if message_queue is None:
-            message_queue = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)
-        return ConsumeConcurrentlyContext(self._group, message_queue, queue.epoch)
+        return ConsumeConcurrentlyContext(self._group, self._message_queue(chunk.queue), chunk.queue.epoch)
 
     def _one_by_one(
         self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
@@ -139,7 +144,7 @@ class ChunkRunner:
         source, wanted = self._matching(chunk, subscription, outcomes), self._batch_count
         while batch := list(islice(source, wanted)):
             chunk.in_work = batch
-            self._call(subscription, first_views(batch), batch, context, outcomes)
+            outcomes += self._call(subscription, first_views(batch), batch, context)
             context = context.fresh()
         return outcomes or None
 
@@ -164,15 +169,15 @@ class ChunkRunner:
             taken = self.next_batch(chunk, context, outcomes)
             if taken is None:
                 return outcomes or None
-            subscription, batch, views = taken
+            subscription, batch, given = taken
             chunk.in_work = batch
-            self._call(subscription, views if self._batch_count > 1 else views[0], batch, context, outcomes)
+            outcomes += self._call(subscription, given, batch, context)
             context = context.fresh()
 
     def next_batch(
         self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
-    ) -> tuple[Subscription, list[Any], list[MessageView]] | None:
-        """Take the next messages of a chunk for one call; None: no message is left.
+    ) -> tuple[Subscription, list[Any], Any] | None:
+        """Take the next messages of a chunk for one call, and what the listener gets; None: no message is left.
 
         Messages that never reach a listener (filtered, malformed, without a listener) are completed here.
         """
@@ -190,7 +195,7 @@ class ChunkRunner:
                 views.append(view)
                 if len(batch) == wanted:
                     break
-        return None if found is None else (found, batch, views)
+        return None if found is None else (found, batch, views if self._batch_count > 1 else views[0])
 
     def _wanted(
         self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
@@ -198,11 +203,11 @@ class ChunkRunner:
         try:
             topic = view.topic
         except MalformedRecordError as error:
-            outcomes.append(self._malformed(message, error))
+            outcomes.append(FailedMessage(message, self._failures.of(error), malformed=error.reason))  # it is parked
             return None
         subscription = self._subscription_of(topic)
         if subscription is None:
-            outcomes.append(self._no_listener(message, topic))
+            outcomes.append(FailedMessage(message, self._no_listener(topic), asked_level=DEAD_LETTER_LEVEL))
             return None
         try:
             if view.trusted:  # filtered before its first delivery
@@ -216,28 +221,36 @@ class ChunkRunner:
             return None
 
     def _call(
-        self,
-        subscription: Subscription,
-        views: Any,
-        batch: Sequence[Any],
-        context: ConsumeConcurrentlyContext,
-        outcomes: list[FailedMessage],
-    ) -> None:
+        self, subscription: Subscription, given: Any, batch: Sequence[Any], context: ConsumeConcurrentlyContext
+    ) -> Iterable[FailedMessage]:
+        """Call a listener; return the messages that did not succeed."""
         try:
-            status = subscription.listener(views, context)
-            if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
-                return  # nearly always
-            outcomes.extend(self._answered(batch, status, context, subscription.rules))
+            status = subscription.listener(given, context)
+            return self._answered(batch, status, context, subscription.rules)
         except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
-            outcomes.extend(self._raised(message, error, context, subscription.rules) for message in batch)
+            return self.raised(batch, error, context, subscription.rules)
 
-    def _malformed(self, message: Any, error: MalformedRecordError) -> FailedMessage:
-        """Make the outcome of a retry-topic message that breaks the wire format or has unreadable headers: park it."""
-        return FailedMessage(message, self._failures.of(error), malformed=error.reason)
+    async def await_call(
+        self, subscription: Subscription, given: Any, batch: Sequence[Any], context: ConsumeConcurrentlyContext
+    ) -> Iterable[FailedMessage]:
+        """Call an `async def` listener; return the messages that did not succeed.
 
-    def _no_listener(self, message: Any, topic: str) -> FailedMessage:
-        failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
-        return FailedMessage(message, failure, asked_level=DEAD_LETTER_LEVEL)
+        Raises:
+            CancelledError: the call was cancelled, or the listener raised it.
+        """
+        try:
+            status = await subscription.listener(given, context)
+            return self._answered(batch, status, context, subscription.rules)
+        except CancelledError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
+            return self.raised(batch, error, context, subscription.rules)
+
+    def raised(
+        self, batch: Sequence[Any], error: BaseException, context: ConsumeConcurrentlyContext, rules: Rules = None
+    ) -> list[FailedMessage]:
+        """Return the messages of a call that raised."""
+        return [self._raised(message, error, context, rules) for message in batch]
 
     def _raised(
         self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext, rules: Rules = None
@@ -257,23 +270,22 @@ class ChunkRunner:
         self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext, rules: Rules
     ) -> Iterable[FailedMessage]:
         """Return the messages that did not succeed in a call that returned."""
+        if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
+            return ()  # nearly always
         items = item_answers(status, len(batch)) if self._batch_count > 1 else None
         if items is not None:
             pairs = zip(batch, items, strict=True)
             return [self._item(message, item, context, rules) for message, item in pairs if not is_success(item)]
-        ack_index = as_int(context.ack_index)
-        done = succeeded_count(status, ALL if ack_index is None else ack_index, len(batch))
-        if done == 0 and status is not None and status is not ConsumeStatus.CONSUME_SUCCESS:
-            name, text = _failure_of(status)
-        elif ack_index is None:
-            done = 0
-            name = "AckIndexError"
-            text = f"the listener set ack_index={safe_text(context.ack_index, repr):.200}: it is a whole number"
-        elif done == len(batch):
+        done, failure = 0, self._failure_of(status)
+        if is_success(status):
+            ack_index = as_int(context.ack_index)
+            if ack_index is None:
+                text = f"the listener set ack_index={safe_text(context.ack_index, repr):.200}: it is a whole number"
+                failure = Failure("AckIndexError", text, failure.at_ms)
+            else:
+                done = succeeded_count(status, ack_index, len(batch))
+        if done == len(batch):
             return ()
-        else:
-            name, text = "ReconsumeLater", "the listener asked for it"
-        failure = Failure(name, text, self._clock.wall_ms())
         level = self._asked_level(context.delay_level_when_next_consume)
         return [FailedMessage(message, failure, asked_level=level) for message in batch[done:]]
 
@@ -281,8 +293,15 @@ class ChunkRunner:
         """Make the outcome of one message of a batch that the listener has reported as failed."""
         if issubclass(type(answer), BaseException):
             return self._raised(message, cast("BaseException", answer), context, rules)
-        failure = Failure(*_failure_of(answer), self._clock.wall_ms())
-        return FailedMessage(message, failure, asked_level=self._asked_level(context.delay_level_when_next_consume))
+        level = self._asked_level(context.delay_level_when_next_consume)
+        return FailedMessage(message, self._failure_of(answer), asked_level=level)
+
+    def _failure_of(self, answer: object) -> Failure:
+        """Return the failure that a listener's answer means; a success means that it asked for a retry of others."""
+        name, text = "ReconsumeLater", "the listener asked for it"
+        if answer is not ConsumeStatus.RECONSUME_LATER and not is_success(answer):
+            name, text = "ReturnedNoStatus", f"the listener returned {safe_text(answer, repr):.200}"
+        return Failure(name, text, self._clock.wall_ms())
 
     @staticmethod
     def _asked_level(asked: object) -> int:

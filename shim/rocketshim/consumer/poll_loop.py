@@ -1,48 +1,36 @@
 """The poll thread of a push consumer: it owns the Kafka consumer, the queues, the commits and the rebalance callbacks.
 
 One turn processes the results of the listener threads and the delivery reports, does what is due, hands out pending
-messages, and fetches. `PartitionReader` reads, `AssignedQueues` has what was read and commits it, `Dispatch` has
-the listeners, and `Housekeeping` does the recurring work. Concurrent and orderly consumption are two `Mode`s. Rules:
+messages, and fetches. `PartitionReader` reads, `AssignedQueues` has what was read and commits it, and `Dispatch` has
+the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
 * The consumer is polled at least twice a second, so that a slow listener never costs the membership of the group. A
   queue with too many buffered messages is paused (`flow_control`). Before that the listeners get 50 ms to catch up, or
   half a second while all of them have work, because a pause discards what librdkafka has fetched. Each time messages
   leave a queue, the loop checks whether it may be resumed.
-* No message of a partition is handed out before its start is known and committed (`start_offsets.PartitionStarter`).
+* No message of a partition is handed out before its start is known and committed (`PartitionReader.start`).
 * Commits are the offsets after the longest finished prefixes, every `commit_interval_ms`, and at revoke, suspend
   and close. `core.commit_positions` prevents them from going backwards.
-* Offsets that go backwards within an assignment mean that the log was cut or created again. The queue is dropped, and a
-  new epoch starts where the log continues. Messages may be repeated, but none is lost.
 * Closing: no new call begins, and running calls may finish until the deadline while the group is still served. Then the
   loop commits once, and leaves the group.
 """
 
 import threading
 from collections.abc import Callable, Collection
-from concurrent.futures import Future  # noqa: TC003 - tools that inspect annotations need it at run time
+from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Final, Generic, Protocol, assert_never
+from typing import Any, Final, Generic
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.dispatch import Dispatch
-from rocketshim.consumer.housekeeping import Housekeeping
-from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.queues import AssignedQueues
+from rocketshim.consumer.dispatch import LoopParts
+from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_queue import QueueT
-from rocketshim.consumer.requests import (
-    Asked,
-    Request,
-    Resize,
-    Resume,
-    Seek,
-    SeekToTime,
-    Subscribe,
-    Suspend,
-    Unsubscribe,
-)
-from rocketshim.consumer.state import ConsumerState
+from rocketshim.consumer.reader.topic_watch import TopicWatch
+from rocketshim.consumer.state import ConsumerState, state_of
+from rocketshim.core.subscriptions import Subscription
+from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka.clients import Parting, unsubscribes
@@ -50,7 +38,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
 
-__all__ = ["Mode", "PollLoop"]
+__all__ = ["PollLoop"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _SERVE_MS: Final = 500
@@ -59,32 +47,8 @@ _BUSY_S: Final = 0.005
 _GATHER_S: Final = 0.001  # nothing waits for results, and an iteration for each would cost more than they do
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
-
-
-class Mode(Protocol):
-    """What concurrent and orderly consumption do differently. The poll thread calls it."""
-
-    def take_up(self, partitions: list[TopicPartition]) -> None:
-        """Accept partitions that were assigned. Raises as `PartitionOwner.take_up`."""
-
-    def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Give up what the mode has of partitions that are no longer assigned. Never raises."""
-
-    def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
-        """Add a fetched run to its queue."""
-
-    def turn(self, now_ms: int) -> float:
-        """Do what is due now, and return how long the loop may wait for messages, in seconds.
-
-        Raises:
-            RocketshimError: the consumer cannot continue.
-        """
-
-    def finish(self) -> bool:
-        """While closing: finish what can be finished now; return whether nothing is left."""
-
-    def close(self) -> None:
-        """Clean up: the loop has left the group."""
+_SHOW_MS: Final = 1_000
+_COMPARE_TIMEOUT_S: Final = 0.5
 
 
 class PollLoop(Generic[QueueT]):
@@ -93,34 +57,33 @@ class PollLoop(Generic[QueueT]):
     Attributes:
         opened: set when `open` has succeeded or failed.
         is_open: whether it has succeeded.
+        state: the state of the consumer, replaced each second; None: there is none yet.
 
     Thread-safety: only one thread calls `run`; any thread may call `stop` and `ask`, and read counts and `error`.
     """
 
-    def __init__(
-        self,
-        parts: LoopParts,
-        dispatch: Dispatch[QueueT, Any, Any],
-        queues: AssignedQueues[QueueT],
-        mode: Mode,
-    ) -> None:
+    def __init__(self, parts: LoopParts, mode: Mode[QueueT]) -> None:
+        settings = parts.settings
         self.opened = threading.Event()
         self.is_open = False
+        self.state: ConsumerState | None = None
         self.reader = parts.reader
-        self.queues = queues
-        self.dispatch = dispatch
         self.mode = mode
-        self._house = Housekeeping(parts, queues, dispatch)
-        self._settings = parts.settings
-        self._unsubscribes = unsubscribes(parts.settings.client)
+        self.queues = mode.queues
+        self.dispatch = mode.dispatch
+        self._parts = parts
+        self._settings = settings
+        self._unsubscribes = unsubscribes(settings.client)
         self._now_ms = parts.reader.now_ms
-        self._log = parts.log
+        self._watch = TopicWatch(parts.source, settings.rebalance_interval_ms)
+        self._commit = Timer(mode.commit_interval_ms)
+        self._compare = Timer(settings.rebalance_interval_ms)
+        self._show = Timer(_SHOW_MS)
         self._error: BaseException | None = None
         self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
-        self._asked: SimpleQueue[Asked] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Callable[[PollLoop[QueueT]], None], Future[None]]] = SimpleQueue()
         self._idle_s = 0.0
-        self._next_pull_ms = 0
-        self._next_poll_ms = 0
+        self._next_pull_ms = self._next_poll_ms = 0
 
     # --- any thread --------------------------------------------------------------------------------------------------
 
@@ -134,21 +97,19 @@ class PollLoop(Generic[QueueT]):
         """Keep the first error; an error of user code may have no truth value."""
         self._error = error if self.error is None else self.error
 
-    @property
-    def state(self) -> ConsumerState | None:
-        """Return the state of the consumer, at most a second old; None: there is none yet."""
-        return self._house.state
-
     def stop(self, timeout_ms: int) -> None:
         """Request the loop to end within a time. Any thread may call it, also twice; the earlier deadline counts."""
         by_ms = self._now_ms() + timeout_ms
         self._stop_by_ms = by_ms if self._stop_by_ms is None else min(by_ms, self._stop_by_ms)
 
-    def ask(self, request: Request) -> "Future[None]":
-        """Let the loop perform a request between two turns; the future has its error. Any thread may call it."""
-        asked = Asked(request)
-        self._asked.put(asked)
-        return asked.answer
+    def ask(self, act: Callable[["PollLoop[QueueT]"], None]) -> "Future[None]":
+        """Have the poll thread call a function with this loop between two turns; any thread may call this.
+
+        The answer is an exception if the function raised, or if the loop ended before.
+        """
+        answer: Future[None] = Future()
+        self._asked.put((act, answer))
+        return answer
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -157,6 +118,7 @@ class PollLoop(Generic[QueueT]):
         self._keep_error(self._consume)
         self.opened.set()
         self._keep_error(self.close)
+        self._keep_error(self._parts.on_close)
 
     def _consume(self) -> None:
         self.open()
@@ -173,29 +135,27 @@ class PollLoop(Generic[QueueT]):
     def open(self) -> None:
         """Make the clients and subscribe, without network calls except the look-up of topics that match patterns."""
         self.dispatch.send_back.open()
-        self.reader.open(self)
-        self._house.open()
-        if self._log is not None:
-            self._log.start(f"rocketshim-group-log-{self._log.owner.client_id}")
+        self.reader.open(self, self.queues.commits.answered)
+        self._watch.look(self.reader.lookups, self._now_ms())
+        self.reader.subscribe(self._watch.topics)
+        log = self._parts.log
+        if log is not None:
+            log.start(f"rocketshim-group-log-{log.owner.client_id}")
         self.is_open = True
         self.opened.set()
 
     def turn(self) -> None:
-        """Do one iteration of the loop.
-
-        Raises:
-            ConsumerError: the loop cannot continue.
-        """
+        """Do one iteration of the loop. Raises ConsumerError if it cannot continue."""
         now_ms = self._now_ms()
         self.dispatch.take()
         self.queues.resume_drained()
         try:
-            self._house.do_due(now_ms)
+            self._do_due(now_ms)
             self._idle_s = self.mode.turn(now_ms)
         except RocketshimError as error:
             self._fail(error)
         while self._asked.qsize():
-            self._perform(self._asked.get())
+            self._perform(*self._asked.get())
         self.dispatch.hand_out(self.queues.owned())
         reason = self.error
         if reason is not None:
@@ -219,9 +179,8 @@ class PollLoop(Generic[QueueT]):
             self._leave(deadline_ms)
             self.dispatch.send_back.close()
             self.mode.close()
-            self._house.close()
             while self._asked.qsize():
-                self._asked.get().answer.set_exception(ConsumerError("the consumer is not open"))
+                self._asked.get()[1].set_exception(ConsumerError("the consumer is not open"))
 
     def _finish_up(self, deadline_ms: int) -> None:
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
@@ -235,8 +194,10 @@ class PollLoop(Generic[QueueT]):
                 break
             self.dispatch.wait(_BUSY_S)
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
+        commits, until_ms = self.queues.commits, max(deadline_ms, self._now_ms() + 1_000)
+        self._poll_while(lambda: commits.outstanding > 0, until_ms)  # one without an answer would prevent the last one
         self.queues.commit()
-        self._poll_while(lambda: self.queues.commits.outstanding > 0, max(deadline_ms, self._now_ms() + 1_000))
+        self._poll_while(lambda: commits.outstanding > 0, until_ms)
         while self.error is None and not self.mode.finish() and self._now_ms() < deadline_ms:
             self.dispatch.wait(_BUSY_S)
 
@@ -270,29 +231,71 @@ class PollLoop(Generic[QueueT]):
             )
         _LOG.warning("consumer.not-left", extra={"group": group})
 
-    def _perform(self, asked: Asked) -> None:
-        if not asked.answer.set_running_or_notify_cancel():
-            return
+    # --- between two turns -------------------------------------------------------------------------------------------
+
+    def _do_due(self, now_ms: int) -> None:
+        """Do what is due now.
+
+        Raises:
+            RocketshimError: the consumer cannot continue.
+        """
+        reader, membership, is_member = self.reader, self._parts.membership, self.reader.has_joined
+        if self._watch.look(reader.lookups, now_ms):
+            reader.subscribe(self._watch.topics)
+        reader.follow_assigner()
+        if self._commit.is_due(now_ms):
+            self.queues.commit()
+        reader.start_waiting()
+        if membership is not None and not is_member.is_set():
+            member_id = reader.client().memberid()
+            if membership.has_no_partitions(member_id, now_ms):
+                is_member.set()
+        if is_member.is_set() and self._compare.is_due(now_ms):
+            self._compare_subscriptions()
+        missing = self._watch.missing(reader.lookups, now_ms)
+        if missing is not None:
+            raise missing
+        if self._show.is_due(now_ms):
+            self.state = state_of(self._settings.group, reader, self.mode, now_ms)
+
+    def _compare_subscriptions(self) -> None:
+        """Check whether a member of the group subscribes differently: two subscriptions of one group lose messages."""
         try:
-            match asked.request:
-                case Suspend():
-                    self.reader.suspend()
-                    self.queues.commit()
-                case Resume():
-                    self.reader.resume()
-                case Seek(targets):
-                    self.queues.seek(targets)
-                case SeekToTime(topic, timestamp_ms):
-                    self.queues.seek_to_time(topic, timestamp_ms)
-                case Resize(size):
-                    self.dispatch.pool.resize(size)
-                case Subscribe() | Unsubscribe() as change:
-                    self._house.change_topics(change)
-                case _:
-                    assert_never(asked.request)
-            asked.answer.set_result(None)
+            self.reader.starts.look(self._watch.topics, _COMPARE_TIMEOUT_S)
+        except KafkaException as error:
+            _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
+
+    def _perform(self, act: Callable[["PollLoop[QueueT]"], None], answer: "Future[None]") -> None:
+        try:
+            act(self)
+            answer.set_result(None)
         except Exception as error:  # noqa: BLE001 - the caller of `ask` gets it
-            asked.answer.set_exception(error)
+            answer.set_exception(error)
+
+    # --- for `ask` ---------------------------------------------------------------------------------------------------
+
+    def suspend(self) -> None:
+        """Read nothing until the reader is resumed; messages that were read are still processed."""
+        self.reader.suspend()
+        self.queues.commit()
+
+    def subscribe(self, subscription: Subscription) -> None:
+        """Add a subscription, or replace the one of the same topic."""
+        self._parts.source.put(subscription)
+        self._subscription_changed()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Read a topic (physical name, or pattern) no longer."""
+        self._parts.source.remove(topic)
+        self._subscription_changed()
+
+    def _subscription_changed(self) -> None:
+        """Have the next commits carry the subscription, and read by it."""
+        source = self._parts.source
+        self.reader.starts.subscribe(source.digest(), source.text())
+        self.queues.commits.commit_again(self.queues.by_key)  # even if no message arrives
+        if self._watch.refresh():
+            self.reader.subscribe(self._watch.topics)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -300,7 +303,8 @@ class PollLoop(Generic[QueueT]):
         if self.queues.is_too_full():
             self._catch_up()
             return
-        wait_s = _GATHER_S if self.dispatch.has_results else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
+        has_results = self.dispatch.pool.results.qsize() > 0
+        wait_s = _GATHER_S if has_results else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
         count = self._settings.pull_batch_size
         if self._settings.pull_interval_ms:
             count, wait_s = self._keep_interval(wait_s)
@@ -348,7 +352,7 @@ class PollLoop(Generic[QueueT]):
     def take_up(self, partitions: list[TopicPartition]) -> None:
         """Accept partitions."""
         self.mode.take_up(partitions)
-        self._house.compare_soon()
+        self._compare.next_ms = 0  # their commits may carry another subscription
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
         """Begin a partition."""
@@ -367,10 +371,6 @@ class PollLoop(Generic[QueueT]):
         self.mode.give_up(keys)
         self.queues.forget(keys)
 
-    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Process the answer to a commit."""
-        self.queues.committed(error, partitions)
-
     def client_error(self, message: Any) -> None:
         """End the loop if the error is fatal; else log it."""
         error, topic = message.error(), message.topic()
@@ -380,5 +380,5 @@ class PollLoop(Generic[QueueT]):
             self._error = NotAuthorizedError(f"not authorized to read {topic or 'in this group'}: {error.str()}")
         else:
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
-                self._house.doubt(topic)
+                self._watch.doubt(topic, self._now_ms())
             _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})

@@ -1,4 +1,4 @@
-"""The queues of the partitions that a push consumer reads: their epochs, and the commits of what they have finished.
+"""The queues of the partitions that a push consumer reads: their epochs, pauses and seeks, and the commits of them.
 
 Each assigned partition has one queue from its begin until it is forgotten. A new begin of the same partition (its
 start became known, a seek, a log that was cut) drops the old queue: results of its messages no longer count.
@@ -6,13 +6,10 @@ start became known, a seek, a log that was cut) drops the old queue: results of 
 Owned by the poll thread.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Generic
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
-
-from rocketshim.consumer.dispatch import Dispatch
-from rocketshim.consumer.loop_parts import LoopParts
+from rocketshim.consumer.dispatch import Dispatch, LoopParts
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.pauses import PauseReason
@@ -20,28 +17,19 @@ from rocketshim.core.flow_control import must_pause, per_queue_limits, should_re
 from rocketshim.errors import ConsumerError
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["AssignedQueues", "MakeQueue"]
+__all__ = ["AssignedQueues"]
 
 _TIMEOUT_S: Final = 10.0
 _MAX_IN_FLIGHT: Final = 10_000
-
-MakeQueue = Callable[[TopicPartitionKey, int], QueueT]
-"""Makes the queue of a partition in an epoch."""
 
 
 class AssignedQueues(Generic[QueueT]):
     """The queues that are read now, by partition (`by_key`), and their commits. Any thread may iterate."""
 
-    def __init__(
-        self,
-        make_queue: MakeQueue[QueueT],
-        dispatch: Dispatch[QueueT, Any, Any],
-        parts: LoopParts,
-    ) -> None:
+    def __init__(self, parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any]) -> None:
         reader = parts.reader
         self.by_key: dict[TopicPartitionKey, QueueT] = {}
-        self.commits = Committer(reader.starts.metadata, reader.ownership, reader.store)
-        self._make_queue = make_queue
+        self.commits = Committer(reader.client, reader.now_ms, reader.starts.as_offsets, reader.ownership, reader.store)
         self._reader = reader
         self._dispatch = dispatch
         self._parts = parts
@@ -65,7 +53,7 @@ class AssignedQueues(Generic[QueueT]):
         """Begin a new epoch of a partition, from this offset on."""
         self._drop(key)
         self._epoch += 1
-        self.by_key[key] = self._make_queue(key, self._epoch)
+        self.by_key[key] = self._dispatch.make_queue(key, self._epoch)
         self.commits.positions.adopt(key, offset)
         self._share_limits()
 
@@ -98,7 +86,7 @@ class AssignedQueues(Generic[QueueT]):
         full = [queue for queue in self if not queue.paused and (is_full or self._must_pause(queue))]
         for queue in full:
             queue.paused = True
-        self._reader.pauses.hold(self._reader.client(), map(TopicPartitionKey.of, full), PauseReason.FLOW)
+        self._reader.pauses.hold(map(TopicPartitionKey.of, full), PauseReason.FLOW)
 
     def resume_drained(self) -> None:
         """Resume the queues that were paused and have little again."""
@@ -107,7 +95,7 @@ class AssignedQueues(Generic[QueueT]):
         ready = [queue for queue in self.by_key.values() if queue.paused and should_resume(queue, self._limits)]
         for queue in ready:
             queue.paused = False
-        self._reader.pauses.release(self._reader.client(), map(TopicPartitionKey.of, ready), PauseReason.FLOW)
+        self._reader.pauses.release(map(TopicPartitionKey.of, ready), PauseReason.FLOW)
 
     @property
     def _listeners_are_full(self) -> bool:
@@ -126,28 +114,15 @@ class AssignedQueues(Generic[QueueT]):
         """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
         queues = [self.by_key[key] for key in keys if key in self.by_key]
         self._dispatch.drain(queues, self.owned, deadline_ms)
-        self._commit(queues, asynchronous=False)
+        self.commits.commit(queues, asynchronous=False)
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""
-        self._commit(self.by_key.values(), asynchronous=True)
-
-    def _commit(self, queues: Iterable[QueueT], *, asynchronous: bool) -> None:
-        reader = self._reader
-        self.commits.commit(reader.client(), queues, now_ms=reader.now_ms(), asynchronous=asynchronous)
-
-    def commit_again(self) -> None:
-        """Commit every queue again, so that its commit carries a new subscription even if no message arrives."""
-        known = [key for key in self.by_key if not self._reader.is_waiting(key)]
-        self.commits.commit_again(self._reader.client(), known, now_ms=self._reader.now_ms())
+        self.commits.commit(self.by_key.values(), asynchronous=True)
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return the offset that was last sent, or the start; None: the partition is not read now."""
         return self.commits.positions.sent(key) if key in self.by_key else None
-
-    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Process the answer to an asynchronous commit."""
-        self.commits.answered(error, partitions, self._reader.now_ms())
 
     def seek(self, targets: Mapping[TopicPartitionKey, int]) -> None:
         """Continue at other offsets, in a new epoch: buffered messages are discarded, running calls no longer count.
@@ -163,12 +138,12 @@ class AssignedQueues(Generic[QueueT]):
                 f"{', '.join(absent)}: not read by this consumer now; nothing was moved. Seek in the consumer that "
                 "reads them"
             )
-        consumer = self._reader.client()
         for key, offset in targets.items():
-            self.commits.move(consumer, key, offset)
+            self._reader.starts.commit({key: offset})
+            self.commits.positions.adopt(key, offset)  # also a lower one
             self._reader.seek(key, offset)  # if it fails, the next commit restores the group's offset
             self.begin(key, offset)
-            self._reader.pauses.release(consumer, [key], PauseReason.FLOW | PauseReason.UNRESOLVED)
+            self._reader.pauses.release([key], PauseReason.FLOW | PauseReason.UNRESOLVED)
 
     def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
         """Continue the queues of a topic at the first message of a time or later, else at their end.
@@ -176,14 +151,7 @@ class AssignedQueues(Generic[QueueT]):
         Raises:
             ConsumerError, KafkaException: no queue of the topic is read now, or see `seek`.
         """
-        lookups = self._reader.lookups
-        asked = [TopicPartition(*key, timestamp_ms) for key in self.by_key if key.topic == topic]
-        if not asked:
+        keys = [key for key in self.by_key if key.topic == topic]
+        if not keys:
             raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
-        targets: dict[TopicPartitionKey, int] = {}
-        for item in lookups.offsets_for_times(asked, timeout=_TIMEOUT_S):
-            if item.error is not None:
-                raise KafkaException(item.error)
-            end = lookups.get_watermark_offsets(TopicPartition(*TopicPartitionKey.of(item)), timeout=_TIMEOUT_S)[1]
-            targets[TopicPartitionKey.of(item)] = item.offset if item.offset >= 0 else end
-        self.seek(targets)
+        self.seek({key: self._reader.starts.at_time(key, timestamp_ms, _TIMEOUT_S) for key in keys})

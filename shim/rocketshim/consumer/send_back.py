@@ -10,16 +10,14 @@ never succeed, because the record with its headers is too large for the next top
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.core.lane_selector import LaneSelector
-from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops, by_level_table
-from rocketshim.core.retry_policy import Failed, NextHop, decide, is_hop
-from rocketshim.core.user_values import safe_text
+from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
@@ -51,15 +49,7 @@ class SendBackCounts:
 
     def add(self, kind: HopKind) -> None:
         """Count a stored hop."""
-        match kind:
-            case HopKind.RETRY:
-                self.retried += 1
-            case HopKind.DEAD_LETTER:
-                self.dead += 1
-            case HopKind.BY_REFERENCE:
-                self.dead_by_reference += 1
-            case HopKind.PARKED:
-                self.parked += 1
+        setattr(self, kind.value, getattr(self, kind.value) + 1)
 
 
 @dataclass(slots=True)
@@ -116,10 +106,7 @@ class SendBack:
     """
 
     def __init__(
-        self,
-        make_producer: Callable[[], ProducerClient] | None,
-        settings: PushConsumerSettings,
-        lanes: int,
+        self, make_producer: Callable[[], ProducerClient] | None, settings: PushConsumerSettings, lanes: int
     ) -> None:
         names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
         levels, group = settings.delay_levels, settings.group
@@ -128,9 +115,8 @@ class SendBack:
         self._make_producer = make_producer
         self._producer: ProducerClient | None = None  # None: not open
         self._broken: KafkaError | None = None
-        self._next_hops = NextHops(names, levels, group, limit=limit, decided=self._decide)
+        self._hop_maker = HopMaker(names, levels, group, limit=limit, policy=settings.retry_policy)
         self._lanes = lanes
-        self._policy = settings.retry_policy
         self._back_off_ms = settings.hop_back_off_ms
         self._delivery_error = DeliveryReports().error
         self._reports: deque[tuple[_Sending, KafkaError | None]] = deque()
@@ -161,9 +147,11 @@ class SendBack:
         if self._producer is None:
             return
         key = outcome.message.key
-        hop = self._next_hops.first(
+        hop = self._hop_maker.first(
             outcome, lane=lambda: self._lane_selector.choose(key(), self._lanes), unit=self._random.random()
         )
+        if hop.policy_error:
+            _LOG.error("consumer.retry-policy-failed", extra={"error": hop.policy_error})
         if hop.error:
             _LOG.error("consumer.no-hop", extra={"record": coordinates(outcome.message), "error": hop.error})
         self._produce(_Sending(chunk, hop, self._delivery_error, self._reports))
@@ -183,15 +171,15 @@ class SendBack:
         failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
         self.send(chunk, FailedMessage(message, failure, asked_level=TIMED_OUT_LEVEL))
 
-    def settle(self, now_ms: int, wait_s: float = 0.0) -> None:
+    def settle(self, wait_s: float = 0.0) -> None:
         """Process delivery reports (wait up to `wait_s` for the first), and send hops again whose pause is over."""
         if self._producer is None:
             return
         self._broken = poll_callbacks(self._producer, wait_s) or self._broken
-        self._take_reports(now_ms)
+        self._take_reports()
         if self._broken is not None:
-            self._renew(self._producer, self._broken, now_ms)
-        while self._again and self._again[0][0] <= now_ms:
+            self._renew(self._producer, self._broken)
+        while self._again and self._again[0][0] <= self._now_ms:
             sending = self._again.popleft()[1]
             if not sending.chunk.dropped:
                 self._produce(sending)
@@ -202,15 +190,15 @@ class SendBack:
         if producer is not None:
             close_producer(producer, _LAST_REPORTS_S)
 
-    def _renew(self, producer: ProducerClient, error: KafkaError, now_ms: int) -> None:
+    def _renew(self, producer: ProducerClient, error: KafkaError) -> None:
         """Replace the producer after a fatal error; its hops in flight are sent again."""
         _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
         close_producer(producer, _LAST_REPORTS_S)
         self.open()
-        self._take_reports(now_ms)
+        self._take_reports()
         self._broken = None
 
-    def _take_reports(self, now_ms: int) -> None:
+    def _take_reports(self) -> None:
         stored: defaultdict[Work, list[Any]] = defaultdict(list)
         while self._reports:
             sending, error = self._reports.popleft()
@@ -222,20 +210,9 @@ class SendBack:
                 self.failures.add(sending.hop)
                 stored[sending.chunk].append(sending.hop.failed.message)
             else:
-                self._not_stored(sending, error, now_ms)
+                self._not_stored(sending, error)
         for chunk, messages in stored.items():
             chunk.stored(messages)
-
-    def _decide(self, failed: Failed) -> NextHop:
-        """Return the policy's decision; if it raises or returns an invalid value, log that and use the level table."""
-        try:
-            answer = decide(failed, self._policy)
-            if is_hop(answer):
-                return answer
-            _LOG.error("consumer.retry-policy-failed", extra={"error": f"it returned {safe_text(answer, repr):.200}"})
-        except BaseException as error:  # noqa: BLE001 - a policy is user code
-            _LOG.error("consumer.retry-policy-failed", extra={"error": safe_text(error, repr)})
-        return by_level_table(replace(failed, asked_level=0, asked_delay_ms=None))
 
     def _produce(self, sending: _Sending) -> None:
         out, producer = sending.hop.out, self._producer
@@ -256,18 +233,18 @@ class SendBack:
         except KafkaException as error:
             self._reports.append((sending, error.args[0]))
 
-    def _not_stored(self, sending: _Sending, error: KafkaError, now_ms: int) -> None:
+    def _not_stored(self, sending: _Sending, error: KafkaError) -> None:
         self.counts.not_stored += 1
         if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
             self._broken = error
         hop = sending.hop
         record = coordinates(hop.failed.message)
         _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.kind.value, "error": error.name()})
-        smaller = self._next_hops.smaller(hop) if error.code() in TOO_LARGE else None
+        smaller = self._hop_maker.smaller(hop) if error.code() in TOO_LARGE else None
         if smaller is not None:
             sending.hop = smaller
             self._produce(sending)
             if hop.kind is HopKind.RETRY:
-                self._failures.hop(smaller, now_ms)
+                self._failures.hop(smaller, self._now_ms)
         else:
-            self._again.append((now_ms + self._back_off_ms, sending))
+            self._again.append((self._now_ms + self._back_off_ms, sending))

@@ -4,14 +4,20 @@ A suspended consumer is ready: it does what the program has requested.
 """
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from confluent_kafka import KafkaException, TopicPartition
+
+from rocketshim.consumer.mode import Mode
+from rocketshim.consumer.reader.partition_queue import PartitionQueue
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import FailureCounts, SendBackCounts
 from rocketshim.core.histogram import Histogram
 from rocketshim.health import LoopState, Metric
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["ConsumerQueueState", "ConsumerState"]
+__all__ = ["ConsumerQueueState", "ConsumerState", "state_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +148,52 @@ class ConsumerState(LoopState):
         yield metric("failing_reconsume_times", "gauge", "failed attempts of what holds up a queue in order", *tries)
         yield metric("failing_seconds", "gauge", "for how long that fails", *ages)
         yield metric("paused", "gauge", "1: a queue is not read now", *((x, int(bool(q.paused))) for x, q in keys))
+
+
+def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) -> ConsumerState:
+    """Return the state of the consumer of a poll loop; its thread calls it."""
+    dispatch, commits = mode.dispatch, mode.queues.commits
+    counts, since_ms = dispatch.counts, commits.failing_since_ms
+
+    def of_queue(queue: PartitionQueue) -> ConsumerQueueState:
+        key = TopicPartitionKey.of(queue)
+        position, committed = queue.next_offset, commits.positions.stored(key)
+        try:
+            _, high = reader.client().get_watermark_offsets(TopicPartition(*key), cached=True)
+        except (KafkaException, TypeError):
+            high = -1
+        at = committed if position is None else position
+        times, failing_ms = queue.failing or (None, 0)
+        return ConsumerQueueState(
+            topic=queue.topic,
+            queue_id=queue.partition,
+            epoch=queue.epoch,
+            position=position,
+            committed=committed,
+            lag=max(0, high - at) if high >= 0 and at >= 0 else None,
+            msg_count=queue.msg_count,
+            msg_bytes=queue.msg_bytes,
+            oldest_in_work_ms=queue.oldest_in_work_ms(now_ms),
+            paused="|".join(reason.name or "" for reason in reader.pauses.why(key)),
+            reconsume_times=times,
+            failing_ms=failing_ms,
+        )
+
+    return ConsumerState(
+        at_ns=now_ms * 1_000_000,
+        group=group,
+        is_member=reader.has_joined.is_set(),
+        suspended=reader.is_suspended,
+        commits_fail_since_ns=None if since_ms is None else since_ms * 1_000_000,
+        commits_failed=commits.failed,
+        workers=dispatch.pool.size,
+        in_flight=dispatch.in_flight,
+        messages={"SUCCESS": counts.succeeded, **(counts.failed_by_type or {"FAILED": counts.failed})},
+        listener_s=counts.listener_ns / 1e9,
+        listener_times=counts.listener_times.copy(),
+        latencies=counts.latencies.copy(),
+        send_back=replace(dispatch.send_back.counts),
+        failures=dispatch.send_back.failures.copy(),
+        subscription_conflicts=dict(reader.starts.conflicts),
+        queues=tuple(map(of_queue, mode.queues)),
+    )

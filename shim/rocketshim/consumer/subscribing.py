@@ -4,15 +4,16 @@ import asyncio
 import inspect
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Unpack
 
 from rocketshim.codecs import Codec, codec_of
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
-from rocketshim.core.failure_rules import ExceptionTypes, failure_rules
+from rocketshim.core.failure_rules import failure_rules
 from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
 from rocketshim.decoding import decoding
 from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
+from rocketshim.settings import ListenerOptions, PushConsumerSettings
 
 __all__ = ["WithoutContext", "adapt", "is_async", "subscription_of"]
 
@@ -48,32 +49,23 @@ def subscription_of(
     topic: str,
     listener: Callable[..., Any] | None,
     among: Subscriptions,
-    *,
-    tags: str | None = None,
-    sql: str | None = None,
-    selector: Any = None,
-    orderly: bool | None = None,
-    dead_on: ExceptionTypes | None = None,
-    retry_on: ExceptionTypes | None = None,
-    body: type[Any] | None = None,
-    codec: Codec[Any] | None = None,
+    settings: PushConsumerSettings,
     default_codec: Codec[Any] | None = None,
-    lists: bool = False,
-    filter_retries: bool = False,
+    **options: Unpack[ListenerOptions],
 ) -> Subscription:
     """Make a subscription that is compatible with the existing ones; do not add it.
 
-    The arguments are those of `PushConsumer.listener`. Without a listener it gets the one that the topic has or had;
-    without `orderly` it is like the existing ones. Without a codec a new listener has the default one; it gets `lists`
-    or single messages. With `filter_retries` an SQL condition is evaluated again when a
-    message is delivered again.
+    Without a listener it gets the one that the topic has or had; without `orderly` it is like the existing ones.
+    Without a codec a new listener has the default one.
 
     Raises:
         ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
             rocketshim, or two filters are given.
         FilterSyntaxError: the expression does not compile.
     """
-    rules, codec = failure_rules(dead_on, retry_on), codec_of(body, codec) or default_codec
+    lists = settings.consume_message_batch_max_size > 1
+    rules = failure_rules(options.get("dead_on"), options.get("retry_on"))
+    codec = codec_of(options.get("body"), options.get("codec")) or default_codec
     physical = among.physical(topic)
     known = among.own(physical)
     if listener is not None:
@@ -84,14 +76,14 @@ def subscription_of(
         function, awaits, rules = known.listener, known.awaits, known.rules
     else:
         raise ConfigError(f"subscribe({topic!r}) needs a listener: the topic has no listener yet")
-    orderly = bool(among.orderly) if orderly is None else orderly
+    orderly = bool(options.get("orderly", among.orderly))
     among.check(topic, orderly=orderly, awaits=awaits)
     if orderly and lists and codec is not None:
         raise ConfigError(
             f"{topic!r}: an orderly listener that gets lists cannot have a codec, since one body that cannot be "
             "decoded would fail the whole list: set consume_message_batch_max_size=1"
         )
-    chosen = compile_filter(tags, sql, selector)
+    chosen = compile_filter(options.get("tags"), options.get("sql"), options.get("selector"))
     made = Subscription(
         physical,
         function,
@@ -107,7 +99,7 @@ def subscription_of(
         case TagFilter():
             return replace(made, matches=None if chosen.matches_all else chosen.matches_headers, sieve=chosen.sieve)
         case _:
-            again = chosen.matches_headers if filter_retries else None
+            again = chosen.matches_headers if settings.filter_support_retry else None
             return replace(made, matches=chosen.matches_headers, matches_retry=again)
 
 

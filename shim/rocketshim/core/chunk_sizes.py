@@ -3,8 +3,8 @@
 The size follows from the *minimum* time per message of the last 32 chunks, never from the mean. The mean includes
 waiting for the interpreter lock, and makes fast listeners look slow (tried: 0.86 of raw with the minimum, 0.56 with
 chunks of one). Below 10 µs per message a chunk has 1,024 messages, because waking a thread costs more than the
-listener. Below 200 µs it has 64. Above that it has as many as take 8 ms; from 8 ms per message on it has one batch. It
-is never so large that one thread is idle while another still has a quarter of its chunks to do.
+listener. Below 200 µs it has 64. Above that it has as many as take 8 ms, from 8 ms per message on one batch, and never
+more than leave work for every thread: none is idle while another still has a quarter of its chunks to do.
 """
 
 from collections import deque

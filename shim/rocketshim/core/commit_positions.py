@@ -45,11 +45,9 @@ class CommitPositions:
             return False
         return offset > self._sent[key] or (again and offset == self._sent[key] > self._stored[key])
 
-    def send(self, offsets: Mapping[TopicPartitionKey, int], *, is_stored: bool) -> None:
-        """Note that these offsets were sent, and with `is_stored` that they are stored, too."""
+    def send(self, offsets: Mapping[TopicPartitionKey, int]) -> None:
+        """Note that these offsets were sent."""
         self._sent.update(offsets)
-        if is_stored:
-            self._stored.update(offsets)
 
     def confirm(self, key: TopicPartitionKey, offset: int) -> None:
         """Note that an offset is stored; ignore one that is above what was sent in this assignment, or after a seek."""

@@ -1,4 +1,4 @@
-"""The meaning of an orderly listener's answer: the types that `orderly_queue` uses.
+"""The context of an orderly listener, and what its answer means: the types that `orderly_queue` uses.
 
 Rules (`ConsumeMessageOrderlyService#processConsumeResult`, `#checkReconsumeTimes`). A message is "open" when the
 listener answered it with success and it is not committed:
@@ -37,10 +37,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Generic, Protocol, TypeVar
 
+from rocketshim_topics.message_queue import MessageQueue
+
 __all__ = [
     "SUSPEND_MAX_MS",
     "SUSPEND_MIN_MS",
     "BatchAnswer",
+    "ConsumeOrderlyContext",
     "ConsumeOrderlyStatus",
     "DeadLetterOrderly",
     "OrderlyAction",
@@ -65,6 +68,36 @@ class ConsumeOrderlyStatus(IntEnum):
     ROLLBACK = 1
     COMMIT = 2
     SUSPEND_CURRENT_QUEUE_A_MOMENT = 3
+
+
+class ConsumeOrderlyContext:
+    """The context of one call of an orderly listener.
+
+    Attributes:
+        group: the consumer group.
+        message_queue: the queue of the messages.
+        epoch: counts the runs of that queue in this consumer.
+        fencing_token: the token of the queue's lock. It grows from owner to owner. Pass it to a sink that rejects
+            writes with a lower token than it has seen. None: no lock (broadcasting).
+        auto_commit: True (default): SUCCESS commits. False: only COMMIT commits, and ROLLBACK returns the uncommitted
+            messages.
+        suspend_current_queue_time_ms: wait before the next attempt in ms, if the call suspends; clamped to 10 … 30,000;
+            -1 (default): the consumer's setting.
+
+    Source: `ConsumeOrderlyContext` of RocketMQ.
+    """
+
+    __slots__ = (
+        "auto_commit", "epoch", "fencing_token", "group", "message_queue", "suspend_current_queue_time_ms",
+    )  # fmt: skip
+
+    def __init__(self, group: str, message_queue: MessageQueue, epoch: int, fencing_token: int | None) -> None:
+        self.group = group
+        self.message_queue = message_queue
+        self.epoch = epoch
+        self.fencing_token = fencing_token
+        self.auto_commit = True
+        self.suspend_current_queue_time_ms = -1
 
 
 def orderly_status(answer: object) -> ConsumeOrderlyStatus:

@@ -1,5 +1,6 @@
 """The lease of one queue, as the threads of a consumer share it, and what its next owner continues with."""
 
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["Lease", "ReconsumeCounts"]
@@ -26,6 +27,11 @@ class Lease:
         self.queue = queue
         self.token = token
         self.until_ms = until_ms
+
+    @property
+    def key(self) -> TopicPartitionKey:
+        """The partition of the queue."""
+        return TopicPartitionKey(self.queue.topic, self.queue.queue_id)
 
     def holds(self, now_ms: int) -> bool:
         """Return whether this process may process and commit the queue at this monotonic instant in ms."""

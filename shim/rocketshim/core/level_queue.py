@@ -1,6 +1,6 @@
 """One partition of the schedule topic: which records wait, which are due, and which offset may be committed.
 
-Rules of this file (design: "one queue rule"):
+Rules:
 
 * The queue is strictly first-in-first-out by **its own delay**: a record leaves when that delay has passed since its
   append, whatever its headers contain. Only the head is checked. The caller that takes the record decides what follows

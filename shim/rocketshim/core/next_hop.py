@@ -1,12 +1,12 @@
 """The next hop of a failed message: what it is, its record, and what it becomes if that record is too large. Pure.
 
-Every consumer sends failed messages back by these rules. `NextHops.first` decides and makes the record:
+Every consumer sends failed messages back by these rules. `HopMaker.first` decides and makes the record:
 
 * a retry: a schedule record, by the policy or as the listener asked (`retry_policy.decide`);
 * a dead letter, at the limit or if the listener asked for it;
 * a parked record, if the headers break the wire format or no other hop can be made.
 
-If a topic refuses the record for its size, `NextHops.smaller` makes a smaller one:
+If a topic refuses the record for its size, `HopMaker.smaller` makes a smaller one:
 
     retry or dead letter → dead letter by reference
     parked record → without its value → only the reason and the coordinates
@@ -23,11 +23,14 @@ from rocketshim.core.retry_policy import (
     AfterDelay,
     AtLevel,
     Dead,
+    Decision,
     Failed,
     LevelTableRetryPolicy,
-    NextHop,
+    RetryPolicy,
     decide,
+    is_hop,
 )
+from rocketshim.core.user_values import safe_text
 from rocketshim_topics.errors import MalformedRecordError, RocketshimError
 from rocketshim_topics.hops import (
     Failure,
@@ -40,11 +43,12 @@ from rocketshim_topics.hops import (
 )
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import decode, read_again, read_headers
+from rocketshim_topics.wire import Envelope, decode, read_again, read_headers
 
-__all__ = ["FailedMessage", "Hop", "HopKind", "NextHops"]
+__all__ = ["FailedMessage", "Hop", "HopKind", "HopMaker"]
 
 _NO_HOP: Final = "no-hop"
+_LEVEL_TABLE: Final = LevelTableRetryPolicy()
 
 
 class HopKind(Enum):
@@ -89,7 +93,8 @@ class Hop:
         reconsume_times: failed attempts, including this one; 0 if the message was parked before they were known.
         reason: why it is parked; `""`: it is not parked.
         error: text of the error because of which no other hop could be made; `""`: there was none.
-        decided: what was decided; None: the message was parked before that.
+        decision: what was decided; None: the message was parked before that.
+        policy_error: why the level table decided instead of the policy, which is user code; `""`: it did not.
         msg_id: id of the message, if its record has one; None: its coordinates are its id.
         message_limit: the message's own `max_reconsume_times`, or None.
     """
@@ -100,20 +105,22 @@ class Hop:
     reconsume_times: int = 0
     reason: str = ""
     error: str = ""
-    decided: NextHop | None = None
+    decision: Decision | None = None
     msg_id: str | None = None
     message_limit: int | None = None
+    policy_error: str = ""
 
 
-class NextHops:
+class HopMaker:
     """Makes the next hops of one group's failed messages.
 
     Args:
         names, levels, group: names, delay levels and group of the consumer.
         limit: `max_reconsume_times` of the group.
-        decided: applies the retry policy to a failed attempt; None: the level table.
+        policy: the retry policy; None: the level table. If it raises or returns an invalid value, the level table
+            decides, too.
 
-    Thread-safety: any thread, if `decided` allows it.
+    Thread-safety: any thread, if the policy allows it.
 
     Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """
@@ -125,13 +132,13 @@ class NextHops:
         group: str,
         *,
         limit: int,
-        decided: Callable[[Failed], NextHop] | None = None,
+        policy: RetryPolicy | None = None,
     ) -> None:
         self._names = names
         self._levels = levels
         self._group = group
         self._limit = limit
-        self._decided = decided or by_level_table
+        self._policy = policy
         self._retry_topic = names.retry(group)
 
     def first(self, failed: FailedMessage, *, lane: Callable[[], int], unit: float) -> Hop:
@@ -151,43 +158,31 @@ class NextHops:
             before = failed.reconsume_times
             if before is None:
                 before = envelope.reconsume_times or 0
-            decided = self._decided(
-                Failed(
-                    before, failed.asked_level, failed.asked_delay_ms, self._limit, envelope.max_reconsume_times, unit
-                )
-            )
         except RocketshimError as error:
             return self._without_hop(failed, error)
-        if isinstance(decided, Dead):
-            hop = self._dead_letter(failed, before + 1, trusted=trusted)
-            hop.decided, hop.msg_id, hop.message_limit = decided, envelope.uniq_key, envelope.max_reconsume_times
-            return hop
-        chosen = lane()
-        try:
-            out = retry(
-                failed.message,
-                self._names,
-                self._levels,
-                group=self._group,
-                trusted=trusted,
-                failure=failed.failure,
-                reconsume_times=before + 1,
-                level=decided.level if isinstance(decided, AtLevel) else None,
-                delay_ms=decided.delay_ms if isinstance(decided, AfterDelay) else None,
-                lane=chosen,
-                envelope=envelope,
-            )
-        except RocketshimError as error:
-            return self._without_hop(failed, error)
-        return Hop(
-            HopKind.RETRY,
-            out,
-            failed,
-            before + 1,
-            decided=decided,
-            msg_id=envelope.uniq_key,
-            message_limit=envelope.max_reconsume_times,
+        limit = envelope.max_reconsume_times
+        decision, policy_error = self._decide(
+            Failed(before, failed.asked_level, failed.asked_delay_ms, self._limit, limit, unit)
         )
+        if isinstance(decision, Dead):
+            hop = self._dead_letter(failed, before + 1, trusted=trusted)
+        else:
+            hop = self._retry(failed, before + 1, decision, lane(), envelope, trusted=trusted)
+        hop.decision, hop.policy_error, hop.msg_id, hop.message_limit = decision, policy_error, envelope.uniq_key, limit
+        return hop
+
+    def _decide(self, failed: Failed) -> tuple[Decision, str]:
+        """Return the decision, and why the level table made it instead of the policy; `""`: it did not."""
+        if self._policy is None:
+            return decide(failed, _LEVEL_TABLE), ""
+        try:
+            answer: object = decide(failed, self._policy)
+            if is_hop(answer):
+                return answer, ""
+            problem = f"it returned {safe_text(answer, repr):.200}"
+        except BaseException as error:  # noqa: BLE001 - a policy is user code
+            problem = safe_text(error, repr)
+        return decide(replace(failed, asked_level=0, asked_delay_ms=None), _LEVEL_TABLE), problem
 
     def smaller(self, hop: Hop) -> Hop | None:
         """Return a smaller hop instead of one that its topic refused for its size; None: it cannot be made smaller."""
@@ -206,6 +201,34 @@ class NextHops:
                 return Hop(hop.kind, out, hop.failed, hop.reconsume_times, hop.reason, hop.error)
             case _:
                 assert_never(hop.kind)
+
+    def _retry(
+        self,
+        failed: FailedMessage,
+        reconsume_times: int,
+        wait: AtLevel | AfterDelay,
+        lane: int,
+        envelope: Envelope,
+        *,
+        trusted: bool,
+    ) -> Hop:
+        try:
+            out = retry(
+                failed.message,
+                self._names,
+                self._levels,
+                group=self._group,
+                trusted=trusted,
+                failure=failed.failure,
+                reconsume_times=reconsume_times,
+                level=wait.level if isinstance(wait, AtLevel) else None,
+                delay_ms=wait.delay_ms if isinstance(wait, AfterDelay) else None,
+                lane=lane,
+                envelope=envelope,
+            )
+        except RocketshimError as error:
+            return self._without_hop(failed, error)
+        return Hop(HopKind.RETRY, out, failed, reconsume_times)
 
     def _dead_letter(self, failed: FailedMessage, reconsume_times: int, *, trusted: bool) -> Hop:
         try:
@@ -240,8 +263,3 @@ class NextHops:
 
     def _parked(self, failed: FailedMessage, reason: str, error: str = "") -> Hop:
         return Hop(HopKind.PARKED, parked(failed.message, self._names, reason), failed, 0, reason, error)
-
-
-def by_level_table(failed: Failed) -> NextHop:
-    """Return the decision by RocketMQ's table of delay levels."""
-    return decide(failed, LevelTableRetryPolicy())

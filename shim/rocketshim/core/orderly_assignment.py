@@ -1,4 +1,4 @@
-"""The life of a partition in an orderly consumer: who may start it, what ends it, and what follows its end.
+"""The states of a partition in an orderly consumer: who may start it, what ends it, and what follows its end.
 
 A partition is consumed under the lock of its queue. Kafka's group and the group's log change independently of each
 other, and listeners may be slow, so the state of a partition depends on all three. `TRANSITIONS` is the whole state

@@ -13,7 +13,7 @@ from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim_topics.hops import Failure
 
-__all__ = ["OrderlyPartition", "OrderlyTask"]
+__all__ = ["OrderlyPartition", "OrderlyTask", "StoppedKeys"]
 
 Progress = tuple[int | None, ReconsumeCounts]
 """Position and failed attempts, in the form of the group's log."""
@@ -65,6 +65,47 @@ class OrderlyTask:
     def stored(self, messages: Collection[Any]) -> None:
         """Record that dead letters are stored."""
         self.queue.stored(self, messages)
+
+
+class StoppedKeys:
+    """For order by key: the keys with a failed message in this run, and the messages behind the failed ones.
+
+    Attributes:
+        keys: the keys for which the listener is not called again in this run.
+        left: messages of these keys that the run has reached and skipped, by offset.
+    """
+
+    __slots__ = ("_key_of", "_task", "keys", "left")
+
+    def __init__(self, task: OrderlyTask) -> None:
+        self._task = task
+        self._key_of = task.key_of
+        self.keys: set[Hashable] = set()
+        self.left: dict[int, Any] = {}
+
+    def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
+        """Return whether the run continues after a failed message; if so, skip further messages of its key."""
+        task = self._task
+        if self._key_of is None or not answer.auto_commit:
+            return False
+        self.keys.add(self._key_of(message))
+        task.passed[message.offset()] = (task.failure, task.malformed)
+        task.failure = task.malformed = None
+        return True
+
+    def leaves(self, message: Any) -> bool:
+        """Return whether a message is behind a failed one of its key, so that it stays for a later run."""
+        if self._key_of is None or self._key_of(message) not in self.keys:
+            return False
+        self.left[message.offset()] = message
+        return True
+
+    def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
+        """Move skipped messages behind the answered ones, since answers must cover the beginning of a run."""
+        if self.left:
+            answered = sum(answer.msg_count for answer in answers)
+            others = [message for message in self._task.messages if message.offset() not in self.left]
+            self._task.messages[:] = [*others[:answered], *self.left.values(), *others[answered:]]
 
 
 class OrderlyPartition:

@@ -10,12 +10,14 @@ are put back.
 * After 60 s of runs without a pause the queue yields for 10 ms.
 * Counts are kept per offset until the message is finished. They are given at construction (from the release or renewal
   of the last owner) and read for the next owner, so that they survive restarts and rebalances.
-* **By key** (`key_of`): a stop blocks only the messages with the keys of the failed batch, in *lanes*; other messages
-  continue. Within a key the order is kept. The shell's flow control, which reads `msg_count`, `msg_bytes` and `span`,
-  bounds the number of messages behind the finished prefix. Without `key_of` the whole queue stops.
+* **By key** (`key_of`): a stop blocks only the messages with the keys of the failed batch. They wait in *backlogs*, one
+  a key; other messages continue. Within a key the order is kept. The shell's flow control, which reads `msg_count`,
+  `msg_bytes` and `span`, bounds the number of messages behind the finished prefix. Without `key_of` the whole queue
+  stops.
 * By key a run may have several answers that stop, each for its own keys: the listener thread moves messages of a
-  stopped key behind those that it answers. Lanes whose wait is over and messages without a lane take turns in a run, so
-  that neither waits for all of the other. Waiting lanes cost nothing (a heap); no operation iterates over all of them.
+  stopped key behind those that it answers. Backlogs whose wait is over and messages without a backlog take turns in a
+  run, so that neither waits for all of the other. Waiting backlogs cost nothing (a heap); no operation iterates over
+  all of them.
 
 A queue belongs to one assignment (its *epoch*). After `drop` it returns nothing any more.
 """
@@ -49,7 +51,7 @@ _YIELD_MS: Final = 10
 _FOREVER: Final = 2**31 - 1
 
 
-class _Decision(Generic[MessageT]):
+class _SuspendedBatch(Generic[MessageT]):
     """A batch that was suspended and whose dead letters are being stored."""
 
     __slots__ = ("again", "answer", "dead", "waiting")
@@ -62,10 +64,10 @@ class _Decision(Generic[MessageT]):
 
 
 _Stop = tuple[int, int, Hashable]
-"""End of a lane's wait, the number of that stop, the lane's key."""
+"""End of a backlog's wait, the number of that stop, the backlog's key."""
 
 
-class _Lane(Generic[MessageT]):
+class _Backlog(Generic[MessageT]):
     """Messages that wait because one with their key failed, or because they are behind such a message."""
 
     __slots__ = ("messages", "stop")
@@ -80,8 +82,8 @@ class OrderlyQueue(Generic[MessageT]):
 
     Args:
         epoch: number of the assignment; only stored.
-        max_reconsume_times: failed attempts after which a message is dead-lettered; -1 (default): never. Other negative
-            numbers are taken literally: the first failure is the last. Source: `#getMaxReconsumeTimes`.
+        max_reconsume_times: with n, failure n + 1 makes a message a dead letter; -1 (default): none does. With another
+            negative number the first failure does. Source: `#getMaxReconsumeTimes`.
         suspend_ms: wait after a stop when the listener sets none, in ms. Default 1,000.
         reconsume_counts: (offset, failed attempts) from the last owner.
         stored_count: returns the failed attempts that a message itself carries (retry topic); None: no message carries
@@ -97,9 +99,9 @@ class OrderlyQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_counts", "_decisions", "_due", "_failing_since_ms", "_in_run", "_key_of", "_lanes", "_message_limit",
-        "_not_before_ms", "_open", "_open_dead", "_pending", "_run_since_ms", "_stops", "_stored_count",
-        "_suspend_ms", "_tracker", "_waiting", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
+        "_backlogs", "_counts", "_due", "_failing_since_ms", "_in_run", "_key_of", "_message_limit", "_not_before_ms",
+        "_open", "_open_dead", "_pending", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms", "_suspended",
+        "_tracker", "_waiting", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
     def __init__(
@@ -125,12 +127,12 @@ class OrderlyQueue(Generic[MessageT]):
         self._counts = dict(reconsume_counts)
         self._failing_since_ms: dict[int, int] = {}  # first failure here, by offset
         self._pending: deque[MessageT] = deque()
-        self._lanes: dict[Hashable, _Lane[MessageT]] = {}
+        self._backlogs: dict[Hashable, _Backlog[MessageT]] = {}
         self._waiting: list[_Stop] = []  # a heap
-        self._due: deque[_Stop] = deque()  # lanes whose wait was over at the last `take`, the next one first
+        self._due: deque[_Stop] = deque()  # backlogs whose wait was over at the last `take`, the next one first
         self._stops = 0
         self._in_run: list[MessageT] | None = None
-        self._decisions: dict[int, _Decision[MessageT]] = {}  # by offset of each dead letter that is being stored
+        self._suspended: dict[int, _SuspendedBatch[MessageT]] = {}  # by offset of each dead letter that is being stored
         self._open: list[MessageT] = []
         self._open_dead: set[int] = set()  # offsets of open messages that are dead-lettered
         self._tracker = OffsetTracker()
@@ -181,7 +183,7 @@ class OrderlyQueue(Generic[MessageT]):
             self._run_since_ms = None
             self._not_before_ms = now_ms + _YIELD_MS
             return None
-        messages = self._from_pending(limit) if self._key_of is None else self._from_lanes(limit, now_ms)
+        messages = self._from_pending(limit) if self._key_of is None else self._from_backlogs(limit, now_ms)
         if not messages:
             self._run_since_ms = None
             return None
@@ -240,25 +242,25 @@ class OrderlyQueue(Generic[MessageT]):
         """
         if self.dropped:
             return []
-        decision = self._decisions.pop(offset, None)
-        if decision is None:
+        suspended = self._suspended.pop(offset, None)
+        if suspended is None:
             raise ValueError(f"no dead letter of offset {offset} is being stored")
-        message = decision.waiting.pop(offset)
+        message = suspended.waiting.pop(offset)
         if stored:
-            decision.dead.append(message)
+            suspended.dead.append(message)
         else:
             self._count_failure(message, now_ms)
-            decision.again.append(message)
-        return [] if decision.waiting else self._conclude(decision, now_ms)
+            suspended.again.append(message)
+        return [] if suspended.waiting else self._conclude(suspended, now_ms)
 
     def drop(self) -> None:
         """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice."""
         self.dropped = True
         self._pending.clear()
-        self._lanes.clear()
+        self._backlogs.clear()
         self._waiting.clear()
         self._due.clear()
-        self._decisions.clear()
+        self._suspended.clear()
         self._counts = {}
         self._failing_since_ms = {}
         self._open.clear()
@@ -271,7 +273,7 @@ class OrderlyQueue(Generic[MessageT]):
     @property
     def busy(self) -> bool:
         """Whether a run is in progress or a dead letter is being stored; a stopped queue is drained when not busy."""
-        return self._in_run is not None or bool(self._decisions)
+        return self._in_run is not None or bool(self._suspended)
 
     @property
     def idle(self) -> bool:
@@ -309,7 +311,7 @@ class OrderlyQueue(Generic[MessageT]):
     @property
     def next_wakeup_ms(self) -> int | None:
         """When `take` may return messages: 0 for now, None for not before a put or a report."""
-        if self.busy or self.dropped or not (self._pending or self._lanes):
+        if self.busy or self.dropped or not (self._pending or self._backlogs):
             return None
         if self._not_before_ms is not None:
             return self._not_before_ms
@@ -317,7 +319,7 @@ class OrderlyQueue(Generic[MessageT]):
             self._due.popleft()
         if self._pending or self._due:
             return 0
-        while not self._is_current(self._waiting[0]):  # every lane that is not due has an entry here
+        while not self._is_current(self._waiting[0]):  # every backlog that is not due has an entry here
             heapq.heappop(self._waiting)
         return self._waiting[0][0]
 
@@ -355,42 +357,42 @@ class OrderlyQueue(Generic[MessageT]):
         return [StatusMisplaced(answer.status)] if misplaced else []
 
     def _suspend(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
-        decision: _Decision[MessageT] = _Decision(answer)
+        suspended: _SuspendedBatch[MessageT] = _SuspendedBatch(answer)
         actions: list[OrderlyAction[MessageT]] = []
         for message in batch:
             count, offset = self.reconsume_times(message), message.offset() or 0
             if answer.dead_letter or count >= self.limit_of(message):
-                decision.waiting[offset] = message
+                suspended.waiting[offset] = message
                 actions.append(DeadLetterOrderly(message, count, answer.dead_letter))
             else:
                 self._count_failure(message, now_ms)
-                decision.again.append(message)
-        self._decisions.update(dict.fromkeys(decision.waiting, decision))
-        return actions or self._conclude(decision, now_ms)
+                suspended.again.append(message)
+        self._suspended.update(dict.fromkeys(suspended.waiting, suspended))
+        return actions or self._conclude(suspended, now_ms)
 
     def _count_failure(self, message: MessageT, now_ms: int) -> None:
         offset = message.offset() or 0
         self._counts[offset] = self.reconsume_times(message) + 1
         self._failing_since_ms.setdefault(offset, now_ms)
 
-    def _conclude(self, decision: _Decision[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
+    def _conclude(self, suspended: _SuspendedBatch[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
         """Continue or stop: every dead letter of the batch is stored or has failed."""
-        if decision.answer.skipped:
-            self._finish(decision.dead)
-        elif not decision.answer.auto_commit:
-            self._open += decision.dead
-            self._open_dead.update(message.offset() or 0 for message in decision.dead)
-        elif decision.again:
-            self._finish(decision.dead)
+        if suspended.answer.skipped:
+            self._finish(suspended.dead)
+        elif not suspended.answer.auto_commit:
+            self._open += suspended.dead
+            self._open_dead.update(message.offset() or 0 for message in suspended.dead)
+        elif suspended.again:
+            self._finish(suspended.dead)
         else:
-            self._commit(decision.dead)
-        if not decision.again:
+            self._commit(suspended.dead)
+        if not suspended.again:
             return []
-        decision.again.sort(key=_offset)
-        return [self._stop(decision.answer, decision.again, now_ms)]
+        suspended.again.sort(key=_offset)
+        return [self._stop(suspended.answer, suspended.again, now_ms)]
 
     def _stop(self, answer: BatchAnswer, back: list[MessageT], now_ms: int) -> Suspended[MessageT]:
-        """Put messages back in front and let their lane wait."""
+        """Put messages back in front and let their backlog wait."""
         asked_ms = self._suspend_ms if answer.suspend_ms < 0 else answer.suspend_ms
         until_ms = now_ms + min(max(asked_ms, SUSPEND_MIN_MS), SUSPEND_MAX_MS)
         if self._key_of is None:
@@ -401,10 +403,10 @@ class OrderlyQueue(Generic[MessageT]):
             for message in sorted(back, key=_offset):
                 by_key.setdefault(self._key_of(message), []).append(message)
             for key, messages in by_key.items():
-                lane = self._lanes.setdefault(key, _Lane())
-                lane.messages.extendleft(reversed(messages))
+                backlog = self._backlogs.setdefault(key, _Backlog())
+                backlog.messages.extendleft(reversed(messages))
                 self._stops += 1
-                lane.stop = self._stops
+                backlog.stop = self._stops
                 heapq.heappush(self._waiting, (until_ms, self._stops, key))
         first = back[0]
         return Suspended(until_ms, first, self.reconsume_times(first), self.limit_of(first) == _FOREVER)
@@ -418,12 +420,12 @@ class OrderlyQueue(Generic[MessageT]):
             return messages
         return [self._pending.popleft() for _ in range(limit)]
 
-    def _from_lanes(self, limit: int, now_ms: int) -> list[MessageT]:
-        """Take in turn from due lanes (only the head of a lane if it has failed) and from messages without a lane."""
+    def _from_backlogs(self, limit: int, now_ms: int) -> list[MessageT]:
+        """Take in turn from due backlogs (only the head of one if it has failed) and from messages without one."""
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._due.append(heapq.heappop(self._waiting))
         messages: list[MessageT] = []
-        remaining: list[_Stop] = []  # lanes that still have messages after this run
+        remaining: list[_Stop] = []  # backlogs that still have messages after this run
         while len(messages) < limit and (self._due or self._pending):
             stop = self._due.popleft() if self._due else None
             if stop is not None and self._is_current(stop) and self._take_of(stop[2], messages, limit):
@@ -433,46 +435,46 @@ class OrderlyQueue(Generic[MessageT]):
         return messages
 
     def _take_of(self, key: Hashable, messages: list[MessageT], limit: int) -> bool:
-        """Take messages of a lane; return whether some are left in it."""
-        lane = self._lanes[key]
-        count = 1 if lane.messages[0].offset() in self._counts else limit - len(messages)
-        while lane.messages and count > 0:
-            messages.append(lane.messages.popleft())
+        """Take messages of a backlog; return whether some are left in it."""
+        backlog = self._backlogs[key]
+        count = 1 if backlog.messages[0].offset() in self._counts else limit - len(messages)
+        while backlog.messages and count > 0:
+            messages.append(backlog.messages.popleft())
             count -= 1
-        if lane.messages:
+        if backlog.messages:
             return True
-        del self._lanes[key]
+        del self._backlogs[key]
         return False
 
     def _take_pending(self, messages: list[MessageT], limit: int) -> None:
-        """Take the next message without a lane, or all of them if no lane is due.
+        """Take the next message without a backlog, or all of them if no backlog is due.
 
-        Messages whose lane waits are appended to that lane.
+        Messages whose backlog waits are appended to that backlog.
         """
         key_of = self._key_of
         while key_of is not None and self._pending and len(messages) < limit:
             message = self._pending.popleft()
-            lane = self._lanes.get(key_of(message)) if self._lanes else None
-            if lane is not None:
-                lane.messages.append(message)
+            backlog = self._backlogs.get(key_of(message)) if self._backlogs else None
+            if backlog is not None:
+                backlog.messages.append(message)
                 continue
             messages.append(message)
             if self._due:
                 return
 
     def _is_current(self, stop: _Stop) -> bool:
-        """Return whether this is the last stop of a lane; it is not if the lane was emptied or stopped again."""
-        lane = self._lanes.get(stop[2])
-        return lane is not None and lane.stop == stop[1]
+        """Return whether this is the last stop of a backlog; it is not if the backlog was emptied or stopped again."""
+        backlog = self._backlogs.get(stop[2])
+        return backlog is not None and backlog.stop == stop[1]
 
     def _give_back(self, messages: list[MessageT]) -> None:
         """Put back messages that were taken and not begun, in front of the messages that follow them."""
-        if self._key_of is None or not self._lanes:
+        if self._key_of is None or not self._backlogs:
             self._pending.extendleft(reversed(messages))
             return
         for message in reversed(messages):
-            lane = self._lanes.get(self._key_of(message))
-            (self._pending if lane is None else lane.messages).appendleft(message)
+            backlog = self._backlogs.get(self._key_of(message))
+            (self._pending if backlog is None else backlog.messages).appendleft(message)
 
     def _commit(self, batch: list[MessageT]) -> None:
         """Finish the batch and all open messages."""

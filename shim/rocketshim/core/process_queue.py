@@ -423,7 +423,7 @@ class ProcessQueue(Generic[MessageT]):
         """
         self._withheld = True
         taken_back = 0
-        for chunk in self.in_flight:
+        for chunk in self.chunks:
             for part in self.split(chunk, len(chunk.messages) or 1):
                 del self._chunks[part]
                 part.take_back()
@@ -476,7 +476,7 @@ class ProcessQueue(Generic[MessageT]):
         return self._pending_count
 
     @property
-    def in_flight(self) -> Sequence[Chunk[MessageT]]:
+    def chunks(self) -> Sequence[Chunk[MessageT]]:
         """Chunks that are not reported, oldest first; a copy, so that they can be split during iteration."""
         return tuple(self._chunks)
 

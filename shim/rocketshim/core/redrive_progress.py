@@ -19,10 +19,9 @@ from math import inf
 from typing import Final, Literal
 
 from rocketshim.errors import ConfigError
-from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
-__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress", "TooLarge"]
+__all__ = ["DEFAULT_STOP_RATIO", "MOST_IN_TRANSACTION", "RedriveProgress"]
 
 DEFAULT_STOP_RATIO: Final = 0.1
 MOST_IN_TRANSACTION: Final = 500
@@ -42,6 +41,7 @@ class RedriveProgress:
             to 1, default 0.1.
 
     Attributes:
+        most: as given.
         failures: number of failures, by reason.
 
     Raises:
@@ -66,7 +66,7 @@ class RedriveProgress:
             raise ConfigError(f"the failure ratio is {stop_ratio}; it must be 0 to 1")
         self._letters = {(letter.partition, letter.offset): letter for letter in letters}
         self._rate_per_s = rate_per_s
-        self._most = most
+        self.most = most
         self._stop_ratio = stop_ratio
         self._taken: dict[RecordPosition, PlannedLetter] = {}
         self._sent: set[RecordPosition] = set()
@@ -116,7 +116,7 @@ class RedriveProgress:
             return "user"
         if self._is_too_many(self.failed, self.planned) or self._is_too_many(self.dead_again, self.sent):
             return "failures"
-        if self._most is not None and self.sent >= self._most:
+        if self.most is not None and self.sent >= self.most:
             return "most"
         return None
 
@@ -149,8 +149,8 @@ class RedriveProgress:
         capacity = MOST_IN_TRANSACTION
         if self._rate_per_s is not None:
             capacity = min(capacity, max(1, int(self._rate_per_s)))
-        if self._most is not None:
-            capacity = min(capacity, self._most - self.sent)
+        if self.most is not None:
+            capacity = min(capacity, self.most - self.sent)
         return capacity
 
     def wait_ms(self, now_ms: int) -> int:
@@ -206,42 +206,3 @@ class RedriveProgress:
 
     def _is_gone(self, position: RecordPosition) -> bool:
         return position in self._sent or position in self._settled or position in self._failed
-
-
-class TooLarge:
-    """Predicts which records a topic will refuse for their size, from those it has refused. Pure.
-
-    A broker compares the size of a batch with the topic's limit. So of records that are sent one per batch,
-    uncompressed, each record at least as large as a refused one would be refused.
-
-    Thread-safety: none; belongs to one thread.
-
-    Source: Kafka's `UnifiedLog#analyzeAndValidateRecords`, its record format 2.
-    """
-
-    def __init__(self) -> None:
-        self._refused_bytes: dict[str, int] = {}
-
-    def refused(self, record: OutgoingRecord) -> None:
-        """Record that the topic refused this record for its size."""
-        size_bytes = _stored_bytes(record)
-        self._refused_bytes[record.topic] = min(size_bytes, self._refused_bytes.get(record.topic, size_bytes))
-
-    def has_refused(self, record: OutgoingRecord) -> bool:
-        """Return whether the topic has refused a record that was not larger."""
-        refused_bytes = self._refused_bytes.get(record.topic)
-        return refused_bytes is not None and _stored_bytes(record) >= refused_bytes
-
-
-def _stored_bytes(record: OutgoingRecord) -> int:
-    """Return a record's size in record format 2, alone in its batch, without the parts that all records share."""
-    fields = [record.key, record.value]
-    for name, value in record.headers:
-        fields += [name.encode(), value]
-    lengths = [len(field or b"") for field in fields]
-    return _length_bytes(len(record.headers)) + sum(lengths) + sum(map(_length_bytes, lengths))
-
-
-def _length_bytes(length: int) -> int:
-    """Return the size of an encoded length: seven bits per byte, one bit for the sign."""
-    return max(1, -(-(2 * length).bit_length() // 7))

@@ -2,10 +2,12 @@
 
 RocketMQ's rules (`AbstractSendMessageProcessor#consumerSendMsgBack`), in the order of their evaluation:
 
-1. A limit below 0 other than -1 is taken literally: every failure exceeds it, so the first failure is the last.
-2. -1 means 16 for a concurrent listener (a listener that keeps order resolves its own -1 before it calls this).
-3. `reconsume_times >= limit`, or a requested level below 0: dead letter, immediately, without delay.
-4. A requested level above 0 is used exactly (the level table clamps it), and so is a requested delay.
+1. A requested level below 0: dead letter, immediately, without delay.
+2. The attempts are used up (`reconsume_times >= limit`): dead letter. A limit of -1 means 16 for a concurrent listener
+   (a listener that keeps order resolves its own -1 before it calls this). Another limit below 0 is taken literally:
+   every failure exceeds it, so the first failure is the last.
+3. A requested delay is used exactly.
+4. So is a requested level above 0 (the level table clamps it).
 5. Otherwise the policy decides; the default is level `3 + reconsume_times`.
 
 `reconsume_times` is the count of failed attempts *before* this failure. The record of the next hop carries it + 1, and
@@ -27,10 +29,10 @@ __all__ = [
     "AfterDelay",
     "AtLevel",
     "Dead",
+    "Decision",
     "ExponentialRetryPolicy",
     "Failed",
     "LevelTableRetryPolicy",
-    "NextHop",
     "RetryPolicy",
     "decide",
     "effective_limit",
@@ -62,7 +64,7 @@ class Dead:
     asked: bool
 
 
-NextHop = AtLevel | AfterDelay | Dead
+Decision = AtLevel | AfterDelay | Dead
 
 
 @dataclass(slots=True)
@@ -173,7 +175,7 @@ def effective_limit(limit: int, message_limit: int | None) -> int:
     return resolved if message_limit is None else min(resolved, message_limit)
 
 
-def decide(failed: Failed, policy: RetryPolicy) -> NextHop:
+def decide(failed: Failed, policy: RetryPolicy) -> Decision:
     """Return the next hop of a failed message, by the rules at the top of this file.
 
     Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
@@ -189,7 +191,7 @@ def decide(failed: Failed, policy: RetryPolicy) -> NextHop:
     return policy.next_hop(failed.reconsume_times, failed.unit)
 
 
-def is_hop(answer: object) -> TypeGuard[NextHop]:
+def is_hop(answer: object) -> TypeGuard[Decision]:
     """Return whether the answer of a policy, which is user code, is a decision."""
     if isinstance(answer, AtLevel):  # 0.1 µs; patterns with these attributes take 0.8 µs (our measurement)
         return _is_int(answer.level) and answer.level >= 1

@@ -15,7 +15,7 @@ afterwards the poll thread.
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from rocketshim.core.failure_rules import FailureRules
 from rocketshim.errors import ConfigError
 from rocketshim_topics import MessageView, TopicNames
 
-__all__ = ["Listener", "Subscription", "Subscriptions", "is_pattern"]
+__all__ = ["Listener", "Subscription", "Subscriptions", "digest_of", "is_pattern", "text_of"]
 
 Listener = Callable[[Any, Any], Any]
 HeaderFilter = Callable[[Any], bool]
@@ -64,6 +64,17 @@ class Subscription:
 def is_pattern(topic: str) -> bool:
     """Return whether a subscription's topic is a pattern."""
     return topic.startswith("^")
+
+
+def digest_of(digests: Mapping[str, str]) -> str:
+    """Return the digest of a consumer's subscriptions from those of its filters, by topic."""
+    parts = sorted(f"{topic}={digest}" for topic, digest in digests.items())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def text_of(expressions: Mapping[str, str]) -> str:
+    """Return a consumer's subscriptions as text from the expressions of its filters, by topic."""
+    return ", ".join(sorted(f"{topic}={expression}" for topic, expression in expressions.items()))
 
 
 class Subscriptions:
@@ -206,12 +217,11 @@ class Subscriptions:
 
     def digest(self) -> str:
         """Return the digest by which members detect that they subscribe differently."""
-        parts = sorted(f"{name}={each.digest}" for name, each in self._active.items())
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        return digest_of({name: each.digest for name, each in self._active.items()})
 
     def text(self) -> str:
         """Return the subscriptions as text for a person."""
-        return ", ".join(sorted(f"{name}={each.expression}" for name, each in self._active.items()))
+        return text_of({name: each.expression for name, each in self._active.items()})
 
     def _lookup(self, topic: str) -> Subscription | None:
         for subscriptions in (self._active, self._retired):

@@ -34,11 +34,11 @@ __all__ = ["Consumer"]
 class Retrying(Protocol):
     """What the object of a `Consumer` can do with retry enabled."""
 
-    def _send_later(
+    def _reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay: timedelta | str | None
     ) -> None: ...
 
-    def _send_dead(self, message: Message, reason: BaseException | str) -> None: ...
+    def _dead_letter(self, message: Message, reason: BaseException | str) -> None: ...
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -123,7 +123,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        self._retrying("reconsume_later")._send_later(message, error, level=level, delay=delay)  # noqa: SLF001
+        self._retrying("reconsume_later")._reconsume_later(message, error, level=level, delay=delay)  # noqa: SLF001
 
     def dead_letter(self, message: Message, reason: BaseException | str) -> None:
         """Send a message to the group's dead letters; return when it is stored.
@@ -137,7 +137,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        self._retrying("dead_letter")._send_dead(message, reason)  # noqa: SLF001
+        self._retrying("dead_letter")._dead_letter(message, reason)  # noqa: SLF001
 
     def reconsume_times(self, message: Message) -> int:
         """Return the failed attempts so far: 0 at the first delivery, and always 0 if retry is off.

@@ -52,14 +52,14 @@ class HandledOffsets:
     Thread-safety: the poll thread's. Any thread may call `position` and `store`, and set `dirty`.
     """
 
-    __slots__ = ("_buffered", "_gate", "_ledger", "_stores", "dirty", "positions", "store_at_s")
+    __slots__ = ("_buffered", "_gate", "_stores", "_tracker", "dirty", "positions", "store_at_s")
 
     def __init__(self, *, stores: bool, tracker: SendBackTracker, buffered: Buffered, gate: ClientGate) -> None:
         self.dirty = False
         self.store_at_s = 0.0
         self.positions: dict[TopicPartitionKey, TopicPartition] = {}
         self._stores = stores
-        self._ledger = tracker
+        self._tracker = tracker
         self._buffered = buffered
         self._gate = gate
 
@@ -72,7 +72,7 @@ class HandledOffsets:
 
     def note(self, client: OffsetClient) -> None:
         """Note how far messages were returned."""
-        keys = self._ledger.assigned_keys()
+        keys = self._tracker.assigned_keys()
         if not keys or self._gate.waiting:  # in a callback of a call that waits, its messages are not returned yet
             return
         found = client.position([TopicPartition(*key) for key in keys])
@@ -107,13 +107,13 @@ class HandledOffsets:
         """Store these positions, or the lowest failing offset if that is lower."""
         if not self._stores:
             return
-        while to_store := self._ledger.to_store({key: each.offset for key, each in positions.items()}):
+        while to_store := self._tracker.to_store({key: each.offset for key, each in positions.items()}):
             stores = [
                 positions[key] if positions[key].offset == offset else TopicPartition(*key, offset)
                 for key, offset in to_store.items()
             ]
             done = _store_each(client, stores)
-            self._ledger.stored({TopicPartitionKey.of(each): each.offset for each in done})
+            self._tracker.stored({TopicPartitionKey.of(each): each.offset for each in done})
             # another thread may have stored offsets meanwhile
             stored = [TopicPartitionKey.of(each) for each in done]
             positions = {key: positions[key] for key in stored}

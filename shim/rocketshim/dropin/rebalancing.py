@@ -3,7 +3,9 @@
 `subscribe` adds the retry topic. The client's three rebalance callbacks are always ours. Each of them separates the
 user's partitions from those of the retry topic, and from those of rocketshim topics that only a pattern matched; the
 latter are never assigned. It calls the user's callback with the user's partitions, and then assigns or unassigns all of
-them. If the user's callback has done so itself, its call has included ours.
+them. If the user's callback has done so itself, its call has included ours. All callbacks run in the program's thread,
+inside its `poll`, `consume` or `close`. There the program must not call `list_topics`, `poll` or `consume` of the same
+client: the next callback would end the process (`DESIGN.md`, 37). What its callback raises, the outer call raises.
 
 A partition of the retry topic starts at the beginning if it has no committed offset, or one that is no longer in its
 log, regardless of `auto.offset.reset`: the messages there belong to this group. If this cannot be found out in time,

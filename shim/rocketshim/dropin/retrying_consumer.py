@@ -41,7 +41,7 @@ class RetryingConsumer(RebalancingConsumer):
 
     # --- sending back -------------------------------------------------------------------------------------------------
 
-    def _send_later(
+    def _reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay: timedelta | str | None
     ) -> None:
         if level is not None and delay is not None:
@@ -54,11 +54,13 @@ class RetryingConsumer(RebalancingConsumer):
                 "with assign() the group's retry topic is not read, so a message that was sent back would stay there: "
                 "use subscribe(), or dead_letter()"
             )
-        self._send_back(message, lambda: state.send_back.retry(message, error, level=level, delay_ms=delay_ms))
+        self._send_back(
+            message, lambda: state.send_back.reconsume_later(message, error, level=level, delay_ms=delay_ms)
+        )
 
-    def _send_dead(self, message: Message, reason: BaseException | str) -> None:
+    def _dead_letter(self, message: Message, reason: BaseException | str) -> None:
         checked(message)
-        self._send_back(message, lambda: self._rocketshim.send_back.kill(message, reason))
+        self._send_back(message, lambda: self._rocketshim.send_back.dead_letter(message, reason))
 
     def _send_back(self, message: Message, store: Callable[[], None]) -> None:
         state = self._rocketshim

@@ -18,7 +18,7 @@ from typing import Any, Final, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
-from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops
+from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.user_values import safe_text
 from rocketshim.dropin.counts import SentBack
 from rocketshim.errors import MessageError, SendTimeoutError
@@ -173,7 +173,7 @@ class DropinSendBack:
         fail_stack: bool = True,
     ) -> None:
         self._store = store
-        self._next_hops = NextHops(names, levels, group, limit=limit)
+        self._hop_maker = HopMaker(names, levels, group, limit=limit)
         self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
@@ -181,13 +181,13 @@ class DropinSendBack:
         self._make_failure = FailureMaker(self._clock, wants_stack=fail_stack)
         self._failures = FailureLog(_LOG, group, names, levels, limit=limit, prefix="dropin")
 
-    def retry(
+    def reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
     ) -> None:
         """Send to the retry topic after a delay, or to the dead letters if the limit is reached."""
         self._counted(message, self._failure(error, "ReconsumeLater"), level or 0, delay_ms)
 
-    def kill(self, message: Message, reason: BaseException | str) -> None:
+    def dead_letter(self, message: Message, reason: BaseException | str) -> None:
         """Send to the dead letters immediately."""
         self._counted(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
 
@@ -217,7 +217,7 @@ class DropinSendBack:
                     "can be sent back: keep decoded values outside the message"
                 )
         key: Any = message.key()
-        hop = self._next_hops.first(
+        hop = self._hop_maker.first(
             FailedMessage(message, failure, level, delay_ms),
             lane=lambda: self._lanes.choose(key, self._store.list_topics),
             unit=self._random.random(),
@@ -230,7 +230,7 @@ class DropinSendBack:
             try:
                 self._store.store(hop.out)
             except KafkaException as error:
-                smaller = self._next_hops.smaller(hop) if error.args[0].code() in TOO_LARGE else None
+                smaller = self._hop_maker.smaller(hop) if error.args[0].code() in TOO_LARGE else None
                 if smaller is None:
                     raise send_error(error.args[0], hop.out.topic) from error
                 hop = smaller

@@ -9,14 +9,12 @@ from typing import Any, Final
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.lease_rules import Owner
-from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.group.log_reader import LogReader, token_floor
+from rocketshim.group.log_clients import LogReader, LogWriter, token_floor
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.group.log_writer import LogWriter
 from rocketshim.kafka.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
-from rocketshim.settings import ConnectionSettings
+from rocketshim.settings import ConnectionSettings, PushConsumerSettings
 from rocketshim_topics.names import TopicNames
 
 __all__ = ["connect_group_log", "log_reader_config", "new_client_id"]
@@ -56,32 +54,26 @@ def log_reader_config(settings: ConnectionSettings, group: str) -> dict[str, Any
 
 
 def connect_group_log(
-    settings: ConnectionSettings,
-    group: str,
+    settings: PushConsumerSettings,
     *,
-    client_id: str,
-    lock_settings: QueueLockSettings,
     topics: Callable[[], Iterable[str]],
     clients: Clients,
     clock: Clock,
     admin: Any = None,
-    strategy: str | None = None,
 ) -> GroupLogThread:
-    """Make the group-log thread; do not start it.
+    """Make the group-log thread of a consumer with these settings; do not start it.
 
     The log's topic must exist (`Layout.for_group(group, with_log=True)`).
 
     Args:
-        settings: how to connect to the cluster.
-        group: the consumer group.
-        client_id: id of this member; its incarnation is made here.
-        lock_settings: times of locks; the same in the whole group.
+        settings: of the consumer. Without a client id it gets a new one; its incarnation is made here.
         topics: returns the physical names of the topics that the group commits for, its retry topic included.
         clients: makes Kafka clients.
         clock: the clock that leases are checked with.
         admin: admin client that detects when the log's topic was created again; None: only the log's records tell.
-        strategy: name of the allocation strategy; None: Kafka's group protocol.
     """
+    group, lock_settings = settings.group, settings.lock_settings
+    strategy = settings.allocate_message_queue_strategy
     topic = TopicNames(settings.namespace).group_log(group)
     producer_config = merge(
         {key: value for key, value in settings.client.items() if key not in _SET_HERE},
@@ -103,8 +95,8 @@ def connect_group_log(
     return GroupLogThread(
         reader,
         LogWriter(topic, lambda: clients.producer(producer_config)),
-        owner=Owner(client_id, uuid.uuid4().hex),
+        owner=Owner(settings.client_id or new_client_id(), uuid.uuid4().hex),
         settings=lock_settings,
         clock=clock,
-        strategy=strategy,
+        strategy=None if strategy is None else strategy.name,
     )

@@ -32,14 +32,13 @@ process may rely on, and what it writes). This module only acts:
   `error` is set, and the thread ends.
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
 
-`log_reader` reads the records and detects a lost log, `log_writer` appends, and `member_checks` compares the members.
+`log_clients` reads the records, detects a lost log, and appends. `member_checks` compares the members.
 """
 
 import math
 import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, assert_never
 
@@ -64,8 +63,7 @@ from rocketshim.core.queue_lock_actions import (
 )
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import TopicMismatchError
-from rocketshim.group.log_reader import LogReader
-from rocketshim.group.log_writer import LogWriter
+from rocketshim.group.log_clients import LogReader, LogWriter
 from rocketshim.group.member_checks import MemberChecks
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
@@ -83,30 +81,6 @@ _BEGIN_AGAIN_MS: Final = 1_000
 _NEVER_MS: Final = 2**62
 _LEAVE_S: Final = 2.0
 _ANSWER_AGAIN_S: Final = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class _Want:
-    """Own these queues from now on, and stop all others."""
-
-    queues: frozenset[MessageQueue]
-
-
-@dataclass(frozen=True, slots=True)
-class _Progress:
-    """This position and these failed attempts go to the next owner: by a renewal, or by the release of the lock."""
-
-    lease: Lease
-    next_offset: int | None
-    reconsume_counts: ReconsumeCounts
-    is_release: bool
-
-
-@dataclass(frozen=True, slots=True)
-class _Close:
-    """Release everything and leave the group, at the latest at this monotonic time in ms."""
-
-    by_ms: int
 
 
 class GroupLogThread:
@@ -159,7 +133,7 @@ class GroupLogThread:
         self._check_at_ms = 0
         self._wakeup_ms = 0
         self._changed = False  # a command came or a send failed since the last tick
-        self._commands: SimpleQueue[_Want | _Progress | _Close] = SimpleQueue()
+        self._commands: SimpleQueue[Callable[[int], None]] = SimpleQueue()  # the thread calls them with the time in ms
         self._close_by_ms: int | None = None
         self._thread: threading.Thread | None = None
 
@@ -195,23 +169,31 @@ class GroupLogThread:
 
     def close_within(self, timeout_s: float) -> None:
         """Request what `stop` does, and do not wait."""
-        self._commands.put(_Close(self._now_ms() + round(timeout_s * 1_000)))
+        by_ms = self._now_ms() + round(timeout_s * 1_000)
+
+        def close(now_ms: int) -> None:
+            self._close_by_ms = by_ms
+            self._perform(self._holder.close(now_ms))
+
+        self._commands.put(close)
 
     def want(self, queues: Collection[MessageQueue]) -> None:
         """Set all queues that this process wants from now on; stop the queues that it has and no longer wants."""
-        self._commands.put(_Want(frozenset(queues)))
+        wanted = frozenset(queues)
+        self._commands.put(lambda now_ms: self._perform(self._holder.want(wanted, now_ms)))
 
     def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
         """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
-        self._commands.put(_Progress(lease, next_offset, reconsume_counts, is_release=False))
+        self._commands.put(lambda _: self._holder.progress(lease.queue, lease.token, next_offset, reconsume_counts))
 
-    def release(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+    def release(self, lease: Lease, next_offset: int | None = None, reconsume_counts: ReconsumeCounts = ()) -> None:
         """Release the lock of a drained queue: no listener has a message of it, or gets one under this lease.
 
         If the lease is still valid, the position was committed before, or there was none to commit. If it has ended,
         position and counts are ignored.
         """
-        self._commands.put(_Progress(lease, next_offset, reconsume_counts, is_release=True))
+        done = (lease.queue, lease.token, next_offset, reconsume_counts)
+        self._commands.put(lambda now_ms: self._perform(self._holder.release(*done, now_ms)))
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -289,21 +271,9 @@ class GroupLogThread:
         until_ms = min(self._wakeup_ms, self._check_at_ms) if self._reading else self._begin_at_ms
         return max(0.0, (until_ms - self._now_ms()) / 1_000)
 
-    def _obey(self, command: _Want | _Progress | _Close) -> None:
+    def _obey(self, command: Callable[[int], None]) -> None:
         self._changed = True
-        now_ms = self._now_ms()
-        match command:
-            case _Want(queues):
-                self._perform(self._holder.want(queues, now_ms))
-            case _Progress(lease, next_offset, counts, is_release=False):
-                self._holder.progress(lease.queue, lease.token, next_offset, counts)
-            case _Progress(lease, next_offset, counts):
-                self._perform(self._holder.release(lease.queue, lease.token, next_offset, counts, now_ms))
-            case _Close(by_ms):
-                self._close_by_ms = by_ms
-                self._perform(self._holder.close(now_ms))
-            case _:
-                assert_never(command)
+        command(self._now_ms())
 
     def _tick(self) -> None:
         """Do what is due and note when something is due next. It visits every queue, so not every iteration does it."""

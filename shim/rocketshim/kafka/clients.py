@@ -388,7 +388,12 @@ def unsubscribes(client: Mapping[str, Any]) -> bool:
 
     With KIP-848 it has not: `close` leaves the group immediately. A static member has not: it must stay in the group.
     """
-    return str(client.get("group.protocol", "classic")).lower() != "consumer" and not client.get("group.instance.id")
+    return not brokers_assign(client) and not client.get("group.instance.id")
+
+
+def brokers_assign(client: Mapping[str, Any]) -> bool:
+    """Return whether the brokers assign the partitions to a consumer with these settings (KIP-848)."""
+    return str(client.get("group.protocol", "classic")).lower() == "consumer"
 
 
 def close_consumer(

@@ -1,8 +1,9 @@
 """Look up the offsets and group positions of an installation, for snapshots.
 
-One round makes a fixed number of requests: the topics, the bounds of all partitions (two to each leader), and each
-group's positions (one to each coordinator). Append times cost one small fetch for each partition whose position moved
-and that has unread records. Nothing is committed, and no group is joined.
+One round makes a fixed number of requests: the topics, the bounds of all partitions (two to each leader), the ends of
+dead letters and parked records a day ago (one to each leader), and each group's positions (one to each coordinator).
+Append times cost one small fetch for each partition whose position moved and that has unread records. Nothing is
+committed, and no group is joined.
 
 Which topics a group reads is only known from its commits on all topics. That request is large on large clusters, so it
 is repeated every tenth round; the rounds between ask for the topics found.
@@ -18,6 +19,8 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
+from rocketshim.clock import SystemClock
+from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, RocketshimError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, confluent_clients
@@ -25,14 +28,15 @@ from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
-from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.names import TopicNames
 
 __all__ = ["OffsetLookup"]
 
 _LOG = safe_logger("rocketshim.observe")
 _TIMEOUT_S: Final = 10.0
+_DAY_MS: Final = 86_400_000
 _ALL_TOPICS_EVERY: Final = 10
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
 
@@ -46,6 +50,7 @@ class OffsetLookup:
         groups: consumer groups to look up, besides those with a retry or dead-letter topic whose name shows the group.
         client: further librdkafka settings.
         clients: the factory of the consumers; None: confluent_kafka.
+        clock: tells what a day ago was.
 
     Thread-safety: none; one owner thread, which also creates it.
     """
@@ -58,10 +63,12 @@ class OffsetLookup:
         groups: tuple[str, ...] = (),
         client: Mapping[str, Any] | None = None,
         clients: Clients | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._names = names
         self._groups = groups
+        self._clock = clock or SystemClock()
         self._client = {**(client or {}), **_SMALL_FETCHES}
         self._clients = clients or confluent_clients()
         self._reader = TopicReader(bootstrap, client=self._client, clients=clients, patience_s=_TIMEOUT_S)
@@ -90,7 +97,9 @@ class OffsetLookup:
         bounds = self._reader.bounds_of(sorted(wanted))
         for key in schedule:  # a queue without a commit is read from its start
             positions[names.worker_group].setdefault(key, bounds.get(key, (0, 0))[0])
-        offsets = Offsets(topics, bounds, positions, groups)
+        kept = {key for topic in (names.parked, *by_topic) for key in _partitions(topic, topics)} & bounds.keys()
+        day_ago = self._reader.offsets_at_times(dict.fromkeys(kept, self._clock.wall_ms() - _DAY_MS))
+        offsets = Offsets(topics, bounds, positions, groups, day_ago=day_ago)
         self._times = self._first_unread_ms(offsets)
         return replace(offsets, first_unread_ms=self._times)
 

@@ -36,6 +36,7 @@ class Offsets:
         positions: group to its committed positions.
         groups: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
         first_unread_ms: append time of the first unread record by partition and position, epoch ms; absent: unknown.
+        day_ago: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Offsets:
     positions: Mapping[str, Mapping[TopicPartitionKey, int]] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
     first_unread_ms: Mapping[tuple[TopicPartitionKey, int], int] = field(default_factory=dict)
+    day_ago: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
 
     def unread(self) -> list[tuple[TopicPartitionKey, int]]:
         """Return partition and position of everything that has unread records, each once."""
@@ -161,12 +163,14 @@ class TopicSnapshot:
         group: the group whose dead letters it has; None: it has parked records.
         kept: number of offsets that still exist.
         appended: sum of the end offsets: what was ever appended. It never decreases.
+        recent: number of offsets appended within the last 24 h.
     """
 
     topic: str
     group: str | None
     kept: int
     appended: int
+    recent: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,6 +315,8 @@ def _standing(offsets: Offsets, group: str, key: TopicPartitionKey) -> Partition
 
 
 def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
-    found = (offsets.bounds.get(TopicPartitionKey(topic, number)) for number in range(offsets.topics[topic]))
-    bounds = [each for each in found if each is not None]
-    return TopicSnapshot(topic, group, sum(end - low for low, end in bounds), sum(end for _, end in bounds))
+    keys = [TopicPartitionKey(topic, number) for number in range(offsets.topics[topic])]
+    bounds = {key: offsets.bounds[key] for key in keys if key in offsets.bounds}
+    recent = sum(max(0, end - offsets.day_ago.get(key, end)) for key, (_, end) in bounds.items())
+    kept = sum(end - low for low, end in bounds.values())
+    return TopicSnapshot(topic, group, kept, sum(end for _, end in bounds.values()), recent)

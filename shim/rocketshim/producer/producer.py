@@ -147,11 +147,13 @@ class Producer:
             selector: chooses the partition: a function of (queues, message, arg), or an object with such a method
                 `select`. None: by key (murmur2), or any partition if there is no key.
             arg: passed to the selector.
-            timeout_s: how long to wait for the delivery report, in seconds.
+            timeout_s: how long to wait for the delivery report, in seconds. A delay or a selector needs the topic's
+                number of partitions, once a minute; an unreachable cluster may make that take 10 s more.
 
         Raises:
             MessageError: the message is invalid, the codec refuses its body, or `selector` cannot be called; nothing
                 was sent.
+            BufferError: the queue of unsent messages stayed full; nothing was sent.
             TopicMissingError, NotAuthorizedError: the topic cannot be written to; nothing is stored.
             SendTimeoutError: no delivery report arrived in time; the message may or may not be stored.
             SendError: the message is not stored.
@@ -193,7 +195,8 @@ class Producer:
     ) -> "Future[SendResult]":
         """Send a message without waiting; return a future with the result or with the error that `send` would raise.
 
-        The arguments are those of `send`. Callbacks of the future run in the producer's own thread and must not block.
+        The arguments are those of `send`. Callbacks of the future run in the producer's own thread (during `flush` and
+        `close` perhaps in the thread that called these) and must not block.
 
         Raises:
             MessageError, TopicMissingError, ClosedError: as `send`; nothing was sent.
@@ -318,7 +321,7 @@ class Producer:
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
 
-        done = PendingSend(self._sent, message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
+        done = partial(self._reported, PendingSend(message.topic, out.topic, uniq_key, sent_ns, sent_ms, future))
         again_until_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
         try:
             self._sender.send(out, done, room_until_s=deadline, again_until_s=again_until_s)
@@ -330,7 +333,7 @@ class Producer:
             raise send_error(error.args[0], out.topic) from error
         return future
 
-    def _sent(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
+    def _reported(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
         topic, counts = send.physical, self._sends
         is_delayed = topic == self.names.schedule
         if error is not None:

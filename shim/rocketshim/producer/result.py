@@ -1,12 +1,8 @@
 """The result of a send, and a send that has none yet."""
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
-
-from confluent_kafka import KafkaError
 
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -43,10 +39,9 @@ class SendResult:
 
 @dataclass(eq=False, slots=True)
 class PendingSend:
-    """A send that has no result yet: what is called with the delivery report.
+    """A send that has no result yet.
 
     Attributes:
-        reported: called with this object, the error or None, and the record.
         topic: logical topic of the message.
         physical: topic of the record.
         msg_id: id of the message.
@@ -55,14 +50,9 @@ class PendingSend:
         future: of the send.
     """
 
-    reported: Callable[["PendingSend", KafkaError | None, Any], None]
     topic: str
     physical: str
     msg_id: str
     sent_ns: int
     sent_ms: int
     future: Future[SendResult]
-
-    def __call__(self, error: KafkaError | None, record: Any) -> None:
-        """Resolve the future."""
-        self.reported(self, error, record)

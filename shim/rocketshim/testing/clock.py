@@ -40,8 +40,7 @@ class VirtualClock:
 
     def monotonic_ns(self) -> int:
         """Return the virtual nanoseconds since the clock was created."""
-        with self._changed:
-            return self._now_ns
+        return self._now_ns  # one attribute: no lock is needed to read it
 
     def wall_ms(self) -> int:
         """Return the virtual epoch milliseconds: start + elapsed time + all steps of `step_wall`."""
@@ -49,14 +48,14 @@ class VirtualClock:
             return self._wall_offset_ms + self._now_ns // NS_PER_MS
 
     def advance(self, ms: float) -> None:
-        """Move both clocks forward by `ms` milliseconds (0 or more, rounded to nanoseconds).
+        """Move both clocks forward by `ms` milliseconds (0 or more, rounded to nanoseconds; above 0 one at least).
 
         Raises:
             ValueError: `ms` is negative; the clocks have not moved.
         """
         if ms < 0:
             raise ValueError(f"virtual time cannot go back: advance({ms!r}); use step_wall to move only the wall clock")
-        self._move(round(ms * NS_PER_MS))
+        self._move(_rounded_ns(ms * NS_PER_MS))
 
     def advance_to(self, monotonic_ns: int) -> None:
         """Move both clocks forward to a value of `monotonic_ns`; do nothing if it has passed."""
@@ -76,10 +75,10 @@ class VirtualClock:
         if seconds <= 0:
             return
         if self._auto_advance:
-            self._move(round(seconds * NS_PER_S))
+            self._move(_rounded_ns(seconds * NS_PER_S))
             return
         with self._changed:
-            wake_ns = self._now_ns + round(seconds * NS_PER_S)
+            wake_ns = self._now_ns + _rounded_ns(seconds * NS_PER_S)
             sleeper = threading.get_ident()
             self._wake_ns[sleeper] = wake_ns
             self._changed.notify_all()
@@ -123,3 +122,8 @@ class VirtualClock:
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener()
+
+
+def _rounded_ns(duration_ns: float) -> int:
+    """Return whole nanoseconds; the shortest wait takes one, so that a loop until a time always ends."""
+    return max(1, round(duration_ns)) if duration_ns > 0 else 0

@@ -194,6 +194,8 @@ class Fetching:
             self._reset(partition, fetcher, "fetch failed due to requested offset not available on the broker")
         if fetcher.next_offset is None or fetcher.is_failed:
             return None
+        if fetcher.next_offset == log.next_offset and not self._settings.partition_eof:
+            return None  # most polls find most partitions so
         record = log.read(fetcher.next_offset, read_committed=self._settings.read_committed)
         if record is None:
             self._reach_end(partition, fetcher, log)

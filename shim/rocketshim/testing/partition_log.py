@@ -100,7 +100,7 @@ class PartitionLog:
 
     def last_stable_offset(self) -> int:
         """Return the first offset that a `read_committed` reader must not pass."""
-        return min(self._first_open.values(), default=self.next_offset)
+        return min(self._first_open.values()) if self._first_open else self.next_offset
 
     def end_offset(self, *, read_committed: bool) -> int:
         """Return the end of the log for a reader of this isolation level."""

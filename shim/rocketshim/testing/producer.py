@@ -128,6 +128,8 @@ class InMemoryProducer:
 
     def transmit(self) -> None:
         """Send on what waits, as far as it goes (locked)."""
+        if not self._queue:
+            return
         stuck: set[tuple[str, int]] = set()
         waiting: deque[Outgoing] = deque()
         for outgoing in self._queue:

@@ -9,6 +9,7 @@
 * One request asks for the bounds of all partitions: one request for each takes long on an overloaded machine. If the
   cluster refuses (the leaders of a new topic do not know it yet), the worker asks again for two seconds. If it cannot
   read the positions then or in time, it starts at the broker's own count (`OFFSET_STORED`), which means the same.
+  Kafka's client then waits silently for the answer; so the worker asks again every 10 s, and repeats the alarm.
 * Each assignment of a partition has its own `AssignedPartition`. A revoked one is `gone`, and results that still arrive
   for it are dropped. The same happens if a log starts again below the offsets already read (re-created topic).
 * Fetching pauses when enough records are buffered. The limit is small while the head is due in more than two seconds,
@@ -39,6 +40,8 @@ _LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
 _TRIES: Final = 20
 _TRY_AGAIN_S: Final = 0.1
+_LOOK_S: Final = 0.5
+_LOOK_NS: Final = 10_000_000_000
 _FAR_NS: Final = 2_000_000_000
 _AGAIN_NS: Final = 1_000_000_000
 _LEVELS_MARK: Final = "rs1-levels;"
@@ -175,6 +178,8 @@ class Assignment:
         self._closing = False
         self._unread: set[int] = set()
         self._unread_ns = 0
+        self._unknown: set[int] = set()  # partitions whose positions could not be read when they were assigned
+        self._unknown_ns = 0  # when they are asked for again; 0: right after the assignment, which has just asked
 
     # --- callbacks of the Kafka consumer; nothing may escape from them -----------------------------------------------
 
@@ -222,6 +227,7 @@ class Assignment:
             assigned.gone = True
             self.held.pop(assigned.number, None)
             self._unread.discard(assigned.number)
+            self._unknown.discard(assigned.number)
             self._gone(assigned.number)
         try:
             consumer.incremental_unassign(partitions)
@@ -251,7 +257,20 @@ class Assignment:
                     self._alarm("worker.positions-unknown", error=str(error))
                     break
                 self._sleep(_TRY_AGAIN_S)
+        self._unknown.update(item.partition for item in partitions)
+        self._unknown_ns = 0
         return [TopicPartition(item.topic, item.partition, OFFSET_STORED) for item in partitions]
+
+    def _look_for_positions(self, consumer: ConsumerClient, now_ns: int) -> None:
+        """Ask again for positions that could not be read; repeat the alarm until there is an answer."""
+        if self._unknown_ns:
+            asked = [TopicPartition(self.topic, number) for number in sorted(self._unknown)]
+            try:
+                consumer.committed(asked, timeout=_LOOK_S)
+                self._unknown.clear()
+            except KafkaException as error:
+                self._alarm("worker.positions-unknown", partitions=sorted(self._unknown), error=str(error))
+        self._unknown_ns = now_ns + _LOOK_NS
 
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         starts: list[TopicPartition] = []
@@ -309,6 +328,8 @@ class Assignment:
         if self._unread and now_ns >= self._unread_ns:
             self._unread_ns = now_ns + _AGAIN_NS
             self._resume_reading(consumer, sorted(self._unread))
+        if self._unknown and now_ns >= self._unknown_ns:
+            self._look_for_positions(consumer, now_ns)
         for assigned in self.held.values():
             queue = assigned.queue
             if not assigned.paused:

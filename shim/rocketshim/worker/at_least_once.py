@@ -196,7 +196,7 @@ class AtLeastOnce:
 
     # --- results -----------------------------------------------------------------------------------------------------
 
-    def settle(self, now_ns: int) -> None:
+    def process_reports(self, now_ns: int) -> None:
         """Process reports, produce failed records again, and handle targets that do not answer."""
         self._poll(0)
         while self._writer.inbox:
@@ -392,7 +392,7 @@ class AtLeastOnce:
             if now_ns >= end_ns:
                 return
             self._poll(_BUSY_MS / 1_000)
-            self.settle(now_ns)
+            self.process_reports(now_ns)
 
     def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe into this partition."""
@@ -408,7 +408,7 @@ class AtLeastOnce:
         self._deliveries.clear()
         self._waiting.clear()
         self._unready.clear()
-        self._targets.use()
+        self._targets.set_producers()
         self._open_batches.clear()
         self._open_topics.clear()
         self._most_topics = _MOST_TOPICS
@@ -436,13 +436,13 @@ class AtLeastOnce:
         if self._producer is None:
             self._producer = self._make_producer(self._config)
             self._prober.use(self._producer, self._writer.reports)
-            self._targets.use(self._producer)
+            self._targets.set_producers(self._producer)
         return self._producer
 
     def _one_by_one_producer(self) -> ProducerClient:
         if self._one_by_one is None:
             self._one_by_one = self._make_producer({**self._config, "batch.num.messages": 1})
-            self._targets.use(self._open(), self._one_by_one)
+            self._targets.set_producers(self._open(), self._one_by_one)
         return self._one_by_one
 
 

@@ -63,7 +63,7 @@ class Delivery(Protocol):
     def end_turn(self, now_ns: int) -> None:
         """Finish the turn: no more records are due for now."""
 
-    def settle(self, now_ns: int) -> None:
+    def process_reports(self, now_ns: int) -> None:
         """Process the results of written records; write those that failed again."""
 
     def connection_lost(self) -> None:

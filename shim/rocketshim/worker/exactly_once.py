@@ -100,6 +100,7 @@ class ExactlyOnce:
         self._failures = TransactionFailures(parts.refusals, parts.alarm, denied)
         self._targets = parts.targets
         self._writer = parts.writer
+        self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
         self._prober = parts.prober
         self._counts = parts.counts
         self._clock = parts.clock
@@ -350,9 +351,9 @@ class ExactlyOnce:
             self._failures.learn(transaction, now_ns)
 
     def _discard_producer(self) -> None:
-        """Close the producer; the next `settle` creates a new one."""
+        """Close the producer; the next `process_reports` creates a new one."""
         old, self._producer = self._producer, None
-        self._targets.use()
+        self._targets.set_producers()
         if old is not None:
             close_producer(old, _LOOK_S)
 
@@ -365,7 +366,7 @@ class ExactlyOnce:
         """
         self._is_stale = True
 
-    def settle(self, now_ns: int) -> None:
+    def process_reports(self, now_ns: int) -> None:
         """Create and initialise a producer if there is none, and find out the outcome of uncertain transactions.
 
         Raises:
@@ -396,7 +397,7 @@ class ExactlyOnce:
             self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
             return
         self._producer = producer
-        self._targets.use(producer)
+        self._targets.set_producers(producer)
         self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
 
     def _resolve(self, consumer: ConsumerClient) -> None:
@@ -408,7 +409,7 @@ class ExactlyOnce:
             found = {item.partition: item.offset for item in consumer.committed(asked, timeout=self._api_timeout_s)}
             for flight in reversed(uncertain):
                 if found[flight.assigned.number] >= flight.due.run.next_offset:
-                    self._writer.marks.settle(flight.due.records)
+                    self._writer.marks.forget_stored(flight.due.records)
                     self._confirm(flight)
                 else:
                     flight.assigned.queue.failed(flight.due)

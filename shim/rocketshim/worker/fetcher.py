@@ -13,9 +13,10 @@ from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.counts import WorkerCounts
-from rocketshim.worker.prober import Prober, is_probe
+from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.wire import headers_shown
 
 __all__ = ["Fetcher"]

@@ -179,7 +179,7 @@ class HopWriter:
             for record in records:
                 self._counts.count_parked(group.reason)
                 self._alarm("worker.parked", reason=group.reason, record=coordinates(record))
-        self.marks.settle(records)
+        self.marks.forget_stored(records)
 
 
 def _produce(producer: ProducerClient, batch: HopBatch, start: int) -> BufferError | KafkaException | None:

@@ -17,17 +17,8 @@ from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import CLOCK, Record, headers_shown
 
-__all__ = ["Prober", "is_probe"]
-
-
-def is_probe(record: Record) -> bool:
-    """Return whether a record of the schedule topic is a probe: its only header is `CLOCK`, without key and value."""
-    if record.value() is not None or record.key() is not None:
-        return False
-    headers = headers_shown(record)
-    return len(headers) == 1 and headers[0][0] == CLOCK
+__all__ = ["Prober"]
 
 
 class Prober:
@@ -94,8 +85,11 @@ class Prober:
         else:
             self.outstanding += 1
 
-    def settle(self, now_ns: int) -> None:
+    def process_reports(self, now_ns: int) -> None:
         """Process the delivery reports of probes.
+
+        Args:
+            now_ns: the monotonic clock, read after the last poll of the producer.
 
         Raises:
             TopicMismatchError: the schedule topic does not stamp append times.

@@ -85,7 +85,7 @@ class RecordMarks:
             del self.reasons[position]
         self._without_body -= {position for position in self._without_body if position[0] == number}
 
-    def settle(self, records: Sequence[Any]) -> None:
+    def forget_stored(self, records: Sequence[Any]) -> None:
         """Forget the marks of records whose hops are stored."""
         if self.reasons or self._without_body:
             positions = {(record.partition(), record.offset()) for record in records}

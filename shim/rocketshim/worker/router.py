@@ -38,12 +38,11 @@ from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
 from rocketshim.worker.hop_group import Hop, HopGroup, Kind
-from rocketshim.worker.prober import is_probe
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, parked
+from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, is_probe, parked
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import RETRY_PREFIX, TopicNames, group_of
 from rocketshim_topics.wire import REAL_TOPIC, Header, headers_shown, read_headers
@@ -287,7 +286,7 @@ class Router:
             return self._not_yet(each, target)
         if target.partitions == 0:
             return self._park(each.index, each.record, f"unknown-topic:{route.name}")
-        if target.is_avoided(now_ns):
+        if not target.let_through(now_ns):
             return self._re_append(each, target.avoid_reason)
         return self._deliver(each, target, now_ns)
 

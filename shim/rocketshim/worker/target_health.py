@@ -72,14 +72,14 @@ class TargetHealth:
         is_sound = not self.failures and now_ns >= self.careful_until_ns
         return is_sound and bool(self.partitions) and now_ns >= self.ready_ns
 
-    def is_avoided(self, now_ns: int) -> bool:
-        """Return whether to re-append its records without a try; after `avoid_until_ns`, let one record through."""
+    def let_through(self, now_ns: int) -> bool:
+        """Return whether a record may be tried now; while it fails, let one through after each `avoid_until_ns`."""
         if not self.failures:
-            return False
-        if now_ns < self.avoid_until_ns:
             return True
+        if now_ns < self.avoid_until_ns:
+            return False
         self.avoid_until_ns = now_ns + _AVOID_NS  # by then the result of that record is known
-        return False
+        return True
 
     def record_success(self) -> None:
         """Note that it has stored a record."""

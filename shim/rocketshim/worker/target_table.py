@@ -55,12 +55,12 @@ class TargetTable:
         self._tickets = 0
         self._grown: deque[tuple[int, Answer]] = deque()  # (when it becomes valid, ns; the answer)
 
-    def ask(self, lookup: TopicLookup) -> None:
-        """Use this lookup from now on."""
+    def set_lookup(self, lookup: TopicLookup) -> None:
+        """Ask this lookup from now on."""
         self._lookup = lookup
 
-    def use(self, *producers: ProducerClient) -> None:
-        """Register the producers that write to the targets from now on. The worker's thread owns them."""
+    def set_producers(self, *producers: ProducerClient) -> None:
+        """Set the producers that write to the targets from now on. The worker's thread owns them."""
         self._producers = producers
 
     def avoided(self, now_ns: int) -> dict[str, str]:

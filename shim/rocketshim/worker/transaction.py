@@ -1,4 +1,4 @@
-"""One Kafka transaction of exactly-once delivery, from its begin to its commit or abort.
+"""What one transaction contains and what was reported of it; `exactly_once` begins, commits and aborts it.
 
 Whatever follows, its state is dropped with the object; the next transaction has a new one.
 """

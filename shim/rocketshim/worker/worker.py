@@ -190,7 +190,7 @@ class DelayWorker:
         clients.ensure_topics(Layout(self.names, levels))
         consumer = self._consumer = clients.consumer()
         self._lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
-        self._targets.ask(self._lookup)
+        self._targets.set_lookup(self._lookup)
         self._delivery = self._make_delivery()
         self._delivery.start(consumer)
         assignment = self._assignment
@@ -278,8 +278,8 @@ class DelayWorker:
         delivery.end_turn(self._clock.monotonic_ns())
         now_ns = self._clock.monotonic_ns()
         self._assignment.throttle(consumer, now_ns)
-        delivery.settle(now_ns)
-        self._prober.settle(now_ns)
+        delivery.process_reports(now_ns)
+        self._prober.process_reports(self._clock.monotonic_ns())  # `now_ns` is older than the reports just polled
         for assigned in self._assignment.held.values():
             if assigned.queue.asks_for_probe(now_ns):
                 delivery.probe(assigned, now_ns)
@@ -331,7 +331,7 @@ class DelayWorker:
                     self._served = assigned.number
                     delivery.relay(assigned, due, now_ns)
             if progress:
-                delivery.settle(self._clock.monotonic_ns())
+                delivery.process_reports(self._clock.monotonic_ns())
 
     # --- state -------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.parked import redriven_parked
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.statistics import by_cause, fingerprint
-from rocketshim.admin.trace import Missing, TraceStep, life
+from rocketshim.admin.trace import Missing, TraceStep, life, step_text
 from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
@@ -135,6 +135,11 @@ def test_causes_are_counted_with_their_first_and_last() -> None:
     assert (counts[0].first_ms, counts[0].last_ms, counts[0].sample) == (10, 30, "dlq/0/0")
 
 
+def test_the_sample_of_a_cause_does_not_depend_on_the_order_of_reading() -> None:
+    letters = [entry("dlq", offset, 10, fail_class="Timeout") for offset in range(3)]
+    assert [by_cause(each)[0].sample for each in (letters, letters[::-1])] == ["dlq/0/2", "dlq/0/2"]
+
+
 def lived(
     entries: list[RecordView], low: Callable[[str, int], int] = lambda _topic, _partition: 0
 ) -> list[TraceStep | Missing]:
@@ -156,6 +161,15 @@ def test_a_trace_is_in_order_with_due_times_and_lateness() -> None:
         (None, 4),
         (1_610, None),
     ]
+
+
+@pytest.mark.parametrize(
+    ("stored_ms", "text"), [(100, "waits 500 ms for orders"), (900, "already due when it was stored, for orders")]
+)
+def test_a_step_tells_how_long_a_record_waits(stored_ms: int, text: str) -> None:
+    (hop,) = lived([entry("schedule", 0, stored_ms, deliver_at_ms=600, real_topic="orders")])
+    assert isinstance(hop, TraceStep)
+    assert step_text(hop, TopicNames()) == text
 
 
 @pytest.mark.parametrize(("low", "expired"), [(1, True), (0, False)])

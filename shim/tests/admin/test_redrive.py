@@ -303,6 +303,20 @@ def test_many_letters_for_a_missing_topic_need_few_sessions() -> None:
     assert len(begun) <= 3, "one session finds a refusal, the next one names it, the last one sends the rest"
 
 
+def test_many_letters_without_a_key_for_a_compacted_topic_need_few_sessions() -> None:
+    stage = Stage(100, keys=100)
+    stage.kafka.create_topic("compacted", config={"cleanup.policy": "compact"})
+
+    def make(record: Any, _: PlannedLetter) -> OutgoingRecord:
+        key = record.key() if int(record.value()) % 2 else None
+        return OutgoingRecord("compacted", None, key, record.value(), [])
+
+    progress = stage.run(make=make, stop_ratio=1)
+    assert (progress.failures, progress.sent) == ({"refused:INVALID_RECORD": 50}, 50)
+    begun = [record for record in stage.kafka.records(LOG) if b'"begin"' in (record.value() or b"")]
+    assert len(begun) <= 3, "one session finds a refusal, the next one names it, the last one sends the rest"
+
+
 @pytest.mark.parametrize("refused", [True, False])
 def test_later_letters_wait_behind_a_failed_one_with_the_same_key(refused: bool) -> None:
     stage = Stage(30)

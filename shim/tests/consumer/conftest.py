@@ -7,20 +7,23 @@ from typing import Any
 
 import pytest
 
-from rocketshim.consumer.dispatch import Result
+from rocketshim.clock import SystemClock
+from rocketshim.consumer.dispatch import LoopParts, Result
 from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.push.assembly import concurrent_loop
+from rocketshim.consumer.poll_loop import PollLoop
+from rocketshim.consumer.push.concurrent import ConcurrentMode
+from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
-from rocketshim.core.clock import now_ms_of
+from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.core.subscriptions import Subscription, Subscriptions
+from rocketshim.kafka.clients import Clients
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -29,7 +32,7 @@ GROUP = "g"
 
 
 class Record:
-    """A record of one byte: an offset, and nothing else."""
+    """A record of one byte: an offset and a time, and nothing else."""
 
     def __init__(self, offset: int) -> None:
         self._offset = offset
@@ -37,8 +40,24 @@ class Record:
     def offset(self) -> int:
         return self._offset
 
+    def timestamp(self) -> tuple[int, int]:
+        return 1, 0
+
     def __len__(self) -> int:
         return 1
+
+
+def settings_of(batch_count: int = 1, **values: Any) -> PushConsumerSettings:
+    """The settings of a member of group `g`."""
+    return PushConsumerSettings.make(
+        bootstrap="memory:1", group=GROUP, consume_message_batch_max_size=batch_count, **values
+    )
+
+
+def parts_of(pool: Any, send_back: Any, batch_count: int = 1) -> LoopParts:
+    """The parts that a dispatch uses."""
+    unused: Any = None
+    return LoopParts(unused, unused, pool, send_back, settings_of(batch_count), FlowLimits(), VirtualClock())
 
 
 class HandPool:
@@ -61,6 +80,9 @@ class HandPool:
 
     def report_part(self, chunk: Chunk[Any]) -> None:
         """Its one worker shares no chunk."""
+
+    def is_own_thread(self) -> bool:
+        return False
 
     def work(self, count: int = 1) -> None:
         for _ in range(count):
@@ -115,19 +137,17 @@ class Bench:
         self.names = TopicNames()
         self.levels = DelayLevels.parse("1s 2s 3s 4s 5s")
         self.subscriptions = {topic: Subscription(topic, adapt(listener), expression=digest) for topic in topics}
-        runner = ChunkRunner(GROUP, self.subscriptions.get, self.names.retry(GROUP), batch_count, clock)
-        self.pool = HandPool(runner, clock)
         self.consumers: list[Any] = []
         self.producers: list[Any] = []
-        chosen = PushConsumerSettings.make(
-            bootstrap="memory:1",
-            group=GROUP,
-            consume_message_batch_max_size=batch_count,
+        chosen = settings_of(
+            batch_count,
             delay_levels=self.levels,
             retry_policy=policy or LevelTableRetryPolicy(),
             max_reconsume_times=limit,
             **(settings or {}),
         )
+
+        self.pool = HandPool(ChunkRunner(chosen, self.subscriptions.get, clock), clock)
 
         def make_consumer(on_commit: Any) -> Any:
             made = kafka.consumer(
@@ -153,23 +173,22 @@ class Bench:
         source = Subscriptions(self.names, self.names.retry(GROUP))
         for subscription in self.subscriptions.values():
             source.add(subscription)
-        self.loop = concurrent_loop(
-            LoopParts(
-                reader=PartitionReader(
-                    make_consumer=make_consumer,
-                    make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
-                    rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
-                    ownership=Ownership(now_ms_of(clock)),
-                    now_ms=now_ms_of(clock),
-                ),
-                source=source,
-                pool=self.pool,
-                send_back=self.send_back,
-                settings=chosen,
-                limits=limits or FlowLimits(),
-                clock=clock,
-            )
+        parts = LoopParts(
+            reader=PartitionReader(
+                make_consumer=make_consumer,
+                make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
+                rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
+                ownership=Ownership(now_ms_of(clock)),
+                now_ms=now_ms_of(clock),
+            ),
+            source=source,
+            pool=self.pool,
+            send_back=self.send_back,
+            settings=chosen,
+            limits=limits or FlowLimits(),
+            clock=clock,
         )
+        self.loop = PollLoop(parts, ConcurrentMode(parts))
         self.starts = self.loop.reader.starts
 
     @property
@@ -180,7 +199,7 @@ class Bench:
         """Open, and turn until the group has assigned the partitions."""
         self.loop.open()
         for _ in range(20):
-            if self.loop.reader.has_assignment.is_set() and len(self.loop.queues):
+            if self.loop.reader.has_joined.is_set() and len(self.loop.queues):
                 break
             self.loop.turn()
         return self
@@ -221,10 +240,9 @@ def _no_lookup_waits_behind_a_fetch(request: pytest.FixtureRequest) -> Iterator[
             assert [method for method, topics in kafka.delayed_lookups if log not in topics] == []
 
 
-@pytest.fixture
-def kafka() -> InMemoryKafka:
+def cluster(clock: Clock) -> InMemoryKafka:
     """A cluster with `orders` (1 partition) and everything of the shim's that group `g` needs."""
-    kafka = InMemoryKafka(VirtualClock())
+    kafka = InMemoryKafka(clock)
     names = TopicNames()
     kafka.create_topic("orders")
     kafka.create_topic(names.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
@@ -232,6 +250,24 @@ def kafka() -> InMemoryKafka:
     kafka.create_topic(names.dead_letter(GROUP))
     kafka.create_topic(names.parked)
     return kafka
+
+
+@pytest.fixture
+def kafka() -> InMemoryKafka:
+    """A cluster whose time only the test moves."""
+    return cluster(VirtualClock())
+
+
+@pytest.fixture
+def live() -> InMemoryKafka:
+    """A cluster on real time, for consumers that run in their own threads."""
+    return cluster(SystemClock())
+
+
+def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
+    """A push consumer of group `g`, which begins at the first offset."""
+    settings = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, **values}
+    return PushConsumer("memory:1", group=GROUP, clients=Clients(kafka.consumer, kafka.producer), **settings)
 
 
 @pytest.fixture

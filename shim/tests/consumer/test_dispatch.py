@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.dispatch import ChunkDispatch, Result
+from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.push.concurrent import ChunkDispatch
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
 
-from .conftest import Record
+from .conftest import Record, parts_of
 
 
 class Pool:
@@ -36,12 +37,7 @@ class Desk:
     def __init__(self, count: int = 0, *, batch_count: int = 1, size: int = 20) -> None:
         self.pool = Pool(size)
         self.sent_back: list[int | None] = []
-        self.dispatch = ChunkDispatch(
-            self.pool,  # type: ignore[arg-type]
-            batch_count,
-            self,  # type: ignore[arg-type]
-            lambda: 0,
-        )
+        self.dispatch = ChunkDispatch(parts_of(self.pool, self, batch_count))
         self.queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
         self.queue.put([Record(offset) for offset in range(count)])
 

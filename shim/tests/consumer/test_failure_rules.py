@@ -15,8 +15,9 @@ from rocketshim.core.subscriptions import Subscription
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness
 from rocketshim.testing import VirtualClock
-from rocketshim_topics import DelayLevels, wire
+from rocketshim_topics import wire
 
+from .conftest import settings_of
 from .orderly.test_runner import PartitionStub, Readable
 
 
@@ -199,14 +200,7 @@ def test_an_orderly_message_with_a_final_exception_does_not_block_its_queue(
 ) -> None:
     rules = FailureRules((ValueError,))
     mine = Subscription("orders", adapt(raising(error)), orderly=True, rules=rules)
-    runner = OrderlyRunner(
-        "g",
-        {"orders": mine}.get,
-        "rmq.retry.g",
-        batch_count=batch_count,
-        clock=VirtualClock(),
-        levels=DelayLevels.default(),
-    )
+    runner = OrderlyRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
     task: Any = OrderlyTask(PartitionStub(), OrderlyRun([Readable(1)], {}))  # type: ignore[arg-type]
     (answer,) = runner.run(task)
     assert answer.dead_letter is dead

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.requests import Resume, Suspend
+from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.start_position import ConsumeFromWhere
@@ -482,14 +482,14 @@ def test_a_suspended_consumer_reads_nothing_and_commits_finished_messages(kafka:
     seen: list[Any] = []
     b = bench(seen.append)
     b.run()
-    asked = b.loop.ask(Suspend())
+    asked = b.loop.ask(PollLoop.suspend)
     b.turn(2)
     assert asked.result(0) is None
     assert b.committed() == 3
     fill(kafka, 2)
     b.run()
     assert len(seen) == 3
-    b.loop.ask(Resume())
+    b.loop.ask(lambda loop: loop.reader.resume())
     b.run()
     assert len(seen) == 5
 
@@ -721,7 +721,7 @@ def test_a_topic_that_is_missing_for_a_moment_is_waited_for(kafka: InMemoryKafka
 
 def test_a_topic_that_stays_missing_ends_the_consumer(bench: Make) -> None:
     b = bench(nothing)
-    b.loop._house._watch.doubt("gone", -31_000)
+    b.loop._watch.doubt("gone", -31_000)
     with pytest.raises(ConsumerError, match="gone"):
         b.turn(2)
     assert isinstance(b.loop.error, TopicMissingError)
@@ -738,6 +738,22 @@ def test_closing_finishes_running_calls_commits_and_leaves(kafka: InMemoryKafka,
     assert kafka.members("g") == []
     assert b.pool.stopped
     b.loop.close()  # safe twice
+
+
+def test_closing_commits_what_was_finished_while_the_commit_before_was_not_answered(
+    kafka: InMemoryKafka, bench: Make
+) -> None:
+    fill(kafka, 2)
+    b = bench(nothing)
+    b.turn(3)
+    b.pool.work()
+    b.loop.dispatch.take()
+    b.loop.queues.commit()
+    b.pool.work()
+    b.loop.dispatch.take()
+    b.loop.stop(5_000)
+    b.loop.close()
+    assert b.committed() == 2
 
 
 def test_closing_abandons_a_call_that_never_ends_at_the_deadline(kafka: InMemoryKafka, bench: Make) -> None:
@@ -779,7 +795,7 @@ def test_after_an_error_finished_messages_are_still_committed(kafka: InMemoryKaf
 def test_an_action_asked_of_a_closed_loop_fails(bench: Make) -> None:
     b = bench(nothing)
     b.loop.stop(0)
-    asked = b.loop.ask(Suspend())
+    asked = b.loop.ask(PollLoop.suspend)
     b.loop.close()
     with pytest.raises(ConsumerError, match="not open"):
         asked.result(0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rocketshim.consumer.pool import ListenerPool
+from rocketshim.consumer.dispatch import ListenerPool
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 
 from .conftest import Record

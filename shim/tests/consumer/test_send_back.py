@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.push.config import producer_config
+from rocketshim.consumer.push.assembly import producer_config
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.client_metrics import MetricsCollector
+from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.consumer.requests import Suspend
 from rocketshim.consumer.send_back import FailureCounts
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type_of
@@ -148,7 +148,7 @@ def test_ready_while_it_is_a_member_and_commits_and_live_while_it_runs(kafka: In
 
 def test_the_state_of_a_suspended_consumer_has_the_reason(bench: Make) -> None:
     b = bench(mixed)
-    b.loop.ask(Suspend())
+    b.loop.ask(PollLoop.suspend)
     b.turn()
     state = shown(b)
     assert state.suspended

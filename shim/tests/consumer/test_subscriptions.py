@@ -13,6 +13,8 @@ from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
 from rocketshim_topics import TopicNames
 
+from .conftest import settings_of
+
 
 def of(*topics: str) -> Subscriptions:
     subscriptions = Subscriptions(TopicNames())
@@ -189,10 +191,10 @@ def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
 
 @pytest.mark.parametrize("asked", [{"sql": "a = 1"}, {"selector": MessageSelector.by_sql("a = 1")}], ids=str)
 def test_sql_is_evaluated_again_for_retried_messages(asked: dict[str, Any]) -> None:
-    none = Subscriptions(TopicNames())
-    assert subscription_of("orders", print, none, filter_retries=True, **asked).matches_retry is not None
-    assert subscription_of("orders", print, none, **asked).matches_retry is None
-    assert subscription_of("orders", print, none, filter_retries=True, tags="a").matches_retry is None
+    none, again = Subscriptions(TopicNames()), settings_of(filter_support_retry=True)
+    assert subscription_of("orders", print, none, again, **asked).matches_retry is not None
+    assert subscription_of("orders", print, none, settings_of(), **asked).matches_retry is None
+    assert subscription_of("orders", print, none, again, tags="a").matches_retry is None
 
 
 def test_all_listeners_of_a_consumer_have_the_same_kind() -> None:
@@ -200,13 +202,16 @@ def test_all_listeners_of_a_consumer_have_the_same_kind() -> None:
 
     there = Subscriptions(TopicNames())
     assert there.orderly is there.awaits is None
-    there.add(subscription_of("orders", print, there, orderly=True))
+    there.add(subscription_of("orders", print, there, settings_of(), orderly=True))
     there.remove("orders")
     assert there.orderly, "what it was stays, since retries may be on their way"
     for listener, orderly, why in ((print, False, "all orderly or all concurrent"), (await_it, True, "plain function")):
         with pytest.raises(ConfigError, match=why):
-            subscription_of("other", listener, there, orderly=orderly)
-    assert subscription_of("other", print, there).orderly
-    assert subscription_of("orders", None, there).listener is subscription_of("orders", print, there).listener
+            subscription_of("other", listener, there, settings_of(), orderly=orderly)
+    assert subscription_of("other", print, there, settings_of()).orderly
+    assert (
+        subscription_of("orders", None, there, settings_of()).listener
+        is subscription_of("orders", print, there, settings_of()).listener
+    )
     with pytest.raises(ConfigError, match="needs a listener"):
-        subscription_of("other", None, there)
+        subscription_of("other", None, there, settings_of())

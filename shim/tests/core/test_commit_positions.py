@@ -23,7 +23,7 @@ def test_stored_offsets_never_go_back_and_no_offset_is_sent_below_another_that_c
             may_send = positions.may_send(KEY, offset)
             assert not may_send or offset > max([before, *unanswered])
             if may_send:
-                positions.send({KEY: offset}, is_stored=False)
+                positions.send({KEY: offset})
                 unanswered.append(offset)
         elif unanswered:
             answered = unanswered.pop(0)

@@ -5,8 +5,8 @@ from typing import Any, NoReturn
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, NextHops
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Failed, NextHop
+from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
+from rocketshim.core.retry_policy import AfterDelay, AtLevel, Dead, Decision
 from rocketshim_topics import DelayLevels, Failure, MessageError, TopicNames, decode
 from rocketshim_topics.hops import value_reference
 
@@ -19,11 +19,25 @@ def failed(topic: str = "orders", headers: Any = None, **asked: Any) -> FailedMe
     return FailedMessage(message, FAILURE, **asked)
 
 
-def hops(decided: NextHop | None = None, limit: int = 16) -> NextHops:
-    return NextHops(NAMES, LEVELS, "g", limit=limit, decided=None if decided is None else lambda _: decided)
+class Policy:
+    """A policy with one answer; it raises it if it is an exception."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.seen: list[tuple[int, float]] = []
+
+    def next_hop(self, reconsume_times: int, unit: float) -> Any:
+        self.seen.append((reconsume_times, unit))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
 
 
-def first(made_by: NextHops, what: FailedMessage, lane: Any = lambda: 1) -> Hop:
+def hops(decided: Any = None, limit: int = 16) -> HopMaker:
+    return HopMaker(NAMES, LEVELS, "g", limit=limit, policy=None if decided is None else Policy(decided))
+
+
+def first(made_by: HopMaker, what: FailedMessage, lane: Any = lambda: 1) -> Hop:
     return made_by.first(what, lane=lane, unit=0.5)
 
 
@@ -35,7 +49,7 @@ def no_lane() -> NoReturn:
     ("decided", "delay_ms", "partition"),
     [(AtLevel(4), 30_000, 32 + 3), (AfterDelay(30_000), 30_000, LEVELS.queue_for(30_000, 1))],
 )
-def test_a_retry_has_the_decided_delay_and_the_given_lane(decided: NextHop, delay_ms: int, partition: int) -> None:
+def test_a_retry_has_the_decided_delay_and_the_given_lane(decided: Decision, delay_ms: int, partition: int) -> None:
     hop = first(hops(decided), failed(reconsume_times=1))
     envelope = decode(hop.out.headers, trusted=True)
     assert (hop.kind, hop.reconsume_times) == (HopKind.RETRY, 2)
@@ -50,18 +64,24 @@ def test_a_dead_letter_does_not_request_a_lane(asked: bool) -> None:
     assert decode(hop.out.headers, trusted=True).reconsume_times == 2
 
 
-def test_the_policy_gets_the_counts_of_the_record_and_of_the_group() -> None:
-    seen: list[Failed] = []
-
-    def decided(attempt: Failed) -> NextHop:
-        seen.append(attempt)
-        return AtLevel(1)
-
-    counted = [("RECONSUME_TIMES", b"3"), ("MAX_RECONSUME_TIMES", b"9")]
-    made_by = NextHops(NAMES, LEVELS, "g", limit=16, decided=decided)
-    first(made_by, failed(NAMES.retry("g"), counted, asked_level=2))
+def test_the_policy_gets_the_count_of_a_retry_record_and_the_lower_limit_counts() -> None:
+    policy, counted = Policy(AtLevel(1)), [("RECONSUME_TIMES", b"3"), ("MAX_RECONSUME_TIMES", b"4")]
+    made_by = HopMaker(NAMES, LEVELS, "g", limit=16, policy=policy)
+    first(made_by, failed(NAMES.retry("g"), counted))
     first(made_by, failed("orders", counted))
-    assert seen == [Failed(3, 2, None, 16, 9, 0.5), Failed(0, 0, None, 16, 9, 0.5)], "the count of a retry record only"
+    assert policy.seen == [(3, 0.5), (0, 0.5)], "a header of another topic is not a count"
+    assert first(made_by, failed(NAMES.retry("g"), [counted[0], ("MAX_RECONSUME_TIMES", b"3")])).decision == Dead(False)  # noqa: FBT003
+    assert first(made_by, failed(asked_level=2)).out.partition == LEVELS.partition(2, 1)
+    assert len(policy.seen) == 2, "a level that the listener asked for needs no policy"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"), [(OSError("down"), "OSError('down')"), (AtLevel(0), "it returned AtLevel(level=0)")]
+)
+def test_the_level_table_decides_instead_of_a_policy_that_fails(answer: Any, why: str) -> None:
+    hop = first(hops(answer), failed())
+    assert (hop.kind, hop.policy_error, hop.out.partition) == (HopKind.RETRY, why, LEVELS.partition(3, 1))
+    assert first(hops(AtLevel(1)), failed()).policy_error == ""
 
 
 def test_without_a_policy_the_level_table_decides() -> None:
@@ -77,9 +97,9 @@ def test_a_record_that_breaks_the_wire_format_is_parked() -> None:
 
 
 def test_a_message_from_which_no_hop_can_be_made_is_parked_with_the_error() -> None:
-    hop = first(hops(AtLevel(0)), failed())
+    hop = first(hops(), failed(), lambda: -1)
     assert (hop.kind, hop.reason) == (HopKind.PARKED, "no-hop")
-    assert "level is 1 or more" in hop.error
+    assert "lanes count from 0" in hop.error
 
 
 def test_an_error_in_looking_up_the_lanes_is_the_callers() -> None:
@@ -91,7 +111,7 @@ def test_an_error_in_looking_up_the_lanes_is_the_callers() -> None:
 
 
 @pytest.mark.parametrize("decided", [AtLevel(1), Dead(asked=False)])
-def test_a_hop_that_is_too_large_becomes_a_dead_letter_by_reference_and_then_nothing(decided: NextHop) -> None:
+def test_a_hop_that_is_too_large_becomes_a_dead_letter_by_reference_and_then_nothing(decided: Decision) -> None:
     made_by = hops(decided)
     hop = made_by.smaller(first(made_by, failed(reconsume_times=4)))
     assert hop is not None

@@ -1,4 +1,4 @@
-"""Facts about `rocketshim.core.orderly_queue`: the table of answers, the limit, lanes, and naive models of both."""
+"""Facts about `rocketshim.core.orderly_queue`: the table of answers, the limit, backlogs, and naive models of both."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -422,7 +422,7 @@ def test_a_dropped_queue_returns_nothing() -> None:
         made.put(messages(3))
 
 
-# --- lanes --------------------------------------------------------------------------------------------------------
+# --- backlogs -----------------------------------------------------------------------------------------------------
 
 
 def keyed(keys: str, **settings: Any) -> OrderlyQueue[Msg]:
@@ -463,7 +463,7 @@ def test_messages_of_a_key_that_were_not_begun_stay_behind_the_failed_ones() -> 
     assert taken(made, now_ms=2_000) == [2, 3]
 
 
-def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_lane_continues() -> None:
+def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_backlog_continues() -> None:
     made = keyed("aba", max_reconsume_times=1)
     taken(made)
     answer(made, BatchAnswer(1, SUSPEND))
@@ -555,7 +555,7 @@ def test_waiting_keys_are_not_scanned() -> None:
     answer(made, BatchAnswer(1), now_ms=Instant(999))
     assert Instant.compared <= 10
     assert taken(made, count, now_ms=Instant(1_000)) == list(range(count))
-    assert Instant.compared <= count + 20, "each lane is compared when its wait is over"
+    assert Instant.compared <= count + 20, "each backlog is compared when its wait is over"
 
 
 def test_a_failed_batch_of_several_keys_blocks_all_of_them() -> None:

@@ -278,7 +278,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
                 0,
             )
             assert self.queue.idle
-            assert not self.queue.in_flight
+            assert not self.queue.chunks
 
     @invariant()
     def every_message_is_in_exactly_one_state(self) -> None:
@@ -290,7 +290,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         in_flight = [offset for offset in in_work if offset not in self.done]
         in_flight += [offset for offset in awaiting_hop if offset not in in_work]  # reported earlier or with its chunk
         assert sorted([*self.pending, *in_flight, *self.done, *(self.withheld or ())]) == list(self.put)
-        chunked = [message.offset() for chunk in self.queue.in_flight for message in chunk.messages]
+        chunked = [message.offset() for chunk in self.queue.chunks for message in chunk.messages]
         assert sorted(offset for offset in chunked if offset is not None) == sorted(in_work)
 
     @invariant()
@@ -408,9 +408,9 @@ def test_all_chunks_in_flight_can_be_split_in_one_loop() -> None:
     queue = queue_of(*range(6))
     taken(queue, 3)
     taken(queue, 3)
-    for chunk in queue.in_flight:
+    for chunk in queue.chunks:
         queue.split(chunk)
-    assert sorted(len(chunk.messages) for chunk in queue.in_flight) == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert sorted(len(chunk.messages) for chunk in queue.chunks) == [0, 0, 1, 1, 1, 1, 1, 1]
 
 
 def test_failed_message_blocks_the_position_until_its_next_hop_is_stored() -> None:
@@ -630,7 +630,7 @@ def test_dropped_queue_frees_its_messages_although_a_slow_listener_still_has_a_c
     queue.put(records(1, 2))
     taken(queue, 1)
     waiting = queue._pending[0][queue._head_taken :]
-    alive = [weakref.ref(message) for message in (*queue.in_flight[1].messages, *waiting)]
+    alive = [weakref.ref(message) for message in (*queue.chunks[1].messages, *waiting)]
     del waiting
     assert len(alive) == 2
     queue.drop()

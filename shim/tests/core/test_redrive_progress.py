@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketshim.core.redrive_progress import MOST_IN_TRANSACTION, RedriveProgress, TooLarge
+from rocketshim.core.redrive_progress import MOST_IN_TRANSACTION, RedriveProgress
 from rocketshim.errors import ConfigError
-from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_plan import PlannedLetter
 
 
@@ -138,54 +137,6 @@ def test_dead_letters_of_an_earlier_run_that_die_now_do_not_stop_the_run() -> No
     assert (progress.stopped_by, progress.dead_again) == (None, 3)
     progress.died_again(*everything[53][:2])
     assert progress.stopped_by == "failures"
-
-
-def varint(number: int) -> bytes:
-    """Encode a number as Kafka does: zigzag, seven bits per byte."""
-    rest, out = (number << 1) ^ (number >> 63), b""
-    while rest > 127:
-        out, rest = out + bytes([rest & 127 | 128]), rest >> 7
-    return out + bytes([rest])
-
-
-def stored(record: OutgoingRecord) -> bytes:
-    """Encode a record in Kafka's record format 2, alone in its batch."""
-
-    def sized(content: bytes | None) -> bytes:
-        return varint(-1) if content is None else varint(len(content)) + content
-
-    body = b"\0" + varint(0) + varint(0) + sized(record.key) + sized(record.value) + varint(len(record.headers))
-    body += b"".join(sized(name.encode()) + sized(value) for name, value in record.headers)
-    return varint(len(body)) + body
-
-
-CONTENTS = st.none() | st.integers(0, 300).map(bytes) | st.integers(8_150, 8_250).map(bytes)
-RECORDS = st.builds(
-    OutgoingRecord,
-    topic=st.sampled_from(["one", "two"]),
-    partition=st.none(),
-    key=CONTENTS,
-    value=CONTENTS,
-    headers=st.lists(st.tuples(st.text("aé😀", max_size=20), CONTENTS), max_size=5),
-)
-
-
-@given(limit_bytes=st.integers(10, 20_000), records=st.lists(RECORDS, max_size=20))
-def test_records_reported_as_too_large_would_have_been_refused(limit_bytes: int, records: list[OutgoingRecord]) -> None:
-    too_large = TooLarge()
-    for record in records:
-        is_refused = record.topic == "one" and len(stored(record)) > limit_bytes
-        assert is_refused or not too_large.has_refused(record)
-        if is_refused:
-            too_large.refused(record)
-
-
-def test_a_record_as_large_as_a_refused_one_is_predicted_as_refused() -> None:
-    too_large = TooLarge()
-    too_large.refused(OutgoingRecord("one", None, b"k", b"x" * 1_000, []))
-    assert too_large.has_refused(OutgoingRecord("one", None, b"j", b"y" * 1_000, []))
-    assert not too_large.has_refused(OutgoingRecord("one", None, b"k", b"x" * 999, []))
-    assert not too_large.has_refused(OutgoingRecord("two", None, b"k", b"x" * 1_000, []))
 
 
 def test_an_aborted_transaction_does_not_count_against_the_rate() -> None:

@@ -11,10 +11,10 @@ from rocketshim.core.retry_policy import (
     AfterDelay,
     AtLevel,
     Dead,
+    Decision,
     ExponentialRetryPolicy,
     Failed,
     LevelTableRetryPolicy,
-    NextHop,
     decide,
     effective_limit,
 )
@@ -34,9 +34,9 @@ class Stubborn:
         return AfterDelay(12_345)
 
 
-def deliveries(limit: int = -1, message_limit: int | None = None) -> list[NextHop]:
+def deliveries(limit: int = -1, message_limit: int | None = None) -> list[Decision]:
     """Return the next hop after each failure of a message that always fails, up to its dead letter."""
-    hops: list[NextHop] = []
+    hops: list[Decision] = []
     while not hops or not isinstance(hops[-1], Dead):
         hops.append(decide(Failed(len(hops), limit=limit, message_limit=message_limit), TABLE))
     return hops

@@ -59,7 +59,7 @@ def message(**more: Any) -> Message:
 )
 def test_the_error_is_written_into_the_retry_record(error: Any, said: tuple[str, str]) -> None:
     sends, kept = send_back()
-    sends.retry(message(), error, level=None, delay_ms=None)
+    sends.reconsume_later(message(), error, level=None, delay_ms=None)
     (record,) = kept.records
     envelope = decode(record.headers, trusted=True)
     assert (envelope.fail_class, envelope.fail_text) == said
@@ -71,13 +71,15 @@ def test_the_error_is_written_into_the_retry_record(error: Any, said: tuple[str,
 def test_the_limit_and_a_negative_level_are_dead_letters() -> None:
     for limit, level in ((0, None), (16, -1)):
         sends, kept = send_back(limit)
-        sends.retry(message(), "x", level=level, delay_ms=None)
+        sends.reconsume_later(message(), "x", level=level, delay_ms=None)
         assert [record.topic for record in kept.records] == [NAMES.dead_letter("g")]
 
 
 def test_a_retry_record_that_breaks_the_wire_format_is_parked() -> None:
     sends, kept = send_back()
-    sends.retry(message(topic=NAMES.retry("g"), headers=[("RECONSUME_TIMES", b"x")]), "x", level=None, delay_ms=None)
+    sends.reconsume_later(
+        message(topic=NAMES.retry("g"), headers=[("RECONSUME_TIMES", b"x")]), "x", level=None, delay_ms=None
+    )
     (record,) = kept.records
     assert (record.topic, dict(record.headers)["PARK_REASON"]) == (NAMES.parked, b"bad-number:RECONSUME_TIMES")
 
@@ -95,7 +97,7 @@ def test_a_record_that_is_too_large_for_its_topic_is_stored_without_its_value() 
     for bad, topic in (([("RECONSUME_TIMES", b"x")], NAMES.parked), (None, NAMES.dead_letter("g"))):
         kept: Any = Narrow()
         sends = DropinSendBack(kept, names=NAMES, levels=DelayLevels.default(), group="g", limit=16, timeout_s=1)
-        sends.retry(message(topic=NAMES.retry("g"), headers=bad), "x", level=None, delay_ms=None)
+        sends.reconsume_later(message(topic=NAMES.retry("g"), headers=bad), "x", level=None, delay_ms=None)
         assert [record.topic for record in kept.records] == [topic]
 
 
@@ -105,7 +107,7 @@ def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
     decoded = message(key=b"k")
     getattr(decoded, changed)({"decoded": True})
     with pytest.raises(MessageError, match="replaced by dict"):
-        sends.kill(decoded, "x")
+        sends.dead_letter(decoded, "x")
     assert kept.records == []
 
 
@@ -113,9 +115,9 @@ def test_a_message_whose_content_was_replaced_is_refused(changed: str) -> None:
 def test_an_exception_that_cannot_be_read_is_written_with_a_short_text(hostile: BaseException, call: str) -> None:
     sends, kept = send_back()
     if call == "retry":
-        sends.retry(message(), hostile, level=None, delay_ms=None)
+        sends.reconsume_later(message(), hostile, level=None, delay_ms=None)
     else:
-        sends.kill(message(), hostile)
+        sends.dead_letter(message(), hostile)
     envelope = decode(kept.records[0].headers, trusted=True)
     assert envelope.fail_class == class_name(hostile)
     assert len((envelope.fail_text or "").encode()) <= 1_024
@@ -201,8 +203,8 @@ def test_a_message_that_was_sent_back_is_logged_with_its_stack_trace(caplog: pyt
     sends, _ = send_back()
     with pytest.raises(ConnectionError) as caught:
         raise ConnectionError("the bank does not answer")
-    sends.retry(message(), caught.value, level=None, delay_ms=None)
-    sends.kill(message(), "nobody wants it")
+    sends.reconsume_later(message(), caught.value, level=None, delay_ms=None)
+    sends.dead_letter(message(), "nobody wants it")
     first, second = caplog.records
     assert (first.levelname, first.event) == ("WARNING", "dropin.listener-failed")  # type: ignore[attr-defined]
     assert "attempt 1 of 17 of message orders/0/7 in group g failed: ConnectionError" in first.message

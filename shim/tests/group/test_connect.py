@@ -3,9 +3,8 @@
 import pytest
 
 from rocketshim.core.queue_lock_actions import QueueStarted
-from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.group.connect import connect_group_log, log_reader_config, new_client_id
-from rocketshim.settings import ConnectionSettings
+from rocketshim.settings import ConnectionSettings, PushConsumerSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout
@@ -37,10 +36,9 @@ def test_a_connected_thread_gets_the_queues_it_wants() -> None:
     kafka = InMemoryKafka()
     kafka.create_topics(Layout(TopicNames("pay"), DelayLevels.default()).for_group("g", with_log=True))
     thread = connect_group_log(
-        ConnectionSettings.make(bootstrap="b:1", namespace="pay", client={"linger.ms": 7, "delivery.timeout.ms": 1}),
-        "g",
-        client_id="a",
-        lock_settings=QueueLockSettings(),
+        PushConsumerSettings.make(
+            bootstrap="b:1", group="g", namespace="pay", client={"linger.ms": 7, "delivery.timeout.ms": 1}
+        ),
         topics=lambda: ["orders"],
         clients=kafka.clients(),
         clock=kafka.clock,

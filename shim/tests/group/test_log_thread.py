@@ -14,9 +14,8 @@ from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
-from rocketshim.group.log_reader import LogReader, token_floor
+from rocketshim.group.log_clients import LogReader, LogWriter, token_floor
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.group.log_writer import LogWriter
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue

@@ -3,7 +3,7 @@
 from confluent_kafka import TopicPartition
 
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.group.log_reader import token_floor
+from rocketshim.group.log_clients import token_floor
 from rocketshim.testing import InMemoryKafka
 
 

@@ -27,7 +27,7 @@ class World:
         self.kafka.create_topic(NAMES.schedule, 2)
         self.kafka.create_topic("orders", 2)
         self.kafka.create_topic(NAMES.retry("pay"), 1)
-        self.lookup = OffsetLookup("memory:1", NAMES, clients=self.kafka.clients())
+        self.lookup = OffsetLookup("memory:1", NAMES, clients=self.kafka.clients(), clock=self.clock)
 
     def commit(self, group: str, topic: str, partition: int, offset: int) -> None:
         consumer = self.kafka.consumer({"bootstrap.servers": "memory:1", "group.id": group})
@@ -97,6 +97,20 @@ def test_a_record_is_read_once_while_its_position_stands_still(world: World) -> 
     first = world.snapshot().groups[0].first_unread_ms
     world.kafka.deny("orders", read=True)  # a second read would fail
     assert world.snapshot().groups[0].first_unread_ms == first
+
+
+def test_what_died_or_was_parked_within_a_day_is_counted(world: World) -> None:
+    dead = NAMES.dead_letter("pay")
+    for topic in (dead, NAMES.parked):
+        world.kafka.create_topic(topic, 2)
+        world.kafka.append(topic, b"old", partition=0)
+    world.clock.advance(86_400_001)
+    for partition in (0, 1, 1):
+        world.kafka.append(dead, b"new", partition=partition)
+    found = world.snapshot()
+    assert [(each.recent, each.kept) for each in found.dead] == [(3, 4)]
+    assert found.parked is not None
+    assert (found.parked.recent, found.parked.kept) == (0, 1)
 
 
 def test_a_topic_that_a_group_begins_to_read_is_found_within_ten_rounds(world: World) -> None:

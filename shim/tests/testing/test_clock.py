@@ -31,6 +31,16 @@ def test_time_never_goes_back() -> None:
     assert clock.monotonic_ns() == 7_000_000
 
 
+def test_the_shortest_wait_moves_the_clock_and_none_does_not() -> None:
+    clock = VirtualClock(auto_advance=True)
+    clock.sleep(1e-12)
+    clock.advance(1e-9)
+    assert clock.monotonic_ns() == 2
+    clock.sleep(0)
+    clock.advance(0)
+    assert clock.monotonic_ns() == 2
+
+
 def test_a_sleeper_wakes_when_another_thread_has_advanced_far_enough() -> None:
     clock = VirtualClock()
     woken_ns: list[int] = []

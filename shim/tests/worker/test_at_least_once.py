@@ -59,7 +59,8 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
 
     counts = WorkerCounts()
     parts = Of(
-        make_producer=make, router=Of(route=route), refusals=None, targets=Of(use=lambda *_: None), counts=counts,
+        make_producer=make, router=Of(route=route), refusals=None, counts=counts,
+        targets=Of(set_producers=lambda *_: None),
         writer=HopWriter(counts, RecordMarks(), lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
         prober=Of(use=lambda *_: None, confirmed_ns=0), point=lambda _: None,
     )  # fmt: skip
@@ -83,12 +84,12 @@ def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     batch.reported(KafkaError(KafkaError._MSG_TIMED_OUT), None)  # type: ignore[arg-type]  # c, which was still queued
     batch.reported(None, STORED)  # a
     out._writer.failure = KafkaError(KafkaError._FATAL)
-    out.settle(1)
+    out.process_reports(1)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "nobody knows which of them was stored"
     for _, report in again:
         report(None, STORED)
-    out.settle(2)
+    out.process_reports(2)
     assert len(confirmed) == 1
 
 
@@ -100,12 +101,12 @@ def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     out._register(batch)
     out._confirmed_ns = 50  # other records were stored meanwhile
     out._writer.failure = KafkaError(KafkaError._FATAL)
-    out.settle(100)
+    out.process_reports(100)
     again = made[-1].sent
     assert [value for value, _ in again] == [b"a", b"b", b"c"], "none of it is taken for silence of the target"
     for _, report in again:
         report(None, STORED)
-    out.settle(105)
+    out.process_reports(105)
     assert len(confirmed) == 1
 
 
@@ -119,10 +120,10 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
         out._register(batch)
     soon_after.reported(None, STORED)
     out._prober.outstanding = 1
-    out.settle(100)
+    out.process_reports(100)
     assert not slow.is_done
     replaced: list[HopBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[assignment]
     much_later.reported(None, STORED)
-    out.settle(101)
+    out.process_reports(101)
     assert replaced == [slow]

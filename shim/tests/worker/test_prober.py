@@ -35,13 +35,13 @@ def test_reports_of_a_replaced_producer_do_not_count_for_the_next() -> None:
     prober.probe(as_held, 0)
     prober.use(new, DeliveryReports())
     old.flush(1)
-    prober.settle(1)
+    prober.process_reports(1)
     assert held.told == [0], "what it said still counts"
     assert prober.outstanding == 0
     prober.probe(as_held, 2)
     assert prober.outstanding == 1
     new.flush(1)
-    prober.settle(3)
+    prober.process_reports(3)
     assert prober.outstanding == 0
     assert prober.confirmed_ns == 3
 
@@ -58,7 +58,7 @@ def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
     kafka.fail_produce(None)
     prober.probe(as_held, 0)
     producer.flush(1)
-    prober.settle(1)
+    prober.process_reports(1)
     assert (held.told, prober.confirmed_ns, told) == ([], 0, ["worker.probe-failed"])
     behind = Message(topic=TopicNames().schedule, partition=0, offset=0, latency=60.0)
     assert reports.error(None, behind) is UNCONFIRMED, "a record behind it in its batch, also one that is not a probe"

@@ -12,13 +12,12 @@ from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShapes
 from rocketshim.worker.hop_group import HopGroup, Kind
-from rocketshim.worker.prober import is_probe
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router, queue_append_ms
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, parked, retried_target
+from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, is_probe, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import HEADER_ORDER, decode

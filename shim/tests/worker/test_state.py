@@ -116,7 +116,7 @@ def test_positions_that_cannot_be_committed_make_it_unready(sim: Any) -> None:
 
 
 def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
-    sim: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    sim: Any, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[str] = []
 
@@ -135,4 +135,4 @@ def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(
     finally:
         server.stop()
     assert [record.__dict__["event"] for record in caplog.records] == ["health.request-failed"]
-    assert capfd.readouterr().err == ""
+    assert capsys.readouterr().err == ""

@@ -36,7 +36,7 @@ class Lookup:
 def watched(sim: Any, **settings: Any) -> tuple[Any, Lookup]:
     worker, lookup = sim.worker(**settings), Lookup(sim)
     worker._lookup = lookup
-    worker._targets.ask(lookup)
+    worker._targets.set_lookup(lookup)
     return worker, lookup
 
 

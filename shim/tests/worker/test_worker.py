@@ -1,5 +1,6 @@
 """The worker's promises, in virtual time on the in-memory Kafka."""
 
+import gc
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import TopicMismatchError, WorkerError
+from rocketshim.worker.hop_writer import HopBatch
 from rocketshim_topics.levels import DelayLevels
 
 LEVELS = DelayLevels.parse("1s 2s 3s 10s")
@@ -148,6 +150,25 @@ def test_leaders_that_do_not_know_a_new_topic_yet_are_asked_again_at_assignment(
     assert worker.counts.alarms.keys() - {"worker.position-out-of-range"} == alarms
 
 
+def test_positions_that_cannot_be_read_are_asked_for_again_and_alarm_until_they_can_be(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    answers, is_unstable = worker._consumer.committed, True
+
+    def committed(*given: Any, **named: Any) -> Any:
+        if is_unstable:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return answers(*given, **named)
+
+    monkeypatch.setattr(worker._consumer, "committed", committed)
+    sim.run(worker, 35_000)
+    assert worker.counts.alarms["worker.positions-unknown"] == 4
+    is_unstable = False
+    sim.run(worker, 35_000)
+    assert worker.counts.alarms["worker.positions-unknown"] == 4
+
+
 def test_a_position_that_retention_has_deleted_starts_at_the_earliest_record_with_an_alarm(sim: Any) -> None:
     first = sim.worker()
     sim.run(first, 10)
@@ -277,6 +298,32 @@ def test_the_position_of_a_finished_partition_passes_its_probes(sim: Any) -> Non
     sim.run(worker, 3_000)
     end = sim.kafka.records(SCHEDULE, 0)[-1].offset() + 1
     assert sim.position() == end
+
+
+def test_nothing_is_early_when_a_probe_is_appended_late_in_a_turn(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report is younger than the turn in which it comes: what the turn did before it may have taken long."""
+    worker = sim.worker()
+    sim.run(worker, 100)
+    producer, assignment = worker._prober._producer, worker._assignment
+    produce, throttle = producer.produce, assignment.throttle
+    late: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+
+    def slowly(*arguments: Any) -> None:
+        throttle(*arguments)
+        if late:
+            sim.clock.advance(300)
+            monkeypatch.setattr(producer, "produce", produce)
+        while late:
+            values, options = late.pop()
+            produce(*values, **options)
+
+    monkeypatch.setattr(producer, "produce", lambda *values, **options: late.append((values, options)))
+    monkeypatch.setattr(assignment, "throttle", slowly)
+    sent = sim.schedule()
+    sim.clock.advance(500)  # it has waited before it is seen, so that a probe is written behind it
+    sim.until(worker, sim.delivered)
+    [delivered] = sim.delivered()
+    assert delivered.timestamp()[1] - sent.timestamp()[1] >= 1_000
 
 
 def test_the_next_commit_includes_a_failed_one(sim: Any) -> None:
@@ -898,3 +945,16 @@ def test_a_hop_that_is_reported_without_an_offset_is_made_again(sim: Any) -> Non
     sim.run(worker, 3_100)
     sim.until(worker, lambda: len(sim.delivered()) == 1)
     assert worker.counts.alarms["worker.hop-not-stored"] >= 1
+
+
+def test_a_worker_keeps_nothing_of_the_records_that_it_has_delivered(sim: Any) -> None:
+    def batches() -> int:
+        gc.collect()
+        return sum(type(each) is HopBatch for each in gc.get_objects())
+
+    worker, before = sim.worker(), batches()
+    for _ in range(10):
+        sim.schedule()
+        sim.run(worker, 100)
+    sim.until(worker, lambda: len(sim.delivered()) == 10)
+    assert batches() - before <= 2, "those of the last turn at most"

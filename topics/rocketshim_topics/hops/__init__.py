@@ -26,7 +26,7 @@ The caller chooses the lane and partition of the schedule topic and passes the t
 changes its arguments.
 """
 
-from rocketshim_topics.hops.deliver import clock_probe, delivered, due_at_ms, due_ms, hopped, retried_target
+from rocketshim_topics.hops.deliver import clock_probe, delivered, due_at_ms, due_ms, hopped, is_probe, retried_target
 from rocketshim_topics.hops.fail import (
     BY_REFERENCE,
     MAX_FAIL_CLASS_BYTES,
@@ -63,6 +63,7 @@ __all__ = [
     "due_at_ms",
     "due_ms",
     "hopped",
+    "is_probe",
     "parked",
     "record_size_bytes",
     "redrive_count",

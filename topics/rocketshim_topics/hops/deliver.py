@@ -16,7 +16,7 @@ from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import TopicNames, group_of
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
-__all__ = ["clock_probe", "delivered", "due_at_ms", "due_ms", "hopped", "retried_target"]
+__all__ = ["clock_probe", "delivered", "due_at_ms", "due_ms", "hopped", "is_probe", "retried_target"]
 
 
 def due_ms(envelope: Envelope, append_ms: int, queue_delay_ms: int) -> int:
@@ -112,3 +112,11 @@ def clock_probe(names: TopicNames, *, partition: int, mark: str = "1") -> Outgoi
         mark: value of the header, by which a worker recognises its own probes.
     """
     return OutgoingRecord(names.schedule, partition, None, None, encode(Envelope(clock=mark)))
+
+
+def is_probe(record: Record) -> bool:
+    """Return whether a record of the schedule topic is a probe: its only header is `CLOCK`, without key and value."""
+    if record.value() is not None or record.key() is not None:
+        return False
+    headers = wire.headers_shown(record)
+    return len(headers) == 1 and headers[0][0] == wire.CLOCK

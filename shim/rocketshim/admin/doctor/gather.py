@@ -32,8 +32,8 @@ from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
-from rocketshim.worker.prober import is_probe
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames, check_group

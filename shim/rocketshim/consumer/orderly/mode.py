@@ -19,11 +19,13 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.orderly.queues import OrderlyDispatch, OrderlyQueues
+from rocketshim.consumer.dispatch import LoopParts
+from rocketshim.consumer.mode import Mode
+from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.lease import Lease
+from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.orderly_assignment import (
     EndRun,
     OrderlyAssignment,
@@ -34,7 +36,6 @@ from rocketshim.core.orderly_assignment import (
 )
 from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
-from rocketshim.core.retry_rotation import RetryRotation
 from rocketshim.core.timer import Timer
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.partitions import partition_names
@@ -53,23 +54,22 @@ _SEEK_AGAIN_MS: Final = 100
 _REBALANCE_MS: Final = 100
 _LOG_STOP_S: Final = 2.0
 _REPORT_MS: Final = 1_000
+_COMMIT_MS: Final = 500
 _NO_LOCK: Final = QueueStarted(Lease(MessageQueue("", queue_id=0), -1, 2**62), None, ())
 
 
-class OrderlyMode:
-    """The `Mode` of consumption in order; `made` makes the queues. Only the poll thread uses it."""
+class OrderlyMode(Mode[OrderlyPartition]):
+    """The `Mode` of consumption in order. Only the poll thread uses it."""
 
-    def __init__(
-        self,
-        parts: LoopParts,
-        queues: AssignedQueues[OrderlyPartition],
-        dispatch: OrderlyDispatch,
-        made: OrderlyQueues,
-    ) -> None:
+    dispatch: OrderlyDispatch
+
+    def __init__(self, parts: LoopParts) -> None:
+        self.dispatch = OrderlyDispatch(parts)
+        self.queues = AssignedQueues(parts, self.dispatch)
+        self.commit_interval_ms = parts.settings.persist_consumer_offset_interval_ms
+        if parts.log is not None:  # a crash repeats what was not committed
+            self.commit_interval_ms = min(self.commit_interval_ms, _COMMIT_MS)
         self._reader = parts.reader
-        self._queues = queues
-        self._dispatch = dispatch
-        self._made = made
         self._log = parts.log  # None: no locks (broadcasting)
         self._now_ms = parts.reader.now_ms
         self._assignment: OrderlyAssignment[TopicPartitionKey] = OrderlyAssignment()
@@ -77,13 +77,13 @@ class OrderlyMode:
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
         self._start_from_ms = 0  # while Kafka's group rebalances, nothing can be committed
         self._restart_from_ms = 0
-        self._rotation: RetryRotation[TopicPartitionKey] = RetryRotation()
+        self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._report = Timer(_REPORT_MS)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def turn(self, now_ms: int) -> float:
-        """See `Mode`: start and end partitions, and report progress."""
+        """Start and end partitions, and report progress."""
         if self._log is not None:
             self._take_events(self._log)
             if self._log.error is not None:
@@ -96,16 +96,16 @@ class OrderlyMode:
             return _AWAITING_S
         if self._assignment.is_changing:
             return _AWAITING_LOCK_S
-        due_ms = [at_ms for queue in self._queues if (at_ms := queue.next_wakeup_ms) is not None]
+        due_ms = [at_ms for queue in self.queues if (at_ms := queue.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
 
     def finish(self) -> bool:
-        """See `Mode`: release what is drained."""
+        """Release what is drained; return whether all is."""
         self._end_drained()
         return not self._assignment.draining
 
     def close(self) -> None:
-        """See `Mode`: stop the group-log thread."""
+        """Stop the group-log thread."""
         log = self._log
         if log is not None:
             log.stop(_LOG_STOP_S, lambda: self._wind_up(log))
@@ -113,12 +113,12 @@ class OrderlyMode:
     def _wind_up(self, log: GroupLogThread) -> None:
         """Release locks after the loop has closed: those acquired late, and those whose listeners have now returned."""
         self._take_events(log)
-        self._dispatch.take_results(self._now_ms())
+        self.dispatch.take_results(self._now_ms())
         self._end_drained()
 
     def _report_progress(self, log: GroupLogThread) -> None:
         """Report changed progress, so that renewals carry it to the next owner."""
-        for queue in self._queues:
+        for queue in self.queues:
             progress = queue.progress
             if queue.lease is not None and progress != queue.reported:
                 queue.reported = progress
@@ -127,7 +127,7 @@ class OrderlyMode:
     # --- events ------------------------------------------------------------------------------------------------------
 
     def take_up(self, partitions: list[TopicPartition]) -> None:
-        """See `Mode`: a partition waits, paused, for its lock."""
+        """Have partitions wait, paused, for their locks."""
         self._reader.assign_paused(partitions, PauseReason.LOCK)
         if self._reader.is_closing:
             return
@@ -140,7 +140,7 @@ class OrderlyMode:
             self._assignment.grant(key, _NO_LOCK)
 
     def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
-        """See `Mode`: release the locks of partitions, now or when they are drained."""
+        """Release the locks of partitions, now or when they are drained."""
         actions = self._assignment.revoke(keys)
         if self._log is not None:
             self._want(self._log)  # before the releases: the log releases only queues that are not wanted
@@ -159,7 +159,7 @@ class OrderlyMode:
         leases = self._reader.ownership.leases
         while log.events.qsize():
             event = log.events.get()
-            key = TopicPartitionKey(event.lease.queue.topic, event.lease.queue.queue_id)
+            key = event.lease.key
             match event:
                 case QueueStarted():
                     actions = self._assignment.grant(key, event)
@@ -173,7 +173,7 @@ class OrderlyMode:
             else:
                 leases[key] = usable
             self._perform(actions)
-        self._made.counts.lost = self._assignment.lost_count
+        self.dispatch.orderly_counts.lost = self._assignment.lost_count
         self._end_drained()
 
     def _end_drained(self) -> None:
@@ -193,7 +193,7 @@ class OrderlyMode:
         for action in actions:
             match action:
                 case EndRun(key):
-                    run = self._queues.take_out(key)
+                    run = self.queues.take_out(key)
                     if run is not None:
                         run.withhold()
                         self._ended[key] = run
@@ -206,10 +206,9 @@ class OrderlyMode:
 
     def _pause(self, key: TopicPartitionKey) -> None:
         """Pause the partition until it is started again, and clear any flow-control pause of the previous run."""
-        consumer, pauses = self._reader.client(), self._reader.pauses
-        pauses.hold(consumer, [key], PauseReason.LOCK)
-        pauses.release(consumer, [key], PauseReason.FLOW)
-        self._queues.commits.positions.forget(key)
+        self._reader.pauses.hold([key], PauseReason.LOCK)
+        self._reader.pauses.release([key], PauseReason.FLOW)
+        self.queues.commits.positions.forget(key)
 
     def _release(self, started: QueueStarted, run: OrderlyPartition | None) -> None:
         progress = (started.next_offset, started.reconsume_counts)
@@ -251,12 +250,11 @@ class OrderlyMode:
 
         A partition whose lock is lost meanwhile is not started.
         """
-        consumer = self._reader.client()
         try:
-            found, _ = self._reader.starts.find(consumer, [TopicPartition(*key) for key in keys], timeout_s)
+            found = self._reader.starts.find(keys, timeout_s)
             now_ms = self._now_ms()
-            offsets = {key: offset for key, offset in map(self._begin_at, found) if self._may_start(key, now_ms)}
-            self._queues.commits.commit_starts(consumer, offsets)
+            offsets = {key: self._begin_at(key, at) for key, at in found.items() if self._may_start(key, now_ms)}
+            self._reader.starts.commit(offsets)
             for key, offset in offsets.items():
                 self._reader.seek(key, offset)
         except KafkaException as error:
@@ -264,21 +262,20 @@ class OrderlyMode:
             return refused
         for key, offset in offsets.items():
             started = self._assignment.started(key)
-            self._made.reconsume_counts[key] = () if started is None else started.reconsume_counts
+            self.dispatch.reconsume_counts[key] = () if started is None else started.reconsume_counts
             self._run(key, offset)
-            self._made.counts.starts += self._log is not None
+            self.dispatch.orderly_counts.starts += self._log is not None
         if offsets:
             _LOG.info("consumer.locked", extra={"partitions": partition_names(offsets)})
         return None
 
-    def _begin_at(self, found: TopicPartition) -> tuple[TopicPartitionKey, int]:
+    def _begin_at(self, key: TopicPartitionKey, found: int) -> int:
         """Return the start offset: the committed one, or a later one that the group's log knows."""
-        key = TopicPartitionKey.of(found)
         started = self._assignment.started(key)
         known = None if started is None else started.next_offset
         if known is None or self._reader.starts.found_tokens.get(key) is None:
-            return key, found.offset
-        return key, max(found.offset, known)
+            return found
+        return max(found, known)
 
     def _restart(self, key: TopicPartitionKey) -> None:
         """Read a partition whose log was cut from its first remaining message on; if that fails, try again later."""
@@ -298,18 +295,18 @@ class OrderlyMode:
         self._run(key, offset)
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:
-        self._queues.begin(key, offset)
+        self.queues.begin(key, offset)
         self._assignment.start(key)
-        self._reader.pauses.release(self._reader.client(), [key], PauseReason.LOCK)
+        self._reader.pauses.release([key], PauseReason.LOCK)
 
     # --- fetched messages --------------------------------------------------------------------------------------------
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
-        """See `Mode`: a log that was cut ends the run, which starts again when it is drained."""
-        queue = self._queues.by_key.get(key)
+        """Add a fetched run; a log that was cut ends the run, which starts again when it is drained."""
+        queue = self.queues.by_key.get(key)
         if queue is None:
             return
-        commits = self._queues.commits.positions
+        commits = self.queues.commits.positions
         first = run[0].offset()
         expected = commits.sent(key) if queue.is_fresh else queue.next_put
         wanted = self._reader.from_position(key, run, expected)

@@ -14,27 +14,25 @@ two threads, which would take all the time of a queue with many failing keys.
   `SystemExit` and similar ones, as RocketMQ catches every Throwable.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.orderly.context import ConsumeOrderlyContext, TriedMessageView
+from rocketshim.consumer.listener import Runner
 from rocketshim.consumer.subscribing import WithoutContext
-from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyContext, ConsumeOrderlyStatus, orderly_status
 from rocketshim.core.failure_rules import Rules
 from rocketshim.core.lease import Lease
-from rocketshim.core.orderly_partition import OrderlyTask
+from rocketshim.core.orderly_partition import OrderlyTask, StoppedKeys
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
-from rocketshim.failures import FailureMaker
 from rocketshim.logs import safe_logger
-from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView
+from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import read_again, read_headers
+from rocketshim_topics.wire import Record, read_again, read_headers
 
 __all__ = ["OrderlyRunner"]
 
@@ -46,82 +44,25 @@ _NO_LEASE: Final = Lease(MessageQueue("none"), -1, _NEVER_MS)
 _SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
-class _StoppedKeys:
-    """For order by key: the keys with a failed message in this run, and the messages behind the failed ones.
+class TriedMessageView(MessageView):
+    """A message that has failed before and stayed in its queue: the queue, not the record, has its failure count."""
 
-    Attributes:
-        keys: the keys for which the listener is not called again in this run.
-        left: messages of these keys that the run has reached and skipped, by offset.
-    """
+    __slots__ = ("_times",)
 
-    __slots__ = ("_key_of", "_task", "keys", "left")
+    def __init__(self, record: Record, trusted: bool, times: int) -> None:
+        super().__init__(record, trusted)
+        self._times = times
 
-    def __init__(self, task: OrderlyTask) -> None:
-        self._task = task
-        self._key_of = task.key_of
-        self.keys: set[Hashable] = set()
-        self.left: dict[int, Any] = {}
-
-    def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
-        """Return whether the run continues after a failed message; if so, skip further messages of its key."""
-        task = self._task
-        if self._key_of is None or not answer.auto_commit:
-            return False
-        self.keys.add(self._key_of(message))
-        task.passed[message.offset()] = (task.failure, task.malformed)
-        task.failure = task.malformed = None
-        return True
-
-    def leaves(self, message: Any) -> bool:
-        """Return whether a message is behind a failed one of its key, so that it stays for a later run."""
-        if self._key_of is None or self._key_of(message) not in self.keys:
-            return False
-        self.left[message.offset()] = message
-        return True
-
-    def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
-        """Move skipped messages behind the answered ones, since answers must cover the beginning of a run."""
-        if self.left:
-            answered = sum(answer.msg_count for answer in answers)
-            others = [message for message in self._task.messages if message.offset() not in self.left]
-            self._task.messages[:] = [*others[:answered], *self.left.values(), *others[answered:]]
+    @property
+    def reconsume_times(self) -> int:
+        """The number of failed attempts so far."""
+        return self._times
 
 
-class OrderlyRunner:
-    """Runs tasks through their listeners.
+class OrderlyRunner(Runner):
+    """Runs tasks through their listeners."""
 
-    Args:
-        group: the consumer group.
-        subscription_of: finds the subscription of a logical topic; None: it has no listener.
-        retry_topic: physical name of the group's retry topic.
-        batch_count: maximum number of messages per listener call; above 1 the listener gets lists.
-        clock: monotonic time, the same as for the leases, and wall time of failures.
-        levels: translates `RetryLater(level=…)` into a wait.
-        fail_stack: whether dead letters get a stack trace.
-
-    Thread-safety: immutable, apart from the effects of user code; all listener threads use the same object.
-    """
-
-    __slots__ = ("_batch_count", "_clock", "_failures", "_group", "_levels", "_retry_topic", "_subscription_of")
-
-    def __init__(
-        self,
-        group: str,
-        subscription_of: Callable[[str], Subscription | None],
-        retry_topic: str,
-        *,
-        batch_count: int,
-        clock: Clock,
-        levels: DelayLevels,
-        fail_stack: bool = True,
-    ) -> None:
-        self._group = group
-        self._subscription_of = subscription_of
-        self._retry_topic = retry_topic
-        self._batch_count = batch_count
-        self._clock = clock
-        self._failures = FailureMaker(clock, wants_stack=fail_stack)
-        self._levels = levels
+    __slots__ = ()
 
     def run(self, task: OrderlyTask) -> list[BatchAnswer]:
         """Call the listener for the messages of a run, in order.
@@ -136,7 +77,7 @@ class OrderlyRunner:
             )
         subscription = self._subscription_of(topic)
         if subscription is None:
-            return [self._no_listener(task, topic)]
+            return [self._unrouted(task, topic)]
         skipped, end = self._ask_filter(task, subscription)
         answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
         if skipped == end < len(task.messages):  # the filter cannot read the next one
@@ -165,7 +106,7 @@ class OrderlyRunner:
         stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
         context = self._context(task)
         done = 0
-        stopped = _StoppedKeys(task)
+        stopped = StoppedKeys(task)
         for message in islice(task.messages, begin, end):
             if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:
                 break
@@ -223,7 +164,7 @@ class OrderlyRunner:
             return _unheard(dead_letter=True)
         subscription = self._subscription_of(topic)
         if subscription is None:
-            return self._no_listener(task, topic)
+            return self._unrouted(task, topic)
         return self._call(task, subscription, view if self._batch_count == 1 else [view], [message])
 
     def _call(self, task: OrderlyTask, subscription: Subscription, views: Any, messages: list[Any]) -> BatchAnswer:
@@ -266,10 +207,8 @@ class OrderlyRunner:
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _context(self, task: OrderlyTask) -> ConsumeOrderlyContext:
-        partition = task.queue
         token = None if task.lease is None else task.lease.token
-        queue = MessageQueue(partition.topic, queue_id=partition.partition)
-        return ConsumeOrderlyContext(self._group, queue, partition.epoch, token)
+        return ConsumeOrderlyContext(self._group, self._message_queue(task.queue), task.queue.epoch, token)
 
     def _view(self, message: Any, task: OrderlyTask, *, trusted: bool = False) -> MessageView:
         times = task.counts.get(message.offset()) if task.counts else None
@@ -322,8 +261,8 @@ class OrderlyRunner:
         task.malformed = reason
         return True
 
-    def _no_listener(self, task: OrderlyTask, topic: str) -> BatchAnswer:
-        task.failure = Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
+    def _unrouted(self, task: OrderlyTask, topic: str) -> BatchAnswer:
+        task.failure = self._no_listener(topic)
         return _unheard(dead_letter=True)
 
 

@@ -1,34 +1,16 @@
-"""`LitePullConsumer`: the caller polls for messages, instead of registering a listener.
+"""`LitePullConsumer`: the caller polls for messages, instead of registering a listener."""
 
-One thread polls. The messages of a poll count as done when the next poll begins, and not before. `stop`, also at the
-end of a `with` block, does not commit the messages of the last poll: the consumer cannot know whether they were
-handled. `commit_sync` commits them. The consumer has no retries and no dead letters: the caller decides what happens to
-a message. There are two ways to get queues, and they exclude each other:
-
-* `subscribe`: the members of the group share the queues (Kafka's group protocol, cooperative).
-* `assign`: the consumer reads exactly these queues, even if others read them, too. It is not a member of the group, and
-  its commits are not fenced: two consumers that commit the same queue overwrite each other's offsets.
-
-`poll` raises the errors of rebalance callbacks, when it has no message to return. A message with a header name that is
-not UTF-8 cannot be filtered. It is skipped, and reported like an error in a callback. Without an expression it is
-handed out, and reading its headers raises `MalformedRecordError`.
-"""
-
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Self, Unpack
 
-from rocketshim.clock import SystemClock
-from rocketshim.consumer.pull.one_caller import OneCaller
-from rocketshim.consumer.pull.partitions import PullPartitions
-from rocketshim.consumer.pull.queue_watch import QueuesListener, QueueWatch
-from rocketshim.consumer.pull.selection import as_selector
+from rocketshim.consumer.pull.partitions import PullPartitions, QueuesListener
+from rocketshim.consumer.pull.session import as_selector
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.core.clock import Clock, now_ms_of
+from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
 from rocketshim.health import Metric
-from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.clients import Clients
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
@@ -49,9 +31,19 @@ class LitePullConsumer:
                 for message in consumer.poll():
                     ...                         # counts as done when the next poll begins
 
-    With `auto_commit`, the messages of a poll are committed after the next poll has begun, or by `commit_sync`; never
-    by `stop`. So messages that were not handled are delivered again. Of the messages that were handled, at most those
-    of one poll are delivered again.
+    The messages of a poll count as done when the next poll begins, and not before. With `auto_commit` they are
+    committed then, or by `commit_sync`; never by `stop`, also at the end of a `with` block: the consumer cannot know
+    whether they were handled. So messages that were not handled are delivered again. Of the messages that were handled,
+    at most those of one poll are delivered again. The consumer has no retries and no dead letters: the caller decides
+    what happens to a message. There are two ways to get queues, and they exclude each other:
+
+    * `subscribe`: the members of the group share the queues (Kafka's group protocol, cooperative).
+    * `assign`: the consumer reads exactly these queues, even if others read them, too. It is not a member of the group,
+      and its commits are not fenced: two consumers that commit the same queue overwrite each other's offsets.
+
+    `poll` raises the errors of rebalance callbacks, when it has no message to return. A message with a header name that
+    is not UTF-8 cannot be filtered. It is skipped, and reported like an error in a callback. Without an expression it
+    is handed out, and reading its headers raises `MalformedRecordError`.
 
     Args:
         bootstrap: `host:port` of at least one broker; None if `settings` contains it.
@@ -83,12 +75,9 @@ class LitePullConsumer:
         settings = LitePullConsumerSettings.of_consumer("LitePullConsumer", settings, bootstrap, group, values)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
-        clock = clock or SystemClock()
-        self._now_ms = now_ms_of(clock)
-        self._partitions = PullPartitions(settings, self.names, (clients or confluent_clients()).consumer, clock)
+        self._partitions = PullPartitions(settings, self.names, clients, clock)
+        self._session = self._partitions.session
         self._lookup = self._partitions.lookup
-        self._watch = QueueWatch(self._lookup, settings.topic_metadata_check_interval_ms)
-        self._caller = OneCaller(self._partitions.close)
 
     # --- what to read ------------------------------------------------------------------------------------------------
 
@@ -106,7 +95,7 @@ class LitePullConsumer:
                 read; nothing changed.
         """
         selector = as_selector(expression)
-        with self._call():
+        with self._session.call():
             self._partitions.subscribe(topic, selector)
 
     def unsubscribe(self, topic: str) -> None:
@@ -115,7 +104,7 @@ class LitePullConsumer:
         Raises:
             ConfigError: the name is not legal.
         """
-        with self._call():
+        with self._session.call():
             self._partitions.unsubscribe(topic)
 
     def assign(self, queues: Collection[MessageQueue]) -> None:
@@ -128,7 +117,7 @@ class LitePullConsumer:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the consumer runs, and a queue cannot be
                 read; nothing changed.
         """
-        with self._call():
+        with self._session.call():
             self._partitions.assign(queues)
 
     def set_sub_expression_for_assign(self, topic: str, expression: MessageSelector | str | None) -> None:
@@ -139,8 +128,8 @@ class LitePullConsumer:
             FilterSyntaxError: the expression does not compile; nothing changed.
         """
         selector = as_selector(expression)
-        with self._call():
-            self._partitions.filter_assigned(topic, selector)
+        with self._session.call():
+            self._partitions.assign_filters[self.names.physical(topic)] = selector
 
     def register_topic_message_queue_change_listener(self, topic: str, listener: QueuesListener) -> None:
         """Call `listener(topic, queues)` when the queues of a topic have changed.
@@ -154,9 +143,9 @@ class LitePullConsumer:
         """
         if not callable(listener):
             raise ConfigError(f"{listener!r:.80} is not a listener: pass a function of (topic, queues)")
-        with self._call():
+        with self._session.call():
             self.names.physical(topic)
-            self._watch.add(topic, listener)
+            self._partitions.watched[topic] = (listener, None)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -169,8 +158,7 @@ class LitePullConsumer:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: a subscribed topic or an assigned queue
                 cannot be read. After each of these nothing is open, and start() may be called again.
         """
-        with self._call():
-            self._partitions.start()
+        self._session.start(self._partitions.open)
 
     def stop(self) -> None:
         """Commit what is done (if `auto_commit` is on), leave the group, close; within 10 s. Safe to call twice.
@@ -182,12 +170,12 @@ class LitePullConsumer:
         Raises:
             ConsumerError, BrokerUnavailableError: the last commit failed; the consumer is closed anyway.
         """
-        self._caller.stop()
+        self._session.stop()
 
     @property
     def is_running(self) -> bool:
         """Whether the consumer was started and not stopped."""
-        return self._partitions.is_started and not self._caller.stopping
+        return self._session.is_open and not self._session.stopping
 
     def __enter__(self) -> Self:
         self.start()
@@ -209,40 +197,36 @@ class LitePullConsumer:
             consumer was stopped meanwhile.
 
         Raises:
-            ConsumerError: the consumer is not running, or it cannot continue.
+            ConsumerError: the consumer is not running, or cannot continue, or another thread is in a call.
             NotAuthorizedError: the client may not read a topic or the group.
             TopicMissingError: a subscribed topic no longer exists.
             MalformedRecordError: a message with unreadable headers was skipped, since the expression could not be
                 evaluated on it. The next poll continues after it.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
-        if len(self._watch):
-            with self._call():
-                self._partitions.client()
-                changed = self._watch.changed(self._now_ms())
+        session, partitions = self._session, self._partitions
+        if partitions.watched:
+            with session.call():
+                session.check_open()
+                changed = list(partitions.changed_queues())
             for listener, topic, queues in changed:  # after that call, since a listener may call this consumer
                 listener(topic, queues)
-        with self._call():
-            partitions = self._partitions
-            partitions.client()
-            deadline_ms = self._now_ms() + wait_ms
-            partitions.counts.polled_at_ms = deadline_ms - wait_ms
+        messages: list[MessageView] = []
+        with session.call(messages):
+            session.check_open()
+            session.counts.polled_at_ms = session.now_ms()
+            deadline_ms = session.now_ms() + wait_ms
             partitions.positions.begin_poll()
-            messages: list[MessageView] = []
             while not messages:
                 partitions.do_due()
-                left_ms = max(0, deadline_ms - self._now_ms())
-                messages = partitions.fetch(min(left_ms / 1_000, _SLICE_S))
-                if messages:
-                    break
-                partitions.raise_failure()
-                if self._caller.stopping:
-                    partitions.close()
-                    break
-                if self._now_ms() >= deadline_ms:
-                    break
-            partitions.counts.add_poll(len(messages))
-            return messages
+                left_ms = max(0, deadline_ms - session.now_ms())
+                messages += partitions.fetch(min(left_ms / 1_000, _SLICE_S))
+                if not messages:
+                    partitions.raise_failure()
+                    if session.stopping or session.now_ms() >= deadline_ms:
+                        break
+            session.counts.add_poll(len(messages))
+        return messages
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Move the position of an assigned queue; the next commit has the new position, even if it is a lower one.
@@ -256,7 +240,7 @@ class LitePullConsumer:
             ConsumerError: the queue is not assigned to this consumer, or the consumer is not running.
             BrokerUnavailableError: the queue's bounds cannot be determined; nothing changed.
         """
-        with self._call():
+        with self._session.call():
             low, high = self._lookup.bounds(queue)
             if not low <= offset <= high:
                 raise ConfigError(f"Cannot seek to offset {offset} of {queue}: the queue has offsets {low} to {high}")
@@ -264,12 +248,12 @@ class LitePullConsumer:
 
     def seek_to_begin(self, queue: MessageQueue) -> None:
         """Move the position to the queue's first message; works like `seek`."""
-        with self._call():
+        with self._session.call():
             self._partitions.seek(queue, self._lookup.bounds(queue)[0])
 
     def seek_to_end(self, queue: MessageQueue) -> None:
         """Move the position to the queue's current end, after its last message; works like `seek`."""
-        with self._call():
+        with self._session.call():
             self._partitions.seek(queue, self._lookup.bounds(queue)[1])
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
@@ -277,15 +261,15 @@ class LitePullConsumer:
 
         A queue that is revoked and assigned again is no longer paused.
         """
-        with self._call():
-            partitions = self._partitions
-            partitions.reader.pauses.hold(partitions.client(), partitions.assigned(queues), PauseReason.USER)
+        with self._session.call():
+            self._session.check_open()
+            self._partitions.reader.pauses.hold(self._partitions.assigned(queues), PauseReason.USER)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Hand out messages of paused queues again; ignore queues that are not assigned."""
-        with self._call():
-            partitions = self._partitions
-            partitions.reader.pauses.release(partitions.client(), partitions.assigned(queues), PauseReason.USER)
+        with self._session.call():
+            self._session.check_open()
+            self._partitions.reader.pauses.release(self._partitions.assigned(queues), PauseReason.USER)
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
@@ -304,8 +288,8 @@ class LitePullConsumer:
 
         Source: `DefaultLitePullConsumer#commitSync`, `#commit(Map, boolean)` of RocketMQ.
         """
-        with self._call():
-            self._partitions.client()
+        with self._session.call():
+            self._session.check_open()
             if offsets is None:
                 wanted = self._partitions.positions.unconfirmed(everything=True)
             else:
@@ -320,8 +304,9 @@ class LitePullConsumer:
         Raises:
             BrokerUnavailableError: it cannot be determined.
         """
-        with self._call():
-            return self._lookup.committed(queue, self._partitions.client())
+        with self._session.call():
+            self._session.check_open()
+            return self._lookup.committed(queue, self._partitions.reader.client())
 
     def position(self, queue: MessageQueue) -> int:
         """Return the offset at which the next message of a queue is read.
@@ -329,12 +314,12 @@ class LitePullConsumer:
         Raises:
             ConsumerError: the queue is not assigned, or its start offset is not known yet.
         """
-        with self._call():
+        with self._session.call():
             return self._partitions.positions.position(self._partitions.assigned_key(queue))
 
     def assignment(self) -> set[MessageQueue]:
         """Return the queues that are assigned now."""
-        with self._call():
+        with self._session.call():
             return {self._partitions.queue_of(key) for key in self._partitions.positions.assigned_keys()}
 
     @property
@@ -344,8 +329,8 @@ class LitePullConsumer:
 
     def metrics(self) -> Iterable[Metric]:
         """Return the current metrics, for `MetricsCollector`; any thread."""
-        partitions = self._partitions
-        return partitions.counts.metrics(self.settings.group, self._now_ms(), len(partitions.positions))
+        session = self._session
+        return session.counts.metrics(self.settings.group, session.now_ms(), len(self._partitions.positions))
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, sorted.
@@ -353,7 +338,7 @@ class LitePullConsumer:
         Raises:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be determined.
         """
-        with self._call():
+        with self._session.call():
             return self._lookup.queues(topic)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -363,13 +348,5 @@ class LitePullConsumer:
             ConfigError: the time is negative.
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
-        with self._call():
+        with self._session.call():
             return self._lookup.offset_for_timestamp(queue, timestamp_ms)
-
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Allow one thread at a time; every public call uses it, except `stop`."""
-        with self._caller.call():
-            if self._caller.stopping:
-                self._partitions.close()
-            yield

@@ -5,23 +5,24 @@ starts and fetches, as for push consumers. A fetched record is also not handed o
 the queue is read again from its position. The thread that calls the consumer owns all of this.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.client_metrics import PullCounts
-from rocketshim.consumer.pull.selection import selected, subscription_text, unreadable_headers
+from rocketshim.consumer.pull.session import PullSession, unreadable_headers
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.core.clock import Clock, now_ms_of
+from rocketshim.core.clock import Clock
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS, StartRules
+from rocketshim.core.subscriptions import digest_of, text_of
+from rocketshim.core.timer import Timer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
-from rocketshim.filters import MessageSelector
-from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.kafka.clients import ConsumerClient, LastClientError, Parting, explained, unsubscribes
+from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.filters.selection import matching
+from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, unsubscribes
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerSettings
@@ -32,108 +33,83 @@ from rocketshim_topics.message import first_views
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["PullPartitions"]
+__all__ = ["PullPartitions", "QueuesListener"]
 
 _LOG = safe_logger("rocketshim.consumer")
-_LEAVE_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
+
+QueuesListener = Callable[[str, list[MessageQueue]], None]
 
 
 class PullPartitions:
     """The partitions of one lite pull consumer; the `PartitionOwner` of its reader.
 
-    Args:
-        settings: the settings of the consumer.
-        names: maps logical topics to physical ones.
-        make_consumer: makes a Kafka consumer with these settings.
-        clock: the source of time.
-
     Attributes:
-        reader: reads the partitions.
-        positions: what was handed out and committed.
-        lookup: looks up queues.
-        is_started: whether `start` has succeeded.
+        assign_filters: the filters of assigned queues, by physical topic.
+        watched: topic to the listener for changes of its queues, and the queues that it knows; None: not looked up yet.
     """
 
     def __init__(
-        self,
-        settings: LitePullConsumerSettings,
-        names: TopicNames,
-        make_consumer: Callable[[dict[str, Any]], ConsumerClient],
-        clock: Clock,
+        self, settings: LitePullConsumerSettings, names: TopicNames, clients: Clients | None, clock: Clock | None
     ) -> None:
+        self.session = PullSession(settings, clients, clock, self._close)
+        self.positions = PullPositions()
         self._settings = settings
         self._names = names
-        self._last_error = LastClientError()
-        self._now_ms = now_ms_of(clock)
-        retry_topic = names.retry(settings.group)
-        self.is_started = False
-        self.counts = PullCounts()
-        self.positions = PullPositions()
+        retry_topic, now_ms = names.retry(settings.group), self.session.now_ms
+        self._own_topics = {retry_topic, names.dead_letter(settings.group)}
         self.reader = PartitionReader(
-            make_consumer=lambda on_commit: make_consumer(self._config({"on_commit": on_commit})),
-            make_lookup_client=lambda: make_consumer(self._config({})),
+            make_consumer=lambda on_commit: self._make_client({"on_commit": on_commit}),
+            make_lookup_client=lambda: self._make_client({}),
             rules=StartRules(
                 retry_topic,
                 settings.consume_from_where,
-                settings.consume_timestamp_ms or clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
+                settings.consume_timestamp_ms or self.session.clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
                 young_max=settings.young_queue_max_messages,
             ),
-            ownership=Ownership(self._now_ms),
-            now_ms=self._now_ms,
+            ownership=Ownership(now_ms),
+            now_ms=now_ms,
         )
         self.lookup = QueueLookup(names, lambda: self.reader.lookups)
-        self._own_topics = {retry_topic, names.dead_letter(settings.group)}
         self._subscribed: dict[str, MessageSelector] = {}  # by physical topic
         self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
-        self._assign_filters: dict[str, MessageSelector] = {}
+        self.assign_filters: dict[str, MessageSelector] = {}
+        self.watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._logical: dict[str, str] = {}
-        self._failure: RocketshimError | None = None  # what a callback could not raise
-        self._stopped = False
-        self._next_commit_ms = 0
+        self._commit_timer = Timer(settings.auto_commit_interval_ms)
+        self._watch_timer = Timer(settings.topic_metadata_check_interval_ms)
 
     # --- the client --------------------------------------------------------------------------------------------------
 
-    def client(self) -> ConsumerClient:
-        """Return the Kafka consumer; raise ConsumerError if it is not running."""
-        if not self.reader.is_open:
-            raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
-        return self.reader.client()
+    def _make_client(self, callbacks: dict[str, Any]) -> ConsumerClient:
+        required = {**callbacks, "auto.offset.reset": "earliest"}  # repeat messages if retention deleted the position
+        if not brokers_assign(self._settings.client):
+            required["partition.assignment.strategy"] = "cooperative-sticky"
+        return self.session.make_client(required, {})
 
-    def start(self) -> None:
+    def open(self) -> None:
         """Open the client and read what is subscribed or assigned; see `LitePullConsumer.start`."""
-        if self._stopped:
-            raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
-        if self.is_started:
-            return
+        self.reader.open(self, self._committed)
         try:
-            self.reader.open(self)
-        except (KafkaException, ValueError, TypeError) as error:
-            raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
-        try:
-            with explained(self._last_error, self.reader.client()):
+            with explained(self.session.last_error, self.reader.client()):
                 for physical in self._subscribed:
-                    self.lookup.queues(self._logical[physical])
+                    self.lookup.queues(physical)
             if self._subscribed:
                 self._join()
             if self._requested is not None:
-                self._apply_assignment()
+                self._assign(self._requested)
         except BaseException:
-            self.reader.abandon()
+            self.reader.leave(_TIMEOUT_S, unsubscribe=False)
             raise
-        self.is_started = True
-        self._next_commit_ms = self._now_ms() + self._settings.auto_commit_interval_ms
 
-    def close(self) -> None:
+    def _close(self) -> None:
         """Commit what is done, leave the group and close the clients; see `LitePullConsumer.stop`."""
-        self._stopped = True
-        if not self.reader.is_open:
-            return
         due = self.positions.unconfirmed() if self._settings.auto_commit else {}
-        consumer = self.reader.client()
+        self.reader.is_closing = True
         parting = self.reader.leave(
-            _LEAVE_S,
+            _TIMEOUT_S,
             unsubscribe=bool(self._subscribed) and unsubscribes(self._settings.client),
-            before_close=lambda: self._commit(consumer, due),
+            before_close=lambda: self.commit(due),
         )
         if parting is Parting.SILENT:
             raise BrokerUnavailableError(
@@ -144,23 +120,6 @@ class PullPartitions:
         if parting is Parting.STAYED:
             _LOG.warning("consumer.not-left", extra={"group": self._settings.group})
 
-    def _config(self, callbacks: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of a client that may join the group."""
-        settings = self._settings
-        required = {
-            **PROTECTED_CONSUMER,
-            "bootstrap.servers": settings.bootstrap,
-            "group.id": settings.group,
-            "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
-            **callbacks,
-        }
-        if settings.client.get("group.protocol", "classic") != "consumer":  # KIP-848 assigns on the broker
-            required["partition.assignment.strategy"] = "cooperative-sticky"
-        defaults = {**CONSUMER_DEFAULTS, **self._last_error.settings}
-        return merge(
-            settings.client, defaults=defaults, required=required, allow_code_settings=settings.allow_code_settings
-        )
-
     # --- what to read ------------------------------------------------------------------------------------------------
 
     def subscribe(self, topic: str, selector: MessageSelector) -> None:
@@ -169,44 +128,41 @@ class PullPartitions:
             raise ConfigError("Cannot subscribe: assign() was called on this consumer, and the two exclude each other")
         physical = self._names.physical(topic)
         is_new = physical not in self._subscribed
-        if is_new and self.is_started:
+        if is_new and self.session.is_open:
             self.lookup.queues(topic)
-        self._subscribed[physical] = selector
         self._logical[physical] = topic
-        self.reader.starts.subscribe(*subscription_text(self._subscribed))
-        if is_new and self.is_started:
-            self._join()
+        self._set_subscribed({**self._subscribed, physical: selector}, joins=is_new)
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic; do nothing if it is not subscribed."""
-        if self._subscribed.pop(self._names.physical(topic), None) is None:
-            return
-        self.reader.starts.subscribe(*subscription_text(self._subscribed))
-        if self.is_started:
+        physical = self._names.physical(topic)
+        if physical in self._subscribed:
+            others = {name: selector for name, selector in self._subscribed.items() if name != physical}
+            self._set_subscribed(others, joins=True)
+
+    def _set_subscribed(self, subscribed: dict[str, MessageSelector], *, joins: bool) -> None:
+        """Set the filters of all subscribed topics; commits carry them in the same form as those of push consumers."""
+        self._subscribed = subscribed
+        digest = digest_of({name: selector.filter.digest() for name, selector in subscribed.items()})
+        text = text_of({name: selector.expression for name, selector in subscribed.items()})
+        self.reader.starts.subscribe(digest, text)
+        if joins and self.session.is_open:
             self._join()
-
-    def assign(self, queues: Collection[MessageQueue]) -> None:
-        """Read exactly these queues; see `LitePullConsumer.assign`."""
-        if self._subscribed:
-            raise ConfigError("Cannot assign: subscribe() was called on this consumer, and the two exclude each other")
-        before, self._requested = self._requested, {self.lookup.key_of(queue): queue for queue in queues}
-        try:
-            if self.is_started:
-                self._apply_assignment()
-        except RocketshimError:
-            self._requested = before
-            raise
-
-    def filter_assigned(self, topic: str, selector: MessageSelector) -> None:
-        """Set the filter of a topic whose queues are assigned."""
-        self._assign_filters[self._names.physical(topic)] = selector
 
     def _join(self) -> None:
         with cluster_errors("the topics cannot be subscribed"):
             self.reader.subscribe(sorted(self._subscribed))
 
-    def _apply_assignment(self) -> None:
-        consumer, requested = self.client(), self._requested or {}
+    def assign(self, queues: Collection[MessageQueue]) -> None:
+        """Read exactly these queues; see `LitePullConsumer.assign`."""
+        if self._subscribed:
+            raise ConfigError("Cannot assign: subscribe() was called on this consumer, and the two exclude each other")
+        requested = {self.lookup.key_of(queue): queue for queue in queues}
+        if self.session.is_open:
+            self._assign(requested)
+        self._requested = requested
+
+    def _assign(self, requested: Mapping[TopicPartitionKey, MessageQueue]) -> None:
         new = [key for key in requested if key not in self.positions]
         for topic in sorted({key.topic for key in new}):
             known = {queue.queue_id for queue in self.lookup.queues(topic)}
@@ -215,20 +171,33 @@ class PullPartitions:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
         gone = [key for key in self.positions.assigned_keys() if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
-            starts = self.reader.starts.resolve(consumer, [TopicPartition(*key) for key in new]) if new else []
-            if gone and self._settings.auto_commit:
+            starts = self.reader.starts.resolve(new, _TIMEOUT_S)
+            if self._settings.auto_commit:
                 self.commit(self.positions.unconfirmed(gone))
             if gone:
                 self.reader.unassign(gone)
-            self.reader.start_at({TopicPartitionKey.of(start): start.offset for start in starts})
+            if starts:
+                self.reader.start_at(starts)
+
+    def changed_queues(self) -> Iterator[tuple[QueuesListener, str, list[MessageQueue]]]:
+        """Look up the watched queues, if it is time; yield each listener to call with its topic and changed queues."""
+        due = list(self.watched.items()) if self._watch_timer.is_due(self.reader.now_ms()) else []
+        for topic, (listener, before) in due:
+            try:
+                now = self.lookup.queues(topic)
+            except RocketshimError as error:
+                _LOG.warning("consumer.queues-unknown", extra={"topic": topic, "error": str(error)})
+                continue
+            self.watched[topic] = (listener, now)
+            if before is not None and now != before:
+                yield listener, topic, list(now)
 
     # --- queues ------------------------------------------------------------------------------------------------------
 
     def queue_of(self, key: TopicPartitionKey) -> MessageQueue:
         """Return the queue of a partition, by the name that the caller uses."""
-        if self._requested is not None and key in self._requested:
-            return self._requested[key]
-        return MessageQueue(self._logical.get(key.topic, key.topic), queue_id=key.partition)
+        named = (self._requested or {}).get(key)
+        return named or MessageQueue(self._logical.get(key.topic, key.topic), queue_id=key.partition)
 
     def assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
         """Return the partitions of those queues that are assigned."""
@@ -237,7 +206,7 @@ class PullPartitions:
     def assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
         """Return the partition of a queue; raise ConsumerError if it is not assigned or its start is not known."""
         key = self.lookup.key_of(queue)
-        self.client()
+        self.session.check_open()
         if key not in self.positions or self.reader.is_waiting(key):
             raise ConsumerError(f"{queue} is not assigned to this consumer, see assignment()")
         return key
@@ -253,26 +222,23 @@ class PullPartitions:
 
     def do_due(self) -> None:
         """Commit if it is time, and try again to start queues that could not be started yet."""
-        now_ms = self._now_ms()
-        if self._settings.auto_commit and now_ms >= self._next_commit_ms:
-            self._next_commit_ms = now_ms + self._settings.auto_commit_interval_ms
+        if self._settings.auto_commit and self._commit_timer.is_due(self.reader.now_ms()):
             self._commit_done()
         self.reader.start_waiting()
 
     def fetch(self, wait_s: float) -> list[MessageView]:
         """Return the messages that arrive; wait for the first one for this time in seconds."""
         messages: list[MessageView] = []
-        filters = self._subscribed if self._requested is None else self._assign_filters
         for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
             if key not in self.positions:
                 continue
             if self.reader.pauses.why(key):  # paused after these records were fetched
-                self.client().seek(TopicPartition(*key, self.positions.position(key)))
+                self.reader.client().seek(TopicPartition(*key, self.positions.position(key)))
                 continue
             wanted = self.reader.from_position(key, run, self.positions.position(key))
             if wanted == []:
                 continue
-            found = list(selected(filters.get(key.topic), wanted or run, self._unreadable))
+            found = list(self._selected(key.topic, wanted or run))
             trusted = key.topic in self._own_topics
             messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
             self.positions.hand_out(key, run[-1].offset() + 1)
@@ -280,52 +246,57 @@ class PullPartitions:
 
     def raise_failure(self) -> None:
         """Raise what a callback could not raise."""
-        failure, self._failure = self._failure, None
-        if failure is not None:
-            raise failure
         error, self.reader.error = self.reader.error, None
+        if isinstance(error, RocketshimError):
+            raise error
         if error is not None:
             raise ConsumerError(f"the queues could not be assigned or released: {error}") from error
 
+    def _selected(self, topic: str, run: list[Any]) -> Iterable[Any]:
+        filters = self._subscribed if self._requested is None else self.assign_filters
+        selector = filters.get(topic)
+        if selector is None:
+            return run
+        if isinstance(selector.filter, TagFilter):
+            return selector.filter.sieve(run, self._unreadable)
+        return matching(selector.filter.matches_headers, run, self._unreadable)
+
     def _unreadable(self, record: Any, error: Exception) -> None:
-        self.counts.skipped += 1
+        self.session.counts.skipped += 1
         _LOG.error("consumer.headers-unreadable", extra={"record": coordinates(record), "error": str(error)})
-        self._failure = self._failure or unreadable_headers(record)
+        self.reader.fail(unreadable_headers(record))
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
     def commit(self, positions: Mapping[TopicPartitionKey, int]) -> None:
-        """Commit positions, and wait for the answer.
-
-        Raises:
-            RocketshimError: a position was refused, or no answer came.
-        """
-        self._commit(self.client(), positions)
-
-    def _commit(self, consumer: ConsumerClient, positions: Mapping[TopicPartitionKey, int]) -> None:
+        """Commit positions, and wait for the answer. Raises RocketshimError: one was refused, or no answer came."""
         failed = f"the positions of group {self._settings.group!r} were not committed"
-        with cluster_errors(failed), self.counts.counting_failed_commits():
-            commit_now(consumer, self._as_offsets(positions))
+        with cluster_errors(failed), self.session.counts.counting_failed_commits():
+            commit_now(self.reader.client(), self.reader.starts.as_offsets(positions))
             self.positions.stored(positions)
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
         due = self.positions.due()
-        if not due:
-            return
         try:
-            self.reader.client().commit(offsets=self._as_offsets(due), asynchronous=True)
-            self.positions.sent(due)
+            if due:
+                self.reader.client().commit(offsets=self.reader.starts.as_offsets(due), asynchronous=True)
+                self.positions.sent(due)
         except KafkaException as error:
             self._commit_failed(error)
 
-    def _commit_failed(self, error: object) -> None:
-        self.counts.commits_failed += 1
-        _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Process the answer to an asynchronous commit: a refused position is due again."""
+        for item in partitions:
+            if error is None and item.error is None:
+                self.positions.confirmed(TopicPartitionKey.of(item), item.offset)
+            else:
+                self.positions.refused(TopicPartitionKey.of(item), item.offset)
+                self._commit_failed(error or item.error)
 
-    def _as_offsets(self, positions: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
-        metadata = self.reader.starts.metadata
-        return [TopicPartition(*key, offset, metadata=metadata(key)) for key, offset in sorted(positions.items())]
+    def _commit_failed(self, error: object) -> None:
+        self.session.counts.commits_failed += 1
+        _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
 
     # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
 
@@ -343,27 +314,15 @@ class PullPartitions:
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
         """Commit what is done of partitions that are about to be revoked; an error is logged."""
-        if not self._settings.auto_commit:
-            return
-        due = self.positions.unconfirmed(key for key in keys if not self.reader.is_waiting(key))
-        try:
-            if due:
-                self.reader.client().commit(offsets=self._as_offsets(due), asynchronous=False)
-        except (KafkaException, RuntimeError) as error:
-            self._commit_failed(error)
+        if self._settings.auto_commit:
+            try:
+                self.commit(self.positions.unconfirmed(keys))
+            except (RocketshimError, RuntimeError) as error:
+                _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Forget partitions."""
         self.positions.forget(keys)
-
-    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Process the answer to a commit: a refused position is due again."""
-        for item in partitions:
-            if error is None and item.error is None:
-                self.positions.confirmed(TopicPartitionKey.of(item), item.offset)
-            else:
-                self.positions.refused(TopicPartitionKey.of(item), item.offset)
-                self._commit_failed(error or item.error)
 
     def client_error(self, message: Any) -> None:
         """Keep an error that `poll` has to raise; a transient error is only logged."""
@@ -375,8 +334,8 @@ class PullPartitions:
                 with cluster_errors(f"{topic or 'this group'} cannot be read"):
                     raise KafkaException(error)
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
-                self.lookup.queues(self._logical.get(topic, topic))
+                self.lookup.queues(topic)
         except BrokerUnavailableError:
             pass
         except RocketshimError as typed:
-            self._failure = typed
+            self.reader.fail(typed)

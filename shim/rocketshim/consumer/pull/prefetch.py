@@ -34,15 +34,7 @@ _OFFSET_RESET: Final = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 
 
 class Prefetch:
-    """The prefetch buffers of one pull consumer, filled by its reading client.
-
-    Args:
-        client: returns the reading client; raises ConsumerError if the consumer is not running.
-        lookup: looks up the bounds of queues.
-
-    Attributes:
-        buffers: the buffers by topic and partition.
-    """
+    """The prefetch buffers of one pull consumer by topic and partition, filled by its reading client."""
 
     def __init__(self, client: Callable[[], ConsumerClient], lookup: QueueLookup) -> None:
         self.buffers: dict[tuple[str, int], PrefetchBuffer] = {}  # found per message by a plain tuple

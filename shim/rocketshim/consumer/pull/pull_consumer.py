@@ -2,37 +2,30 @@
 
 As in RocketMQ's broker, one pull examines 800 messages, or `max_count` if that is more, for those that the expression
 selects. `NO_MATCHED_MSG` contains the offset at which to continue. `prefetch` has the rules of reading ahead.
-
-Lookups (bounds, queues, offsets) use a second Kafka client. On the reading client they would wait behind a fetch that
-the broker delays until messages arrive, for up to `fetch.wait.max.ms` (100 ms here; the first pull of a queue waits for
-it, too).
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, Self, Unpack
+from typing import Final, Self, Unpack
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
-from rocketshim.client_metrics import PullCounts
-from rocketshim.clock import SystemClock
-from rocketshim.consumer.pull.one_caller import OneCaller
 from rocketshim.consumer.pull.prefetch import Prefetch
-from rocketshim.consumer.pull.selection import as_selector, is_selected, unreadable_headers
+from rocketshim.consumer.pull.session import PullSession, as_selector, unreadable_headers
 from rocketshim.consumer.reader.commits import commit_now
-from rocketshim.core.clock import Clock, now_ms_of
+from rocketshim.core.clock import Clock
 from rocketshim.core.prefetch_buffer import PrefetchBuffer
-from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
-from rocketshim.filters import MessageSelector
+from rocketshim.errors import BrokerUnavailableError, ConfigError
+from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.health import Metric
-from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
+from rocketshim.kafka.clients import Clients, ConsumerClient
+from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
-from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import read_headers
 
 __all__ = ["PullConsumer", "PullResult", "PullStatus"]
 
@@ -117,38 +110,25 @@ class PullConsumer:
         settings = PullConsumerSettings.of_consumer("PullConsumer", settings, bootstrap, group, values)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
-        self._clients = clients
-        self._now_ms = now_ms_of(clock or SystemClock())
-        self._last_error = LastClientError()
+        self._session = PullSession(settings, clients, clock, self._close)
+        self._reading: ConsumerClient  # set by `start`
+        self._lookups = Lookups(self._session.check_open, self._make_client)
         self._lookup = QueueLookup(
-            self.names, lambda: self._both_clients()[1], lambda: self._last_error.text(self._both_clients()[1])
+            self.names, lambda: self._lookups, lambda: self._session.last_error.text(self._lookups.open())
         )
-        self._prefetch = Prefetch(lambda: self._both_clients()[0], self._lookup)
+        self._prefetch = Prefetch(self._client, self._lookup)
         self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
-        self._clients_made: tuple[ConsumerClient, ConsumerClient] | None = None  # the reading client, the lookup client
-        self._stopped = False
-        self._counts = PullCounts()
-        self._caller = OneCaller(self._close)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Open the clients, without network access yet. Safe to call twice.
+        """Open the consumer, without network access yet. Safe to call twice.
 
         Raises:
             ConfigError: Kafka's client rejects a client setting.
             ConsumerError: the consumer was stopped before.
         """
-        with self._call():
-            if self._stopped:
-                raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
-            if self._clients_made is None:
-                config = self._config()
-                try:
-                    make = (self._clients or confluent_clients()).consumer
-                    self._clients_made = make(config), make(config)
-                except (KafkaException, ValueError, TypeError) as error:
-                    raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
+        self._session.start(self._open)
 
     def stop(self) -> None:
         """Close the consumer; wait for a pull in another thread. Safe to call twice.
@@ -156,7 +136,7 @@ class PullConsumer:
         If a signal handler calls it in the thread that pulls, it only requests the stop: that pull closes the consumer
         when it ends.
         """
-        self._caller.stop()
+        self._session.stop()
 
     def __enter__(self) -> Self:
         self.start()
@@ -210,7 +190,7 @@ class PullConsumer:
         Raises:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: they cannot be determined.
         """
-        with self._call():
+        with self._session.call():
             return self._lookup.queues(topic)
 
     def min_offset(self, queue: MessageQueue) -> int:
@@ -219,7 +199,7 @@ class PullConsumer:
         Raises:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
-        with self._call():
+        with self._session.call():
             return self._lookup.bounds(queue)[0]
 
     def max_offset(self, queue: MessageQueue) -> int:
@@ -228,7 +208,7 @@ class PullConsumer:
         Raises:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
-        with self._call():
+        with self._session.call():
             return self._lookup.bounds(queue)[1]
 
     def search_offset(self, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -238,7 +218,7 @@ class PullConsumer:
             ConfigError: the time is negative.
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: it cannot be determined.
         """
-        with self._call():
+        with self._session.call():
             return self._lookup.offset_for_timestamp(queue, timestamp_ms)
 
     def update_consume_offset(self, queue: MessageQueue, offset: int) -> None:
@@ -254,10 +234,10 @@ class PullConsumer:
         """
         if offset < 0:
             raise ConfigError(f"update_consume_offset: {offset} is not an offset; offsets begin at 0")
-        with self._call():
+        with self._session.call():
             position = TopicPartition(*self._lookup.key_of(queue), offset)
-            client = self._both_clients()[1]
-            with cluster_errors(f"the offset of {queue} was not committed"), self._counts.counting_failed_commits():
+            client, failed = self._client(), f"the offset of {queue} was not committed"
+            with cluster_errors(failed), self._session.counts.counting_failed_commits():
                 commit_now(client, [position])
 
     def fetch_consume_offset(self, queue: MessageQueue) -> int | None:
@@ -266,123 +246,100 @@ class PullConsumer:
         Raises:
             BrokerUnavailableError: it cannot be determined.
         """
-        with self._call():
-            return self._lookup.committed(queue, self._both_clients()[1])
+        with self._session.call():
+            return self._lookup.committed(queue, self._client())
 
     def metrics(self) -> Iterable[Metric]:
         """Return the current metrics, for `MetricsCollector`; any thread."""
-        return self._counts.metrics(self.settings.group, self._now_ms())
+        return self._session.counts.metrics(self.settings.group, self._session.now_ms())
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        with self._caller.call():
-            try:
-                yield
-            finally:
-                if self._caller.stopping:
-                    self._close()
+    def _open(self) -> None:
+        self._reading = self._make_client()
+
+    def _make_client(self) -> ConsumerClient:
+        required = {"enable.partition.eof": True, "auto.offset.reset": "error"}  # OFFSET_ILLEGAL: the caller decides
+        return self._session.make_client(required, {"fetch.wait.max.ms": 100})
+
+    def _client(self) -> ConsumerClient:
+        self._session.check_open()
+        return self._reading
 
     def _close(self) -> None:
-        made, self._clients_made, self._stopped = self._clients_made, None, True
         self._prefetch.buffers.clear()
-        for client in made or ():
-            client.close()
-
-    def _both_clients(self) -> tuple[ConsumerClient, ConsumerClient]:
-        if self._clients_made is None:
-            raise ConsumerError(f"the consumer is {'stopped' if self._stopped else 'not started'}")
-        return self._clients_made
-
-    def _config(self) -> dict[str, Any]:
-        settings = self.settings
-        return merge(
-            settings.client,
-            defaults={**CONSUMER_DEFAULTS, "fetch.wait.max.ms": 100, **self._last_error.settings},
-            required={
-                **PROTECTED_CONSUMER,
-                "bootstrap.servers": settings.bootstrap,
-                "group.id": settings.group,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "error",  # OFFSET_ILLEGAL is the caller's decision
-            },
-            allow_code_settings=settings.allow_code_settings,
-        )
+        self._lookups.close()
+        self._reading.close()
 
     def _pull(
-        self,
-        queue: MessageQueue,
-        expression: MessageSelector | str | None,
-        offset: int,
-        max_count: int,
-        suspend_ms: int,
+        self, queue: MessageQueue, expression: MessageSelector | str | None, offset: int, max_count: int, wait_ms: int
     ) -> PullResult:
         if not 1 <= max_count <= 1_024:
             raise ConfigError(f"pull: max_count={max_count}, it must be 1 to 1024")
         selector = as_selector(expression)
-        with self._call():
-            self._counts.polled_at_ms = self._now_ms()
+        with self._session.call():
+            self._session.counts.polled_at_ms = self._session.now_ms()
             key = self._lookup.key_of(queue)
             buffer = self._prefetch.buffers.get(key)
             if buffer is None or buffer.next_offset != offset or buffer.is_illegal:
-                bounds = low, high = self._lookup.bounds(queue)
-                if not low <= offset <= high:
-                    return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
+                bounds = self._lookup.bounds(queue)
+                if not bounds[0] <= offset <= bounds[1]:
+                    return _illegal(offset, bounds)
                 buffer = self._prefetch.read_from(queue, key, offset, bounds)
-            found, examined = self._search(buffer, selector, max_count, suspend_ms)
+            found, examined = self._search(buffer, selector, max_count, wait_ms)
             if buffer.is_illegal and not examined:
-                low, high = self._lookup.bounds(queue)
-                return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
-            self._counts.add_poll(len(found))
+                return _illegal(offset, self._lookup.bounds(queue))
+            self._session.counts.add_poll(len(found))
             status = PullStatus.NO_MATCHED_MSG if examined else PullStatus.NO_NEW_MSG
             low, high = buffer.bounds[0], max(buffer.bounds[1], buffer.next_offset)
             return PullResult(PullStatus.FOUND if found else status, buffer.next_offset, low, high, found)
 
     def _search(
-        self, buffer: PrefetchBuffer, selector: MessageSelector, max_count: int, suspend_ms: int
+        self, buffer: PrefetchBuffer, selector: MessageSelector, max_count: int, wait_ms: int
     ) -> tuple[list[MessageView], int]:
         """Take the selected messages from the buffer; return them, and how many messages were examined."""
-        began_ms = self._now_ms()
+        began_ms = self._session.now_ms()
         found: list[MessageView] = []
-        examined = 0
+        examined, most = 0, max(_EXAMINE_COUNT, max_count)
         while True:
-            examined = self._take(buffer, selector, found, examined, max_count)
+            while buffer.messages and len(found) < max_count and examined < most:
+                selected = _is_selected(selector, buffer.messages[0])
+                if selected is None:
+                    if examined:
+                        return found, examined  # the next pull begins with it
+                    self._session.counts.skipped += 1
+                    raise unreadable_headers(buffer.take())
+                message = buffer.take()
+                examined += 1
+                if selected:
+                    found.append(MessageView(message, buffer.key.topic in self._own_topics))
             if buffer.messages or buffer.is_illegal:
                 return found, examined
             self._prefetch.fetch(buffer, 0)
             if buffer.messages:
                 continue
-            if examined or self._caller.stopping:  # the next pull finds out whether there is more
-                return found, examined
-            waited_ms = self._now_ms() - began_ms
-            if waited_ms >= suspend_ms and self._prefetch.is_at_end(buffer):
-                return found, examined
-            if waited_ms >= suspend_ms + self.settings.consumer_pull_timeout_ms:
+            waited_ms = self._session.now_ms() - began_ms
+            if examined or self._session.stopping or (waited_ms >= wait_ms and self._prefetch.is_at_end(buffer)):
+                return found, examined  # the next pull finds out whether there is more
+            if waited_ms >= wait_ms + self.settings.consumer_pull_timeout_ms:
                 raise BrokerUnavailableError(
                     f"{buffer.queue} was not read from offset {buffer.next_offset} within "
                     f"{self.settings.consumer_pull_timeout_ms} ms; pull again"
                 )
             self._prefetch.fetch(buffer, _SLICE_S)
 
-    def _take(
-        self,
-        buffer: PrefetchBuffer,
-        selector: MessageSelector,
-        found: list[MessageView],
-        examined: int,
-        max_count: int,
-    ) -> int:
-        """Take buffered messages into `found`; return how many messages were examined so far."""
-        while buffer.messages and len(found) < max_count and examined < max(_EXAMINE_COUNT, max_count):
-            selected = is_selected(selector, buffer.messages[0])
-            if selected is None:
-                if examined:
-                    break  # the next pull begins with it
-                self._counts.skipped += 1
-                raise unreadable_headers(buffer.take())
-            message = buffer.take()
-            examined += 1
-            if selected:
-                found.append(MessageView(message, buffer.key.topic in self._own_topics))
-        return examined
+
+def _illegal(offset: int, bounds: tuple[int, int]) -> PullResult:
+    low, high = bounds
+    return PullResult(PullStatus.OFFSET_ILLEGAL, max(low, min(offset, high)), low, high)
+
+
+def _is_selected(selector: MessageSelector, message: object) -> bool | None:
+    """Return whether a selector selects a message; None if its headers are unreadable."""
+    compiled = selector.filter
+    if isinstance(compiled, TagFilter) and compiled.matches_all:
+        return True
+    try:
+        return compiled.matches_headers(read_headers(message))
+    except MalformedRecordError:
+        return None

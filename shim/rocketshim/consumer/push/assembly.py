@@ -5,68 +5,90 @@ Nothing is kept here: what `build` returns belongs to the consumer. After an err
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rocketshim.consumer.dispatch import ChunkDispatch
+from confluent_kafka import KafkaException
+
+from rocketshim.consumer.dispatch import ListenerPool, LoopParts, Pool
 from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.consumer.loop_parts import LoopParts
 from rocketshim.consumer.orderly.mode import OrderlyMode
-from rocketshim.consumer.orderly.queues import OrderlyCounts, OrderlyDispatch, OrderlyQueues
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
-from rocketshim.consumer.pool import ListenerPool
-from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
+from rocketshim.consumer.push.async_pool import AsyncPool
 from rocketshim.consumer.push.concurrent import ConcurrentMode
-from rocketshim.consumer.push.config import connection, consumer_config, flow_limits, producer_config
-from rocketshim.consumer.push.group_topics import GroupTopics
 from rocketshim.consumer.push.hooks import Hooks
-from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
-from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, PartitionAssigner, TopicAssigner
-from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicAssigner
+from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
 from rocketshim.core.clock import Clock, now_ms_of
+from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.ownership import Ownership
-from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.start_position import StartRules
 from rocketshim.core.subscriptions import Subscriptions
-from rocketshim.group.connect import connect_group_log, new_client_id
+from rocketshim.errors import ConsumerError, TopicMissingError
+from rocketshim.group.connect import connect_group_log
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.kafka.client_config import PROTECTED_CONSUMER
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, explained
+from rocketshim.kafka.client_config import (
+    CONSUMER_DEFAULTS,
+    METADATA_REFRESH,
+    PROTECTED_CONSUMER,
+    PROTECTED_PRODUCER,
+    merge,
+)
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, brokers_assign, explained
 from rocketshim.kafka.membership import MemberCheck
-from rocketshim.kafka.queue_lookup import cluster_errors
+from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
+from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
-from rocketshim_topics import TopicNames
+from rocketshim_topics import DelayLevels, TopicNames, provision
+from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import retry_topic
 
-__all__ = ["PushAssembly", "PushParts", "concurrent_loop", "orderly_loop"]
+__all__ = ["GroupTopics", "PushAssembly", "producer_config"]
 
+_LOG = safe_logger("rocketshim.consumer")
 _CLUSTER_ID_S: Final = 10.0
-_ORDERLY_COMMIT_MS: Final = 500
+_SESSION_MS: Final = 45_000  # Kafka's default
+_SESSION_MIN_MS: Final = 6_000  # the broker's default minimum
+_HEARTBEAT_MS: Final = 500  # members learn of a departure by heartbeat: a clean stop hands over within 1 s
 
 
-@dataclass(frozen=True, slots=True)
-class PushParts:
-    """What a push consumer runs; the loop is not open."""
+class GroupTopics:
+    """Looks up topics for a group; creates missing ones if the settings and the cluster allow it. Thread-safe."""
 
-    loop: PollLoop[Any]
-    pool: ListenerPool[Any, Any] | AsyncPool
-    orderly_counts: OrderlyCounts
-    store: LocalOffsetStore | None  # None: offsets are in Kafka
-    topics: GroupTopics | None  # None: there is no admin client
+    def __init__(self, admin: Any, settings: PushConsumerSettings) -> None:
+        self._admin = admin
+        self._group = settings.group
+        self._create = settings.create_topics
 
     def close(self) -> None:
-        """Release what the loop does not own: the local offset file, and the admin client, which has a thread."""
-        if self.store is not None:
-            self.store.close()
-        if self.topics is not None:
-            self.topics.close()
+        """Release the admin client: an error may keep this object alive. Nothing can be looked up any more."""
+        self._admin = None
+
+    def look_up(self, needed: list[str], *others: str) -> dict[str, int]:
+        """Return the partition counts of the needed topics, and of those other topics that exist.
+
+        Raises:
+            TopicMissingError: a needed topic does not exist.
+            ConsumerError: the cluster did not answer.
+        """
+        try:
+            found = provision.read_topics(self._admin, [*others, *needed])
+            missing = [name for name in needed if name not in found]
+            if missing and self._create and provision.create_on_use(self._admin, missing):
+                _LOG.warning("consumer.topics-created", extra={"group": self._group, "topics": missing})
+                return self.look_up(needed, *others)
+        except KafkaException as error:
+            raise ConsumerError(f"the topics of group {self._group!r} could not be looked up: {error}") from error
+        if missing:
+            raise no_such_topics(missing)
+        return {name: state.partitions for name, state in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,36 +128,46 @@ class PushAssembly:
         allocates = self.settings.allocate_message_queue_strategy is not None
         return (self._orderly or allocates) and not self._broadcasts
 
-    def build(self) -> PushParts:
-        """Check and create the group's topics, and make the parts.
+    def build(self) -> tuple[PollLoop[Any], GroupTopics | None]:
+        """Check and create the group's topics; return the loop, not open, and what looks up topics.
 
         Raises:
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError, ConsumerError,
             OffsetStoreError: the cluster or the offset store does not meet the requirements; nothing is open.
         """
-        admin, topics, lanes = self._prepare()
-        store = self._open_store(admin) if self._broadcasts else None
+        opened = ExitStack()
         try:
-            return self._make(admin, topics, lanes, store)
-        except BaseException:
+            admin, topics, lanes = self._prepare()
+            if topics is not None:
+                opened.callback(topics.close)
+            store = self._open_store(admin) if self._broadcasts else None
             if store is not None:
-                store.close()
+                opened.callback(store.close)
+            return self._make(admin, lanes, store, opened), topics
+        except BaseException:
+            opened.close()
             raise
 
     def _prepare(self) -> tuple[Any, GroupTopics | None, int]:
         """Create and check the topics that the consumer needs; return admin client, topics and the number of lanes."""
         if self.clients.admin is None:
             return None, None, 1
-        settings, named = self.settings, self.subscriptions.named()
+        settings, named, schedule = self.settings, self.subscriptions.named(), self.names.schedule
         last_error = LastClientError()
-        admin = self.clients.admin(connection(settings, defaults=last_error.settings))
-        topics = GroupTopics(admin, self.names, settings.group, create=settings.create_topics)
+        admin = self.clients.admin(_connection(settings, {}, last_error.settings))
+        topics = GroupTopics(admin, settings)
         with explained(last_error, admin):
             if self._broadcasts:
                 topics.look_up(named)
                 return admin, topics, 1
-            topics.ensure(settings.delay_levels, with_log=self._needs_log)
-            return admin, topics, topics.look_up_with_lanes(named)
+            specs = Layout(self.names, settings.delay_levels).for_group(settings.group, with_log=self._needs_log)
+            provision.ensure_topics(admin, specs, create=settings.create_topics)
+            partitions = topics.look_up(named, schedule)
+            if schedule not in partitions:
+                raise TopicMissingError(
+                    f"missing: {schedule}. Retries need it: run `rocketshim init`, and start a worker"
+                )
+        return admin, topics, max(1, partitions[schedule] // DelayLevels.STRIDE)
 
     def _open_store(self, admin: Any) -> LocalOffsetStore:
         """Open the local offset file; first ask the cluster for its id."""
@@ -154,14 +186,20 @@ class PushAssembly:
         folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
 
-    def _make(self, admin: Any, topics: GroupTopics | None, lanes: int, store: LocalOffsetStore | None) -> PushParts:
-        settings, clock = self.settings, self.clock
-        ownership = Ownership(now_ms_of(clock), needs_lease=self._needs_log, is_fenced=self._orderly)
-        log = self._connect_log(admin) if self._needs_log else None
-        pool = self._make_pool()
+    def _make(self, admin: Any, lanes: int, store: LocalOffsetStore | None, opened: ExitStack) -> PollLoop[Any]:
+        settings, clock, orderly = self.settings, self.clock, self._orderly
+        ownership = Ownership(now_ms_of(clock), needs_lease=self._needs_log, is_fenced=orderly)
+        log = None
+        if self._needs_log:
+            topics = self.subscriptions.topics
+            log = connect_group_log(settings, topics=topics, clients=self.clients, clock=clock, admin=admin)
+        membership = None
+        if admin is not None and brokers_assign(settings.client):
+            membership = MemberCheck(admin, settings.group)  # Kafka's client calls no callback for no partitions
+            opened.callback(membership.close)
         reader = PartitionReader(
             make_consumer=lambda on_commit: self.clients.consumer(
-                consumer_config(settings, orderly=self._orderly, on_commit=on_commit)
+                _consumer_config(settings, on_commit, orderly=orderly)
             ),
             make_lookup_client=self._make_lookup_client,
             rules=StartRules(
@@ -177,114 +215,91 @@ class PushAssembly:
             store=store,
             assigner=self._make_assigner(log, ownership),
         )
+        make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
         parts = LoopParts(
             reader=reader,
             source=self.subscriptions,
-            pool=pool,
-            send_back=self._make_send_back(lanes),
+            pool=self._make_pool(),
+            send_back=SendBack(make_producer, settings, lanes),
             settings=settings,
-            limits=flow_limits(settings, orderly=self._orderly),
+            limits=_flow_limits(settings, orderly=orderly),
             clock=clock,
             log=log,
-            membership=self._make_membership(admin),
+            membership=membership,
+            on_close=opened.close,
         )
-        if not self._orderly:
-            return PushParts(concurrent_loop(parts), pool, OrderlyCounts(), store, topics)
-        loop, counts = orderly_loop(parts)
-        return PushParts(loop, pool, counts, store, topics)
-
-    def _make_membership(self, admin: Any) -> MemberCheck | None:
-        """Return what detects an empty assignment in KIP-848, where Kafka's client calls no callback for it."""
-        is_new_protocol = str(self.settings.client.get("group.protocol", "classic")).lower() == "consumer"
-        return MemberCheck(admin, self.settings.group) if is_new_protocol and admin is not None else None
+        return PollLoop(parts, OrderlyMode(parts) if orderly else ConcurrentMode(parts))
 
     def _make_lookup_client(self) -> ConsumerClient:
         """Make a client that joins no group and fetches nothing."""
         settings = self.settings
-        return self.clients.consumer(connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
+        return self.clients.consumer(_connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
 
-    def _connect_log(self, admin: Any) -> GroupLogThread:
-        settings = self.settings
-        strategy = settings.allocate_message_queue_strategy
-        return connect_group_log(
-            settings,
-            settings.group,
-            client_id=settings.client_id or new_client_id(),
-            lock_settings=settings.lock_settings,
-            topics=self.subscriptions.topics,
-            clients=self.clients,
-            clock=self.clock,
-            admin=admin,
-            strategy=None if strategy is None else strategy.name,
-        )
-
-    def _make_assigner(self, log: GroupLogThread | None, ownership: Ownership) -> PartitionAssigner | None:
-        settings, topics = self.settings, self.subscriptions.topics
+    def _make_assigner(self, log: GroupLogThread | None, ownership: Ownership) -> TopicAssigner | None:
+        settings, topics, interval_ms = self.settings, self.subscriptions.topics, self.settings.rebalance_interval_ms
         if self._broadcasts:
-            return TopicAssigner(topics, settings.rebalance_interval_ms)
+            return TopicAssigner(topics, interval_ms)
         strategy = settings.allocate_message_queue_strategy
         if strategy is None or log is None:
             return None
         logical = {self._retry_topic: retry_topic(settings.group)}
         allocation = Allocation(strategy, settings.group, log.owner.client_id, logical)
-        assigner = TopicAssigner(topics, settings.rebalance_interval_ms, allocation, lambda: log.members)
-        return assigner if self._orderly else LeasedAssigner(assigner, log, ownership)  # orderly queues lease later
+        if self._orderly:  # its queues get their leases later
+            return TopicAssigner(topics, interval_ms, allocation, lambda: log.members)
+        return LeasedAssigner(topics, interval_ms, allocation, log, ownership)
 
-    def _make_send_back(self, lanes: int) -> SendBack:
-        settings = self.settings
-        return SendBack(
-            None if self._broadcasts else lambda: self.clients.producer(producer_config(settings)), settings, lanes
-        )
-
-    def _make_pool(self) -> ListenerPool[Any, Any] | AsyncPool:
-        settings, name = self.settings, f"rocketshim-listener-{self.settings.group}"
-        if not self.subscriptions.awaits:
-            pool: ListenerPool[Any, Any] = self.make_pool(self._make_runner(), settings.consume_thread_min, name)
-            return pool
-        batch_count = settings.consume_message_batch_max_size
-        find = self.hooks.wrap(self.subscriptions.get, awaits=True)
-        runner = AsyncRunner(
-            settings.group, find, self._retry_topic, batch_count, self.clock, fail_stack=settings.fail_stack
-        )
-        lists = batch_count > 1
-        return AsyncPool(runner, settings.async_concurrency, name, lists=lists, loop=self.event_loop)
-
-    def _make_runner(self) -> Callable[[Any], Any]:
-        settings, find = self.settings, self.hooks.wrap(self.subscriptions.get, awaits=False)
-        batch_count = settings.consume_message_batch_max_size
-        if not self._orderly:
-            return ChunkRunner(
-                settings.group, find, self._retry_topic, batch_count, self.clock, fail_stack=settings.fail_stack
-            ).run
-        return OrderlyRunner(
-            settings.group,
-            find,
-            self._retry_topic,
-            batch_count=batch_count,
-            clock=self.clock,
-            levels=settings.delay_levels,
-            fail_stack=settings.fail_stack,
-        ).run
+    def _make_pool(self) -> Pool[Any, Any]:
+        settings, awaits = self.settings, bool(self.subscriptions.awaits)
+        name = f"rocketshim-listener-{settings.group}"
+        find = self.hooks.wrap(self.subscriptions.get, awaits=awaits)
+        if awaits:
+            return AsyncPool(ChunkRunner(settings, find, self.clock), settings.async_concurrency, name, self.event_loop)
+        runner = OrderlyRunner if self._orderly else ChunkRunner
+        pool: Pool[Any, Any] = self.make_pool(runner(settings, find, self.clock).run, settings.consume_thread_min, name)
+        return pool
 
 
-def concurrent_loop(parts: LoopParts) -> PollLoop[ProcessQueue[Any]]:
-    """Make the loop of a concurrent consumer."""
-    batch_count = parts.settings.consume_message_batch_max_size
-    dispatch = ChunkDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms, parts.clock.wall_ms)
-    queues: AssignedQueues[ProcessQueue[Any]] = AssignedQueues(
-        lambda key, epoch: ProcessQueue(*key, epoch), dispatch, parts
+def _connection(
+    settings: PushConsumerSettings, required: dict[str, Any], defaults: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return merge(
+        settings.client,
+        defaults=defaults or {},
+        required={"bootstrap.servers": settings.bootstrap, **required},
+        allow_code_settings=settings.allow_code_settings,
     )
-    return PollLoop(parts, dispatch, queues, ConcurrentMode(parts, queues, dispatch))
 
 
-def orderly_loop(parts: LoopParts) -> tuple[PollLoop[OrderlyPartition], OrderlyCounts]:
-    """Make the loop of an orderly consumer, and its counts. It commits often, since a crash repeats what it did not."""
-    if parts.log is not None:
-        often_ms = min(parts.settings.persist_consumer_offset_interval_ms, _ORDERLY_COMMIT_MS)
-        often = parts.settings.model_copy(update={"persist_consumer_offset_interval_ms": often_ms})
-        parts = replace(parts, settings=often)
-    batch_count = parts.settings.consume_message_batch_max_size
-    dispatch = OrderlyDispatch(parts.pool, batch_count, parts.send_back, parts.reader.now_ms, parts.clock.wall_ms)
-    made = OrderlyQueues(parts)
-    queues = AssignedQueues(made.make, dispatch, parts)
-    return PollLoop(parts, dispatch, queues, OrderlyMode(parts, queues, dispatch, made)), made.counts
+def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, orderly: bool) -> dict[str, Any]:
+    required = {
+        **PROTECTED_CONSUMER,
+        "group.id": settings.group,
+        "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
+        "on_commit": on_commit,
+    }
+    if not brokers_assign(settings.client):
+        required["partition.assignment.strategy"] = "cooperative-sticky"
+    defaults: dict[str, Any] = dict(CONSUMER_DEFAULTS)
+    if orderly and "partition.assignment.strategy" in required:
+        # The queues of a dead member are reassigned when its session ends: let it end no later than its locks.
+        session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
+        defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
+    return _connection(settings, required, defaults)
+
+
+def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
+    """Return the settings of the producer that sends messages back."""
+    defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000, **METADATA_REFRESH}
+    return _connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
+
+
+def _flow_limits(settings: PushConsumerSettings, *, orderly: bool) -> FlowLimits:
+    span: int | None = settings.consume_concurrently_max_span
+    if orderly:
+        span = settings.order_by_key_max_span if settings.order == "key" else None
+    return FlowLimits(
+        settings.pull_threshold_for_queue,
+        settings.pull_threshold_size_for_queue_bytes,
+        span,
+        resume_span=span if orderly else None,
+    )

@@ -10,7 +10,8 @@ Source: `ConsumeMessageHook`, `FilterMessageHook` of RocketMQ.
 """
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -127,52 +128,44 @@ class Hooks:
 
     def _called(self, listener: Listener) -> Listener:
         def call(messages: Any, context: Any) -> Any:
-            seen = self._before(messages, context)
-            began_ns = time.perf_counter_ns()
-            try:
-                status = listener(messages, context)
-            except BaseException as error:
-                self._after(seen, None, error, began_ns)
-                raise
-            self._after(seen, _of_all(status, messages), None, began_ns)
-            return status
+            with self._around(messages, context) as answers:
+                answers.append(listener(messages, context))
+            return answers[0]
 
         return call
 
     def _awaited(self, listener: Listener) -> Callable[[Any, Any], Awaitable[Any]]:
         async def call(messages: Any, context: Any) -> Any:
-            seen = self._before(messages, context)
-            began_ns = time.perf_counter_ns()
-            try:
-                status = await listener(messages, context)
-            except BaseException as error:
-                self._after(seen, None, error, began_ns)
-                raise
-            self._after(seen, _of_all(status, messages), None, began_ns)
-            return status
+            with self._around(messages, context) as answers:
+                answers.append(await listener(messages, context))
+            return answers[0]
 
         return call
 
-    def _before(self, messages: Any, context: Any) -> ConsumeMessageContext:
-        given = messages if isinstance(messages, list) else (messages,)
+    @contextmanager
+    def _around(self, messages: Any, context: Any) -> Iterator[list[Any]]:
+        """Call the consume hooks before and after a listener call, whose answer is put into the list."""
+        given = messages if isinstance(messages, list) else [messages]
         seen = ConsumeMessageContext(context.group, context.message_queue, tuple(given), {})
         for hook in self.consuming:
             _quietly(hook.consume_message_before, seen)
-        return seen
-
-    def _after(self, seen: ConsumeMessageContext, status: object, error: BaseException | None, began_ns: int) -> None:
-        seen.elapsed_ms = (time.perf_counter_ns() - began_ns) / 1e6
-        seen.error = error
-        seen.return_type = return_type(
-            status, raised=error is not None, elapsed_ms=seen.elapsed_ms, timeout_ms=self._timeout_ms
-        )
-        for hook in reversed(self.consuming):
-            _quietly(hook.consume_message_after, seen)
-
-
-def _of_all(status: object, messages: Any) -> object:
-    """Return the one result of a call that stands for all its messages."""
-    return as_one(status, len(messages)) if isinstance(messages, list) else status
+        answers: list[Any] = []
+        began_ns = time.perf_counter_ns()
+        try:
+            yield answers
+        except BaseException as error:
+            seen.error = error
+            raise
+        finally:
+            seen.elapsed_ms = (time.perf_counter_ns() - began_ns) / 1e6
+            status = answers[0] if answers else None
+            if answers and isinstance(messages, list):
+                status = as_one(status, len(messages))
+            seen.return_type = return_type(
+                status, raised=not answers, elapsed_ms=seen.elapsed_ms, timeout_ms=self._timeout_ms
+            )
+            for hook in reversed(self.consuming):
+                _quietly(hook.consume_message_after, seen)
 
 
 def _quietly(hook: Callable[[ConsumeMessageContext], None], seen: ConsumeMessageContext) -> None:

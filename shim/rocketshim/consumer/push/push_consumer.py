@@ -8,18 +8,16 @@ stops the other parts.
 import asyncio
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, check_codec
-from rocketshim.consumer.orderly.queues import OrderlyCounts
+from rocketshim.consumer.dispatch import OrderlyCounts
 from rocketshim.consumer.poll_loop import PollLoop
-from rocketshim.consumer.push.assembly import PushAssembly, PushParts
+from rocketshim.consumer.push.assembly import GroupTopics, PushAssembly
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
-from rocketshim.consumer.requests import Request, Resize, Resume, Seek, SeekToTime, Subscribe, Suspend, Unsubscribe
 from rocketshim.consumer.send_back import SendBackCounts
 from rocketshim.consumer.state import ConsumerState
 from rocketshim.consumer.subscribing import subscription_of
@@ -105,7 +103,7 @@ class PushConsumer:
         self._starting_thread: int | None = None
         self._stop_timeout_s: float | None = None  # of a stop() that interrupted start()
         self._loop: PollLoop[Any] | None = None
-        self._parts: PushParts | None = None
+        self._topics: GroupTopics | None = None
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
 
@@ -206,21 +204,13 @@ class PushConsumer:
         if self._loop is None:
             self._subscriptions.put(made)
             return
-        parts = self._parts
-        if parts is not None and parts.topics is not None and not is_pattern(topic):
-            parts.topics.look_up([made.topic])
-        self._ask(Subscribe(made))
+        topics = self._topics
+        if topics is not None and not is_pattern(topic):
+            topics.look_up([made.topic])
+        self._ask(lambda loop: loop.subscribe(made))
 
     def _made(self, topic: str, listener: Callable[..., Any] | None, options: ListenerOptions) -> Subscription:
-        return subscription_of(
-            topic,
-            listener,
-            self._subscriptions,
-            default_codec=self._codec,
-            lists=self.settings.consume_message_batch_max_size > 1,
-            filter_retries=self.settings.filter_support_retry,
-            **options,
-        )
+        return subscription_of(topic, listener, self._subscriptions, self.settings, self._codec, **options)
 
     def unsubscribe(self, topic: str) -> None:
         """Stop reading a topic or a pattern; possible before the start and while running. Safe to call twice.
@@ -242,7 +232,7 @@ class PushConsumer:
         if self._loop is None:
             self._subscriptions.remove(physical)
         else:
-            self._ask(Unsubscribe(physical))
+            self._ask(lambda loop: loop.unsubscribe(physical))
 
     def register_consume_message_hook(self, hook: ConsumeMessageHook) -> None:
         """Register a hook that is called before and after every listener call; hooks nest in the order of registration.
@@ -302,7 +292,7 @@ class PushConsumer:
             return
         if not self._subscriptions:
             raise ConfigError("nothing to consume: register a listener before start()")
-        parts = PushAssembly(
+        loop, topics = PushAssembly(
             self.settings,
             self.names,
             self._subscriptions,
@@ -313,14 +303,13 @@ class PushConsumer:
             self._event_loop,
         ).build()
         name = f"rocketshim-poll-{self.settings.group}"
-        thread = threading.Thread(target=self._run_loop, args=(parts,), name=name, daemon=True)
-        self._parts, self._loop, self._thread = parts, parts.loop, thread
+        thread = threading.Thread(target=self._run_loop, args=(loop,), name=name, daemon=True)
+        self._loop, self._topics, self._thread = loop, topics, thread
         thread.start()
-        loop = parts.loop
         loop.opened.wait()
         if not loop.is_open:
             thread.join()
-            self._parts = self._loop = self._thread = None
+            self._loop = self._thread = None
             self._ended.clear()
             raise ConfigError(f"Kafka's client rejects its settings: {loop.error}") from loop.error
 
@@ -338,23 +327,30 @@ class PushConsumer:
                 may take one or two seconds more.
 
         Raises:
-            ConsumerError: the consumer failed before (`__cause__` is the reason), or it did not stop in time.
+            ConsumerError, or another RocketshimError: it failed before (see `__cause__`), or did not stop in time.
         """
         if self._starting_thread == threading.get_ident():
             self._stop_timeout_s = timeout_s
             return
         with self._lock:
-            parts, thread = self._parts, self._thread
-        if parts is None or thread is None:
+            loop, thread = self._loop, self._thread
+        if loop is None or thread is None:
             return
         self._stopped = True
-        parts.loop.stop(round(timeout_s * 1_000))
-        if parts.pool.is_own_thread() or threading.current_thread() is thread:
+        loop.stop(round(timeout_s * 1_000))
+        if loop.dispatch.pool.is_own_thread() or threading.current_thread() is thread:
             return
         thread.join(timeout_s + _JOIN_GRACE_S)
         if thread.is_alive():
             raise ConsumerError(f"the consumer of group {self.settings.group!r} did not stop within {timeout_s} s")
-        self._raise_if_failed(parts.loop)
+        error = loop.error
+        if isinstance(error, RocketshimError):
+            raise error
+        if error is not None:
+            group = self.settings.group
+            raise ConsumerError(
+                f"the consumer of group {group!r} stopped after an error: {safe_text(error)}"
+            ) from error
 
     def suspend(self) -> None:
         """Stop reading until `resume`; messages already read are handled, the membership is kept. Safe to call twice.
@@ -364,7 +360,7 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#suspend` of RocketMQ.
         """
-        self._ask(Suspend())
+        self._ask(PollLoop.suspend)
 
     def resume(self) -> None:
         """Continue to read after `suspend`. Safe to call twice.
@@ -372,7 +368,7 @@ class PushConsumer:
         Raises:
             ConsumerError: the consumer is not running.
         """
-        self._ask(Resume())
+        self._ask(lambda loop: loop.reader.resume())
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Move the position of a queue that this consumer reads, back or forth; it is committed when this returns.
@@ -391,7 +387,8 @@ class PushConsumer:
         """
         if offset < 0:
             raise ConfigError(f"Cannot seek to offset {offset}: offsets begin at 0")
-        self._move(Seek({TopicPartitionKey(self.names.physical(queue.topic), queue.queue_id): offset}))
+        key = TopicPartitionKey(self.names.physical(queue.topic), queue.queue_id)
+        self._move(lambda loop: loop.queues.seek({key: offset}))
 
     def reset_offset_by_timestamp(self, topic: str, timestamp_ms: int) -> None:
         """Move this consumer's queues of a topic to the first message of a time or later; works like `seek`.
@@ -406,16 +403,17 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumerImpl#resetOffsetByTimeStamp` of RocketMQ.
         """
-        self._move(SeekToTime(self.names.physical(topic), timestamp_ms))
+        physical = self.names.physical(topic)
+        self._move(lambda loop: loop.queues.seek_to_time(physical, timestamp_ms))
 
-    def _move(self, request: Seek | SeekToTime) -> None:
+    def _move(self, act: Callable[[PollLoop[Any]], None]) -> None:
         if self._subscriptions.orderly:
             raise ConfigError(
                 "Cannot move the position of an orderly consumer, since it belongs to its lock: stop the group, then "
                 "reset its offsets"
             )
         try:
-            self._ask(request)
+            self._ask(act)
         except KafkaException as error:
             raise ConsumerError(f"Kafka rejected the new position: {error}") from error
 
@@ -437,7 +435,7 @@ class PushConsumer:
             raise ConfigError(
                 f"update_core_pool_size({size}): the size must be 1 to {self.settings.consume_thread_max}"
             )
-        self._ask(Resize(size))
+        self._ask(lambda loop: loop.dispatch.pool.resize(size))
 
     def run(self) -> None:
         """Start, consume until SIGTERM, SIGINT or `stop`, then stop. Signals are handled in the main thread only.
@@ -446,7 +444,7 @@ class PushConsumer:
         Ctrl-C one second or more after the first.
 
         Raises:
-            ConsumerError: the consumer cannot continue.
+            RocketshimError: the consumer cannot continue; mostly a ConsumerError with the reason as `__cause__`.
             KeyboardInterrupt: Ctrl-C was pressed again during the shutdown: the consumer has not stopped, and messages
                 in progress are delivered again.
             And what `start` raises.
@@ -503,7 +501,7 @@ class PushConsumer:
     def wait_assigned(self, timeout_s: float = 30.0) -> bool:
         """Wait for the first assignment by the group (it may be empty); return whether it came in time."""
         loop = self._loop
-        return loop is not None and loop.reader.has_assignment.wait(timeout_s)
+        return loop is not None and loop.reader.has_joined.wait(timeout_s)
 
     @property
     def state(self) -> ConsumerState | None:
@@ -524,7 +522,7 @@ class PushConsumer:
     @property
     def orderly_counts(self) -> OrderlyCounts:
         """Counts of an orderly consumer so far: suspensions, stuck messages, locks acquired and lost."""
-        return OrderlyCounts() if self._parts is None else self._parts.orderly_counts
+        return OrderlyCounts() if self._loop is None else self._loop.dispatch.orderly_counts
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
@@ -545,36 +543,26 @@ class PushConsumer:
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
-    def _run_loop(self, parts: PushParts) -> None:
+    def _run_loop(self, loop: PollLoop[Any]) -> None:
         try:
-            parts.loop.run()
-            parts.close()
-            self._parts = replace(parts, topics=None)
+            loop.run()
+            self._topics = None
         finally:
             self._ended.set()
 
-    def _ask(self, request: Request) -> None:
-        """Let the poll thread perform a request, and wait for it.
+    def _ask(self, act: Callable[[PollLoop[Any]], None]) -> None:
+        """Let the poll thread call a function with its loop, and wait for it.
 
         Raises:
             ConsumerError: the consumer is not running, or the poll thread does not answer.
-            And what the request raises.
+            And what the function raises.
         """
         with self._lock:
-            if self._loop is None or self._stopped:
+            loop = self._loop
+            if loop is None or self._stopped:
                 raise ConsumerError("the consumer is not running")
-            answer = self._loop.ask(request)
+            answer = loop.ask(act)
         try:
             answer.result(_REQUEST_TIMEOUT_S)
         except TimeoutError as error:
             raise ConsumerError(f"the poll thread did not answer within {_REQUEST_TIMEOUT_S:g} s") from error
-
-    def _raise_if_failed(self, loop: PollLoop[Any]) -> None:
-        error = loop.error
-        if error is None:
-            return
-        if isinstance(error, RocketshimError):
-            raise error
-        raise ConsumerError(
-            f"the consumer of group {self.settings.group!r} stopped after an error: {safe_text(error)}"
-        ) from error

@@ -19,9 +19,10 @@ import re
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Self
+from typing import Final
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
@@ -48,13 +49,9 @@ def stable_client_id() -> str:
 
 
 def offset_folder(base: str | None, client_id: str, names: TopicNames, group: str) -> Path:
-    """Return the directory of a client's offset file for a group.
+    """Return the directory of a client's offset file for a group, below `base` or else `~/.rocketshim_offsets`.
 
-    Args:
-        base: directory of all offset files; None: `~/.rocketshim_offsets`.
-        client_id: id of the client. Two clients with the same id share the file, and exclude each other.
-        names: names of the consumer's namespace.
-        group: the consumer's group.
+    Two clients with the same id share the file, and exclude each other.
     """
     root = Path(base).expanduser() if base is not None else Path.home() / ".rocketshim_offsets"
     safe = _UNSAFE.sub("-", client_id)[:120]
@@ -80,26 +77,19 @@ class LocalOffsetStore:
 
     def __init__(self, folder: Path, cluster: str, topic_id: Callable[[str], str]) -> None:
         self._path = folder / _FILE
-        self._topic_id: Callable[[str], str] = topic_id
+        self._topic_id = topic_id
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lock = os.open(folder / "offsets.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise OffsetStoreError(
-                f"cannot store offsets in {folder}: {error}; choose another offset_store_dir"
-            ) from error
+            why = f"cannot store offsets in {folder}: {error}; choose another offset_store_dir"
+            raise OffsetStoreError(why) from error
         try:
             self._take_lock()
-            self._content = self._of_cluster(self._read() or OffsetFile(""), cluster)
+            self._content = self._read(cluster)
         except BaseException:
             os.close(self._lock)
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Release the file for other processes. A second call does nothing."""
@@ -108,25 +98,21 @@ class LocalOffsetStore:
         if lock >= 0:
             os.close(lock)
 
-    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:  # noqa: ARG002
         """Return offsets in the form of `confluent_kafka.Consumer.committed`; -1001 where none is stored."""
-        del timeout
         for topic in sorted({item.topic for item in partitions}):
             self._content = self._content.identified(topic, self._topic_id(topic))
-        found = []
-        for item in partitions:
-            stored = self._content.positions.get(TopicPartitionKey.of(item))
-            offset, metadata = (OFFSET_INVALID, "") if stored is None else (stored.offset, stored.metadata)
-            found.append(TopicPartition(item.topic, item.partition, offset, metadata=metadata))
-        return found
+        nothing = Stored(OFFSET_INVALID, "")
+        keys = [TopicPartitionKey.of(item) for item in partitions]
+        found = [(key, self._content.positions.get(key, nothing)) for key in keys]
+        return [TopicPartition(*key, stored.offset, metadata=stored.metadata) for key, stored in found]
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool = False) -> list[TopicPartition]:
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool = False) -> list[TopicPartition]:  # noqa: ARG002
         """Store offsets; they are on the disk when this returns, even with `asynchronous`.
 
         Raises:
             KafkaException: `_FS`, the file cannot be written; its content is unchanged.
         """
-        del asynchronous
         moved = {TopicPartitionKey.of(item): Stored(item.offset, item.metadata or "") for item in offsets}
         content = self._content.moved(moved)
         try:
@@ -153,34 +139,29 @@ class LocalOffsetStore:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
-    def _of_cluster(self, content: OffsetFile, cluster: str) -> OffsetFile:
+    def _read(self, cluster: str) -> OffsetFile:
+        content = self._newest() or OffsetFile("")
         if cluster and content.cluster not in {"", cluster}:
             raise OffsetStoreError(
                 f"{self._path} has offsets of the cluster {content.cluster}, but this cluster is {cluster}: choose "
                 "another offset_store_dir or client_id, or remove the file to start by consume_from_where"
             )
-        return OffsetFile(cluster or content.cluster, content.topic_ids, content.positions)
+        return replace(content, cluster=cluster or content.cluster)
 
-    def _read(self) -> OffsetFile | None:
+    def _newest(self) -> OffsetFile | None:
         """Read the file, or its backup if the file is missing or damaged; None: neither exists."""
-        backup = self._path.with_name(f"{_FILE}.bak")
-        found, trouble = False, ""
+        backup, trouble = self._path.with_name(f"{_FILE}.bak"), ""
         for path in (self._path, backup):
             try:
-                data = path.read_bytes()
+                return decode(path.read_bytes())
             except FileNotFoundError:
                 continue
             except OSError as error:
                 raise OffsetStoreError(f"{path} cannot be read: {error}") from error
-            found = True
-            try:
-                content = decode(data)
             except ValueError as error:
                 trouble = trouble or f"{path}: {error}"
                 _LOG.error("consumer.offset-file-broken", extra={"path": str(path), "error": str(error)})
-            else:
-                return content
-        if found:
+        if trouble:
             raise OffsetStoreError(
                 f"the offsets are lost: {trouble}. Restore the file, or remove {self._path} and {backup.name} to "
                 "start by consume_from_where"

@@ -1,6 +1,6 @@
 """Decide which partitions a consumer reads where Kafka's group protocol does not decide it.
 
-Such a consumer is not a member of a Kafka group: it assigns itself the partitions that a `PartitionAssigner` wants. The
+Such a consumer is not a member of a Kafka group: it assigns itself the partitions that a `TopicAssigner` wants. The
 poll loop asks the assigner in each iteration, and treats changes like assignments and revocations of a group.
 
 `TopicAssigner` looks up the partitions of the topics, at every change and at an interval. In BROADCASTING the consumer
@@ -15,8 +15,8 @@ mode `OrderlyMode` does that itself). Rules of leases in concurrent consumption:
   continues, and the next owner delivers its messages again. Concurrent consumption promises only at-least-once.
 * A lost lease ends the queue immediately: nothing more of it is handed out or committed. If the lease comes back, the
   queue starts again from the committed offset.
-* A new owner starts at the committed offset. Commits carry no token, and releases carry no offset. A commit covers only
-  a finished prefix. So nothing is lost between two commits, whichever comes last, and an operator's reset stays.
+* A new owner starts at the committed offset (`DESIGN.md`, 17). A commit covers only a finished prefix. So nothing is
+  lost between two commits, whichever comes last.
 
 Owned by the poll thread.
 
@@ -25,12 +25,11 @@ of them may consume one queue for a while.
 """
 
 from collections.abc import Callable, Collection
-from typing import Final, Protocol, assert_never
+from typing import TYPE_CHECKING, Final, assert_never
 
 from confluent_kafka import KafkaException
 
 from rocketshim.core.allocate import Allocation
-from rocketshim.core.lease import Lease
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
 from rocketshim.core.user_values import safe_text
@@ -41,53 +40,15 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["LeasedAssigner", "PartitionAssigner", "TopicAssigner"]
+if TYPE_CHECKING:
+    from rocketshim.core.lease import Lease
+
+__all__ = ["LeasedAssigner", "TopicAssigner"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 1.0
 _AGAIN_MS: Final = 1_000
 _STOP_S: Final = 2.0
-
-
-class PartitionAssigner(Protocol):
-    """Decides which partitions the consumer reads. Owned by the poll thread."""
-
-    def wanted(
-        self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
-    ) -> set[TopicPartitionKey] | None:
-        """Return all partitions to read from now on; None: no change. `held` are assigned now.
-
-        Raises:
-            RocketshimError: the consumer cannot continue.
-        """
-
-    def gave_up(self, key: TopicPartitionKey) -> None:
-        """Note that the loop has given up a partition.
-
-        It was committed if it was still owned (`Ownership`), and no further message of it is handed out.
-        """
-
-    def close(self) -> None:
-        """Clean up; the loop has ended and has given up every partition."""
-
-
-def _partitions_of(
-    lookups: LookupClient, topics: Collection[str], held: Collection[TopicPartitionKey]
-) -> set[TopicPartitionKey]:
-    """Return every partition of these topics; if a topic cannot be looked up now, return its partitions in `held`.
-
-    Raises:
-        KafkaException: the cluster did not answer.
-    """
-    found: set[TopicPartitionKey] = set()
-    for topic in topics:
-        listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
-        if listed is None or listed.error is not None or not listed.partitions:
-            _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
-            found.update(key for key in held if key.topic == topic)
-        else:
-            found.update(TopicPartitionKey(topic, number) for number in listed.partitions)
-    return found
 
 
 class TopicAssigner:
@@ -117,7 +78,7 @@ class TopicAssigner:
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """See `PartitionAssigner`."""
+        """Return all partitions to read from now on; None: no change. `held` are assigned now."""
         topics, members = seen = frozenset(self._topics()), tuple(self._members())
         allocation = self._allocation
         if seen == self._seen and now_ms < self._next_ms:
@@ -127,7 +88,7 @@ class TopicAssigner:
         self._seen = seen
         self._next_ms = now_ms + self._interval_ms
         try:
-            there = _partitions_of(lookups, topics, held)
+            there = self._partitions_of(lookups, topics, held)
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
@@ -144,28 +105,49 @@ class TopicAssigner:
                 share |= {key for key in held if key.topic == topic}
         return share
 
+    @staticmethod
+    def _partitions_of(
+        lookups: LookupClient, topics: Collection[str], held: Collection[TopicPartitionKey]
+    ) -> set[TopicPartitionKey]:
+        """Return every partition of these topics; of a topic that cannot be looked up now, return those in `held`."""
+        found: set[TopicPartitionKey] = set()
+        for topic in topics:
+            listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+            if listed is None or listed.error is not None or not listed.partitions:
+                _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
+                found.update(key for key in held if key.topic == topic)
+            else:
+                found.update(TopicPartitionKey(topic, number) for number in listed.partitions)
+        return found
+
     def gave_up(self, key: TopicPartitionKey) -> None:
-        """Do nothing."""
+        """Note that the loop has given up a partition, and has committed it if it was still owned."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Clean up; the loop has ended and has given up every partition."""
 
 
-class LeasedAssigner:
-    """An assigner that reads only those queues of a share whose lease this process has."""
+class LeasedAssigner(TopicAssigner):
+    """Reads only those queues of this member's share whose lease it has. Arguments as in `TopicAssigner`."""
 
-    def __init__(self, share: TopicAssigner, log: GroupLogThread, ownership: Ownership) -> None:
-        self._share = share
+    def __init__(
+        self,
+        topics: Callable[[], Collection[str]],
+        interval_ms: int,
+        allocation: Allocation,
+        log: GroupLogThread,
+        ownership: Ownership,
+    ) -> None:
+        super().__init__(topics, interval_ms, allocation, lambda: log.members)
         self._log = log
         self._wanted: set[TopicPartitionKey] | None = None
         self._leases = ownership.leases
         self._lost: dict[TopicPartitionKey, Lease] = {}
-        self._given: set[TopicPartitionKey] | None = None
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
     ) -> set[TopicPartitionKey] | None:
-        """See `PartitionAssigner`.
+        """Return the partitions of the share whose leases this process has; see `TopicAssigner`.
 
         Raises:
             RocketshimError: the group log can no longer be read, or the group allocates its queues in another way.
@@ -173,40 +155,31 @@ class LeasedAssigner:
         if self._log.error is not None:
             raise self._log.error
         self._take_events(held)
-        share = self._share.wanted(lookups, self._wanted or (), now_ms)
+        share = super().wanted(lookups, self._wanted or (), now_ms)
         if share is not None and share != self._wanted:
             self._want(share)
             _LOG.info("consumer.share", extra={"queues": partition_names(sorted(share))})
-        if self._wanted is None:
-            return None
-        given = {key for key in self._leases if key in self._wanted}
-        if given == self._given:
-            return None
-        self._given = given
-        return given
+        return None if self._wanted is None else self._leases.keys() & self._wanted
 
     def gave_up(self, key: TopicPartitionKey) -> None:
-        """Release the lease: nothing more of the queue is handed out, and what could be committed is committed."""
-        lost = self._lost.pop(key, None)
-        if lost is not None:
-            self._release(lost)
-        lease = self._leases.pop(key, None)
-        if lease is not None:
-            if self._wanted and key in self._wanted:  # the log releases only queues that are not wanted
-                self._want(self._wanted - {key})
-            self._release(lease)
+        """Release the lease of a queue."""
+        lost, lease = self._lost.pop(key, None), self._leases.pop(key, None)
+        if lease is not None and self._wanted and key in self._wanted:  # the log releases only what is not wanted
+            self._want(self._wanted - {key})
+        for each in filter(None, (lost, lease)):
+            self._log.release(each)
 
     def close(self) -> None:
         """Release everything and leave the group; this takes a few seconds at most."""
         self._want(set())
         for key in [*self._lost, *self._leases]:
             self.gave_up(key)
-        self._log.stop(_STOP_S, self._release_new_leases)
+        self._log.stop(_STOP_S, self._release_late)
 
-    def _release_new_leases(self) -> None:
+    def _release_late(self) -> None:
         """Release the leases that arrive while the log stops."""
         while self._log.events.qsize():
-            self._release(self._log.events.get().lease)
+            self._log.release(self._log.events.get().lease)
 
     def _want(self, share: set[TopicPartitionKey]) -> None:
         self._wanted = share
@@ -218,31 +191,17 @@ class LeasedAssigner:
             event = self._log.events.get()
             match event:
                 case QueueStarted(lease):
-                    self._leases[_key_of(lease)] = lease  # if it is no longer wanted, its QueueStopped follows
+                    self._leases[lease.key] = lease  # if it is no longer wanted, its QueueStopped follows
                 case QueueStopped(lease, reason):
-                    if self._stopped(lease, reason, held):
+                    key = lease.key
+                    is_in_use = self._leases.get(key) is lease
+                    if is_in_use and key in held and reason is StopReason.UNWANTED:
+                        continue  # the loop gives it up, and then calls `gave_up`
+                    if is_in_use:
+                        del self._leases[key]
+                    if is_in_use and key in held:
+                        self._lost[key] = lease
                         return
+                    self._log.release(lease)
                 case _:
                     assert_never(event)
-
-    def _stopped(self, lease: Lease, reason: StopReason, held: Collection[TopicPartitionKey]) -> bool:
-        key = _key_of(lease)
-        if self._leases.get(key) is not lease:
-            self._release(lease)  # it was given up before
-            return False
-        if key not in held:
-            del self._leases[key]
-            self._release(lease)
-            return False
-        if reason is StopReason.UNWANTED:
-            return False  # the loop gives it up, and then calls `gave_up`
-        del self._leases[key]
-        self._lost[key] = lease
-        return True
-
-    def _release(self, lease: Lease) -> None:
-        self._log.release(lease, None, ())
-
-
-def _key_of(lease: Lease) -> TopicPartitionKey:
-    return TopicPartitionKey(lease.queue.topic, lease.queue.queue_id)

@@ -1,60 +1,12 @@
-"""Protocols of an assigned queue and of the work of a listener thread, for concurrent and orderly consumption."""
+"""The queue of an assigned partition, and what a listener thread takes from it: concurrent or orderly consumption."""
 
-from collections.abc import Collection, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
-from rocketshim.core.flow_control import FlowCounts
+from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
+from rocketshim.core.process_queue import Chunk, ProcessQueue
 
 __all__ = ["PartitionQueue", "QueueT", "Work"]
 
-
-class PartitionQueue(FlowCounts, Protocol):
-    """An assigned queue: a `ProcessQueue` or an `OrderlyPartition`."""
-
-    topic: str
-    partition: int
-    epoch: int
-    paused: bool
-    """Whether it has so much that it is paused."""
-
-    @property
-    def dropped(self) -> bool:
-        """Return whether the queue was given up."""
-
-    @property
-    def settled(self) -> bool:
-        """Return whether no message of it is with a listener or on its way to another topic."""
-
-    @property
-    def next_offset(self) -> int | None:
-        """Return the offset to commit; None: nothing new."""
-
-    @property
-    def failing(self) -> tuple[int, int] | None:
-        """Return failed attempts of its oldest failing message, and for how many ms; None: they are not counted."""
-
-    def put(self, messages: Sequence[Any]) -> None:
-        """Add fetched messages. Raises ValueError if their offsets do not rise."""
-
-    def withhold(self) -> int:
-        """Stop handing out messages; return how many handed-out messages were taken back."""
-
-    def drop(self) -> None:
-        """Discard everything; later results are ignored."""
-
-    def oldest_in_work_ms(self, now_ms: int) -> int:
-        """Return how long the oldest running listener call has taken, in ms."""
-
-
+PartitionQueue = ProcessQueue[Any] | OrderlyPartition
+Work = Chunk[Any] | OrderlyTask
 QueueT = TypeVar("QueueT", bound=PartitionQueue)
-
-
-class Work(Protocol):
-    """Messages that one listener thread processes: a `Chunk` or an `OrderlyTask`."""
-
-    @property
-    def dropped(self) -> bool:
-        """Return whether the queue of the messages was given up."""
-
-    def stored(self, messages: Collection[Any]) -> None:
-        """Note that the next hops of these failed messages are stored."""

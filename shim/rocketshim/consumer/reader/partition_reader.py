@@ -8,8 +8,9 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
   `error`, and the owner raises it.
 * A record that was fetched before its partition was assigned or sought is never passed on. The partition is sought to
   its position again, and the record comes again if it is still wanted.
-* A partition whose start is not known yet is assigned paused, and its records are dropped (`PartitionStarter`).
-* Partitions are given by Kafka's group protocol, by a `PartitionAssigner`, or by `assign`.
+* A partition whose start cannot be found now (the coordinator is unreachable) waits. It is assigned paused at offset 0
+  (`DESIGN.md`, 29), its records are dropped, and its start is looked up again (`core.lookup_rotation`).
+* Partitions are given by Kafka's group protocol, by a `TopicAssigner`, or by `start_at`.
 """
 
 import threading
@@ -18,10 +19,11 @@ from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.consumer.reader.commits import OffsetStore
-from rocketshim.consumer.reader.partition_assigner import PartitionAssigner
+from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
+from rocketshim.consumer.reader.partition_assigner import TopicAssigner
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
-from rocketshim.consumer.reader.start_offsets import PartitionStarter, StartOffsets, paused_assignment
+from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.start_position import StartRules
 from rocketshim.errors import ConsumerError
@@ -35,40 +37,31 @@ __all__ = ["OnCommit", "PartitionOwner", "PartitionReader"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _BOUNDS_S: Final = 2.0
+_START_S: Final = 10.0
+_UNKNOWN: Final = -1
 _ERROR: Final = Message.error  # called in C, by `map`
 
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
-"""Called by the Kafka client with the answer to an asynchronous commit."""
+"""Gets the answer to an asynchronous commit; never raises."""
 
 
 class PartitionOwner(Protocol):
     """What a consumer does with the partitions that its reader is given. The reader's thread calls it."""
 
     def take_up(self, partitions: list[TopicPartition]) -> None:
-        """Accept assigned partitions, by `PartitionReader.start` or `assign_paused`.
-
-        Raises:
-            KafkaException, RuntimeError: they could not be assigned; the reader keeps the error.
-        """
+        """Accept assigned partitions by `start` or `assign_paused`; KafkaException and RuntimeError are kept."""
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
-        """Begin a partition at this offset; `UNKNOWN_START`: it waits, and begins again when its start is known."""
+        """Begin a partition at this offset; -1: it waits, and begins again when its start is known."""
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return the offset to read again after stale records; None: nothing of the partition is wanted now."""
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Finish and commit what can be finished: the partitions are about to be revoked.
-
-        Raises:
-            KafkaException, RuntimeError: that failed; the reader keeps the error, and goes on.
-        """
+        """Finish and commit what can be: the partitions are about to be revoked. Errors as in `take_up`."""
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Remove partitions that are no longer assigned. Never raises."""
-
-    def committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Process the answer to an asynchronous commit. Never raises."""
 
     def client_error(self, message: Any) -> None:
         """Process an error that the client has returned in place of a message."""
@@ -85,12 +78,12 @@ class PartitionReader:
 
     Attributes:
         error: the first error of a rebalance callback; None: there was none.
-        has_assignment: set when partitions were assigned for the first time (perhaps none).
+        has_joined: set when partitions were assigned for the first time (perhaps none).
         is_closing: partitions that are still assigned are not read any more.
         is_suspended: nothing is read until `resume`.
         pauses, starts, lookups, ownership, assigner, store, now_ms: its parts.
 
-    Thread-safety: one thread owns it; any thread may wait for `has_assignment`.
+    Thread-safety: one thread owns it; any thread may wait for `has_joined`.
     """
 
     def __init__(
@@ -101,42 +94,37 @@ class PartitionReader:
         rules: StartRules,
         ownership: Ownership,
         now_ms: Callable[[], int],
-        store: OffsetStore | None = None,
-        assigner: PartitionAssigner | None = None,
+        store: LocalOffsetStore | None = None,
+        assigner: TopicAssigner | None = None,
     ) -> None:
         self.error: BaseException | None = None
-        self.has_assignment = threading.Event()
+        self.has_joined = threading.Event()
         self.is_closing = False
         self.is_suspended = False
         self.ownership = ownership
         self.assigner = assigner
-        self.pauses = Pauses()
+        self.pauses = Pauses(self.client)
         self.lookups = Lookups(self.client, make_lookup_client)
-        self.starts = StartOffsets(rules, lookups=self.lookups, ownership=ownership, store=store)
-        self._starter = PartitionStarter(self.starts, self.pauses, self._begin, now_ms)
+        self.starts = StartOffsets(rules, client=self.client, lookups=self.lookups, ownership=ownership, store=store)
         self._make_consumer = make_consumer
         self.now_ms = now_ms
         self.store = store
         self._assigned: set[TopicPartitionKey] = set()
-        self._begun: set[TopicPartitionKey] = set()
+        self._waiting: set[TopicPartitionKey] = set()  # until their starts are known
+        self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._fresh: set[TopicPartitionKey] = set()  # assigned or sought since the last poll
-        self._chosen: set[TopicPartitionKey] = set()  # the partitions that the assigner wanted last
         self._consumer: ConsumerClient | None = None
-        self._owner: PartitionOwner | None = None
+        self._owner: PartitionOwner  # set by `open`
 
     # --- the client --------------------------------------------------------------------------------------------------
 
-    def open(self, owner: PartitionOwner) -> None:
+    def open(self, owner: PartitionOwner, on_commit: OnCommit) -> None:
         """Make the Kafka consumer, without network calls; `owner` gets everything that it reads."""
         self._owner = owner
-        self._consumer = self._make_consumer(owner.committed)
+        self._consumer = self._make_consumer(on_commit)
 
     def client(self) -> ConsumerClient:
-        """Return the Kafka consumer.
-
-        Raises:
-            ConsumerError: the reader is not open.
-        """
+        """Return the Kafka consumer. Raises ConsumerError if the reader is not open."""
         if self._consumer is None:
             raise ConsumerError("the consumer is not open")
         return self._consumer
@@ -149,7 +137,7 @@ class PartitionReader:
     @property
     def is_joining(self) -> bool:
         """Return whether the group has not yet assigned anything to this consumer."""
-        return self.assigner is None and not self.has_assignment.is_set()
+        return self.assigner is None and not self.has_joined.is_set()
 
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics as a member of the group; do nothing if an assigner decides what to read."""
@@ -164,40 +152,23 @@ class PartitionReader:
     def leave(
         self, timeout_s: float, *, unsubscribe: bool, before_close: Callable[[], object] = lambda: None
     ) -> Parting:
-        """Leave the group and close the clients; abandon them if no broker answers. Safe to call twice.
-
-        Args:
-            timeout_s: time for all of it, in seconds.
-            unsubscribe: whether to unsubscribe first; see `close_consumer`.
-            before_close: called first, in the thread that may be abandoned.
-        """
-        consumer, self.is_closing = self._consumer, True
+        """Leave the group and close the clients within a time; see `close_consumer`. Safe to call twice."""
         self.lookups.close()
-        if consumer is None:
+        if self._consumer is None:
             return Parting.LEFT
+        leaves = unsubscribe and self.assigner is None
         try:
             return close_consumer(
-                consumer,
-                timeout_s,
-                before_close,
-                unsubscribe=unsubscribe and self.assigner is None,
-                has_joined=lambda: not self.is_joining,
+                self._consumer, timeout_s, before_close, unsubscribe=leaves, has_joined=lambda: not self.is_joining
             )
         finally:
             self._consumer = None
-
-    def abandon(self) -> None:
-        """Close the clients without leaving a group: opening was not completed, and may be tried again."""
-        consumer, self._consumer = self._consumer, None
-        self.lookups.close()
-        if consumer is not None:
-            consumer.close()
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def fetch(self, count: int, wait_s: float) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
         """Fetch up to `count` messages, wait up to `wait_s` for the first; yield them in runs of one partition."""
-        consumer, owner = self.client(), self._owned()
+        consumer, owner = self.client(), self._owner
         first = consumer.poll(wait_s)
         if first is None:
             return
@@ -214,11 +185,11 @@ class PartitionReader:
     def current_runs(self, batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
         """Yield the runs of a fetched batch, without stale ones; what is done with one run may make the next stale."""
         for key, run in runs_of(batch):
-            if key in self._starter:
+            if key in self._waiting:
                 continue
             if key not in self._fresh:
                 yield key, run
-            elif (position := self._owned().position(key)) is not None:
+            elif (position := self._owner.position(key)) is not None:
                 self.client().seek(TopicPartition(*key, position))
 
     def from_position(self, key: TopicPartitionKey, run: list[Any], position: int) -> list[Any] | None:
@@ -249,56 +220,82 @@ class PartitionReader:
             KafkaException: Kafka refused; nothing changed.
         """
         self.client().seek(TopicPartition(*key, offset))
-        self._starter.forget([key])
+        self._waiting.discard(key)
         self._fresh.add(key)
-        self._begun.add(key)
 
     def suspend(self) -> None:
         """Read nothing until `resume`, also of partitions that are assigned later."""
         self.is_suspended = True
-        self.pauses.hold(self.client(), self._assigned, PauseReason.SUSPENDED)
+        self.pauses.hold(self._assigned, PauseReason.SUSPENDED)
 
     def resume(self) -> None:
         """Read again after `suspend`."""
         self.is_suspended = False
-        self.pauses.release(self.client(), self._assigned, PauseReason.SUSPENDED)
+        self.pauses.release(self._assigned, PauseReason.SUSPENDED)
 
     def is_waiting(self, key: TopicPartitionKey) -> bool:
         """Return whether a partition waits until its start offset is known."""
-        return key in self._starter
+        return key in self._waiting
 
     # --- assignment --------------------------------------------------------------------------------------------------
 
     def start(self, partitions: list[TopicPartition]) -> None:
-        """Assign partitions at their start offsets; those whose start is not known now begin later (`start_waiting`).
+        """Assign partitions at their starts; those whose start is not known now begin later (`start_waiting`).
 
         Raises:
             KafkaException, RuntimeError: the partitions could not be assigned.
         """
-        self._starter.take_up(self.client(), partitions, look=not self.is_closing)
+        keys = _keys(partitions)
+        known = {} if self.is_closing else self._resolve(keys, _START_S)
+        self.start_at({key: known.get(key, _UNKNOWN) for key in keys})
 
     def start_at(self, starts: Mapping[TopicPartitionKey, int]) -> None:
-        """Assign partitions at these offsets.
-
-        Raises:
-            KafkaException, RuntimeError: the partitions could not be assigned.
-        """
-        if starts:
-            self._starter.assign(self.client(), [TopicPartition(*key) for key in starts], starts)
-            self._assigned.update(starts)
+        """Assign partitions at these offsets; those with -1 begin later. Raises as `start`."""
+        self._assign(starts, PauseReason.UNRESOLVED)
+        self._waiting.update(key for key, offset in starts.items() if offset < 0)
+        for key, offset in starts.items():
+            self._begin(key, offset)
 
     def start_waiting(self) -> None:
-        """Look up again the starts of partitions that wait, and begin those that are known now."""
-        self._starter.look_again(self.client())
+        """Look up the starts of waiting partitions again, and begin those that are known now; none delays another."""
+        if not self._waiting:
+            return
+        began_ms = self.now_ms()
+        keys, timeout_s = self._rotation.pick(sorted(self._waiting), began_ms)
+        if not keys:
+            return
+        known = self._resolve(keys, timeout_s)
+        self._rotation.tried(keys, failed=not known, began_ms=began_ms, now_ms=self.now_ms())
+        self._waiting.difference_update(known)
+        for key, offset in known.items():
+            self._begin(key, offset)
+        self.pauses.release(known, PauseReason.UNRESOLVED)
+
+    def _resolve(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
+        """Return the starts of partitions, and seek those of them that wait; return none if that is impossible now."""
+        try:
+            known = self.starts.resolve(keys, timeout_s)
+            for key in self._waiting.intersection(known):
+                self.client().seek(TopicPartition(*key, known[key]))
+        except KafkaException as error:
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names(keys)})
+            return {}
+        return known
 
     def assign_paused(self, partitions: list[TopicPartition], reason: PauseReason) -> None:
-        """Assign partitions that begin later, by `seek` and a release of this pause.
+        """Assign partitions that begin later, by `seek` and a release of this pause. Raises as `start`."""
+        self._assign(dict.fromkeys(_keys(partitions), _UNKNOWN), reason)
 
-        Raises:
-            KafkaException, RuntimeError: the partitions could not be assigned.
-        """
-        self.pauses.prepare(self.client(), _keys(partitions), reason)
-        self.client().incremental_assign(paused_assignment(partitions))
+    def _assign(self, starts: Mapping[TopicPartitionKey, int], reason: PauseReason) -> None:
+        self.pauses.prepare([key for key, offset in starts.items() if offset < 0], reason)
+        self.client().incremental_assign([TopicPartition(*key, max(offset, 0)) for key, offset in starts.items()])
+        self.pauses.adopt([key for key, offset in starts.items() if offset >= 0])
+        self._assigned.update(starts)
+
+    def _begin(self, key: TopicPartitionKey, offset: int) -> None:
+        if offset >= 0:  # else it waits, and is sought once its start is known
+            self._fresh.add(key)
+        self._owner.begin(key, offset)
 
     def follow_assigner(self) -> None:
         """Assign and revoke partitions until exactly those are read that the assigner wants, if there is one.
@@ -308,21 +305,17 @@ class PartitionReader:
         """
         if self.assigner is None:
             return
-        wanted = self.assigner.wanted(self.lookups, self._chosen, self.now_ms())
+        wanted = self.assigner.wanted(self.lookups, self._assigned, self.now_ms())
         if wanted is None:
             return
-        gone, new = sorted(self._chosen - wanted), sorted(wanted - self._chosen)
-        self._chosen = wanted
-        lost = [key for key in gone if key in self._begun and not self.ownership.owns(key)]
+        gone, new = sorted(self._assigned - wanted), sorted(wanted - self._assigned)
+        lost = [key for key in gone if self._owner.position(key) is not None and not self.ownership.owns(key)]
         released = [key for key in gone if key not in lost]
         consumer = self.client()
-        if lost:
-            self._on_lost(consumer, [TopicPartition(*key) for key in lost])
-        if released:
-            self._on_revoke(consumer, [TopicPartition(*key) for key in released])
-        if new:
-            self._on_assign(consumer, [TopicPartition(*key) for key in new])
-        self.has_assignment.set()
+        for callback, keys in ((self._on_lost, lost), (self._on_revoke, released), (self._on_assign, new)):
+            if keys:
+                callback(consumer, [TopicPartition(*key) for key in keys])
+        self.has_joined.set()
 
     def unassign(self, keys: Collection[TopicPartitionKey]) -> None:
         """Give up partitions; the owner forgets them. An error is kept."""
@@ -334,11 +327,10 @@ class PartitionReader:
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Forget partitions, and let the owner forget them; Kafka's client is not asked."""
-        self._owned().forget(keys)
+        self._owner.forget(keys)
         self.pauses.forget(keys)
-        self._starter.forget(keys)
+        self._waiting.difference_update(keys)
         self._assigned.difference_update(keys)
-        self._begun.difference_update(keys)
         if self.assigner is not None:
             for key in keys:
                 self.assigner.gave_up(key)
@@ -357,21 +349,20 @@ class PartitionReader:
     def _on_assign(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
-            self._owned().take_up(partitions)
-            self._assigned.update(keys)
+            self._owner.take_up(partitions)
             if self.is_suspended or self.is_closing:
-                self.pauses.hold(self.client(), keys, PauseReason.SUSPENDED)
+                self.pauses.hold(keys, PauseReason.SUSPENDED)
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
             return
-        self.has_assignment.set()
+        self.has_joined.set()
         _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
 
     def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
             if not self.is_closing:
-                self._owned().release(keys)
+                self._owner.release(keys)
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
         finally:
@@ -381,17 +372,6 @@ class PartitionReader:
         keys = _keys(partitions)
         _LOG.warning("consumer.lost", extra={"partitions": partition_names(keys)})
         self.unassign(keys)
-
-    def _begin(self, key: TopicPartitionKey, offset: int) -> None:
-        self._begun.add(key)
-        if offset >= 0:  # else it waits, and is sought once its start is known
-            self._fresh.add(key)
-        self._owned().begin(key, offset)
-
-    def _owned(self) -> PartitionOwner:
-        if self._owner is None:
-            raise ConsumerError("the consumer is not open")
-        return self._owner
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> list[TopicPartitionKey]:

@@ -5,7 +5,7 @@ forever (our measurement; the Java client forgets them). So this object alone pa
 resumes newly assigned partitions, and forgets revoked ones. Owned by the poll thread.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import Flag, auto
 from typing import Final
 
@@ -36,41 +36,34 @@ _NONE: Final = PauseReason(0)
 
 
 class Pauses:
-    """The pauses of one Kafka consumer."""
+    """The pauses of one Kafka consumer, which `client` returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Callable[[], ConsumerClient]) -> None:
+        self._client = client
         self._reasons: dict[TopicPartitionKey, PauseReason] = {}
 
     def why(self, key: TopicPartitionKey) -> PauseReason:
         """Return the reasons for which a partition is paused; no reason: it is read."""
         return self._reasons.get(key, _NONE)
 
-    def hold(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
+    def hold(self, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Pause partitions for a reason; a partition that already has the reason keeps it."""
-        new = []
-        for key in keys:
-            before = self._reasons.get(key, _NONE)
-            self._reasons[key] = before | reason
-            if not before:
-                new.append(TopicPartition(*key))
+        reasons = {key: self.why(key) for key in keys}
+        self._reasons.update({key: before | reason for key, before in reasons.items()})
+        new = [TopicPartition(*key) for key, before in reasons.items() if not before]
         if new:
-            consumer.pause(new)
+            self._client().pause(new)
 
-    def release(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
+    def release(self, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Remove a reason; resume the partitions that have no reason left."""
-        free = []
-        for key in keys:
-            before = self._reasons.get(key, _NONE)
-            left = before & ~reason
-            if left:
-                self._reasons[key] = left
-            elif before:
-                del self._reasons[key]
-                free.append(TopicPartition(*key))
+        left = {key: before & ~reason for key in keys if (before := self.why(key))}
+        self._reasons.update(left)
+        free = [key for key, reasons in left.items() if not reasons]
+        self.forget(free)
         if free:
-            consumer.resume(free)
+            self._client().resume([TopicPartition(*key) for key in free])
 
-    def prepare(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
+    def prepare(self, keys: Iterable[TopicPartitionKey], reason: PauseReason) -> None:
         """Pause partitions that are to be assigned next, so that nothing is fetched before their start is known.
 
         A pause after the assignment comes too late for the first fetch in most cases (24 of 25, with 2 ms between). The
@@ -79,16 +72,15 @@ class Pauses:
         new = [TopicPartition(*key) for key in keys]
         self._reasons.update(dict.fromkeys(map(TopicPartitionKey.of, new), reason))
         if new:
-            consumer.position(new)
-            consumer.pause(new)
+            self._client().position(new)
+            self._client().pause(new)
 
-    def adopt(self, consumer: ConsumerClient, keys: Iterable[TopicPartitionKey]) -> None:
+    def adopt(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Resume newly assigned partitions, which may still be paused from an earlier assignment."""
         new = list(keys)
-        for key in new:
-            self._reasons.pop(key, None)
+        self.forget(new)
         if new:
-            consumer.resume([TopicPartition(*key) for key in new])
+            self._client().resume([TopicPartition(*key) for key in new])
 
     def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Remove partitions that are no longer assigned."""

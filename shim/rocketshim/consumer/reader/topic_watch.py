@@ -10,6 +10,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 
 from rocketshim.core.subscriptions import Subscriptions
+from rocketshim.core.timer import Timer
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.queue_lookup import no_such_topics
@@ -28,20 +29,18 @@ class TopicWatch:
     def __init__(self, source: Subscriptions, interval_ms: int) -> None:
         self.topics = source.topics()
         self._source = source
-        self._interval_ms = interval_ms
-        self._next_look_ms = 0
+        self._look = Timer(interval_ms)
         self._unknown: dict[str, int] = {}  # topic to the time of its look-up, monotonic ms
 
     def refresh(self) -> bool:
         """Read the topics from a changed source; return whether they have changed. Patterns are looked up soon."""
-        self._next_look_ms = 0
+        self._look.next_ms = 0
         return self._have_changed()
 
     def look(self, lookups: LookupClient, now_ms: int) -> bool:
         """Look up the existing topics, if it is time; return whether the topics to read have changed."""
-        if not self._source.has_patterns or now_ms < self._next_look_ms:
+        if not self._source.has_patterns or not self._look.is_due(now_ms):
             return False
-        self._next_look_ms = now_ms + self._interval_ms
         try:
             existing = lookups.list_topics(timeout=_TIMEOUT_S).topics
         except KafkaException as error:
@@ -60,8 +59,6 @@ class TopicWatch:
 
     def missing(self, lookups: LookupClient, now_ms: int) -> TopicMissingError | None:
         """Look up topics that were reported as unknown half a minute ago; return an error for a missing one."""
-        if not self._unknown:
-            return None
         for topic in [topic for topic, until_ms in self._unknown.items() if now_ms >= until_ms]:
             del self._unknown[topic]
             try:

@@ -8,18 +8,16 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.loop_parts import LoopParts
-from rocketshim.consumer.orderly.context import ConsumeOrderlyContext
+from rocketshim.consumer.dispatch import LoopParts, Result
+from rocketshim.consumer.orderly.mode import OrderlyMode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.push.assembly import orderly_loop
+from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.requests import Resume, Suspend
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.ownership import Ownership
@@ -29,7 +27,7 @@ from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.group.connect import connect_group_log
 from rocketshim.health import metrics_text
-from rocketshim.settings import ConnectionSettings, PushConsumerSettings
+from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -89,15 +87,15 @@ class Member:
         assert isinstance(clock, VirtualClock)
         self.kafka, self.clock = kafka, clock
         subscriptions = {"orders": Subscription("orders", adapt(listener), matches)}
-        self.runner = OrderlyRunner(
-            GROUP, subscriptions.get, NAMES.retry(GROUP), batch_count=batch_count, clock=clock, levels=LEVELS
-        )
-        self.pool = HandPool(self.runner, clock)  # type: ignore[arg-type]
         self.log = connect_group_log(
-            ConnectionSettings.make(bootstrap="memory:1"),
-            GROUP,
-            client_id=name,
-            lock_settings=locks,
+            PushConsumerSettings.make(
+                bootstrap="memory:1",
+                group=GROUP,
+                client_id=name,
+                lock_lease_ms=locks.lock_lease_ms,
+                lock_hold_ms=locks.lock_hold_ms,
+                lock_renew_ms=locks.lock_renew_ms,
+            ),
             topics=lambda: ["orders", NAMES.retry(GROUP)],
             clients=kafka.clients(),
             clock=clock,
@@ -126,6 +124,8 @@ class Member:
             pull_batch_size=fetch_count,
             delay_levels=LEVELS,
         )
+        self.runner = OrderlyRunner(settings, subscriptions.get, clock)
+        self.pool = HandPool(self.runner, clock)  # type: ignore[arg-type]
         send_back = SendBack(lambda: kafka.producer({"enable.idempotence": True}), settings, 1)
         source = Subscriptions(NAMES, NAMES.retry(GROUP))
         source.add(Subscription("orders", adapt(print)))
@@ -145,7 +145,8 @@ class Member:
             clock=clock,
             log=self.log,
         )
-        self.loop, self.counts = orderly_loop(parts)
+        self.loop = PollLoop(parts, OrderlyMode(parts))
+        self.counts = self.loop.dispatch.orderly_counts
         self.mode: Any = self.loop.mode
         self.lookups: Any = self.loop.reader.lookups
         self.loop.open()
@@ -770,10 +771,10 @@ def test_suspend_and_resume_reach_queues_that_start_meanwhile(stage: Stage) -> N
     stage.topic()
     stage.fill(2)
     a = stage.join("a")
-    a.loop.ask(Suspend())
+    a.loop.ask(PollLoop.suspend)
     stage.turn()
     assert not stage.seen
-    a.loop.ask(Resume())
+    a.loop.ask(lambda loop: loop.reader.resume())
     stage.turn()
     assert len(stage.seen) == 2
 
@@ -783,14 +784,14 @@ def test_a_queue_that_loses_its_lock_while_reading_is_suspended_is_read_again_af
     stage.fill(2)
     a = stage.join("a")
     stage.turn()
-    a.loop.ask(Suspend())
+    a.loop.ask(PollLoop.suspend)
     stage.turn()
     stage.clock.advance(4_000)
     stage.turn()
     stage.fill(2)
     stage.wait(1_000)
     assert len(stage.seen) == 2
-    a.loop.ask(Resume())
+    a.loop.ask(lambda loop: loop.reader.resume())
     stage.wait(3_000)
     assert [offset for _, offset in stage.offsets][-2:] == [2, 3]
 
@@ -962,13 +963,13 @@ def test_a_queue_that_restarts_amid_a_fetch_is_read_from_its_first_message(stage
 
 def test_a_queue_that_restarts_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
     a, task = cut_under_a_listener(stage)
-    a.loop.ask(Suspend())
+    a.loop.ask(PollLoop.suspend)
     stage.turn()
     a.pool.tasks.append(task)
     a.pool.work_all()
     stage.wait(1_000)
     assert len(stage.seen) == 3
-    a.loop.ask(Resume())
+    a.loop.ask(lambda loop: loop.reader.resume())
     stage.wait(1_000)
     assert [offset for _, offset in stage.offsets] == [0, 1, 2, 0, 1, 2, 3, 4]
 

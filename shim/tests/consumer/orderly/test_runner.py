@@ -16,7 +16,7 @@ from rocketshim.core.user_values import class_name
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError
 
-from ..conftest import Record
+from ..conftest import Record, settings_of
 
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
@@ -74,14 +74,8 @@ def run(
     key_of: Any = None,
 ) -> tuple[list[BatchAnswer], OrderlyTask]:
     subscription = Subscription("orders", adapt(listener), selects=selects)
-    runner = OrderlyRunner(
-        "g",
-        lambda _: subscription,
-        "retry",
-        batch_count=batch_count,
-        clock=VirtualClock(),
-        levels=DelayLevels.parse("1s 2s"),
-    )
+    settings = settings_of(batch_count, delay_levels=DelayLevels.parse("1s 2s"))
+    runner = OrderlyRunner(settings, lambda _: subscription, VirtualClock())
     stub: Any = place or PartitionStub()
     task = OrderlyTask(stub, OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
     return runner.run(task), task

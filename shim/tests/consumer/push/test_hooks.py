@@ -15,6 +15,8 @@ from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.testing import VirtualClock
 
+from ..conftest import settings_of
+
 
 class Log:
     """Records the calls that it sees."""
@@ -48,7 +50,7 @@ def run(hooks: Hooks, listener: Any, count: int = 1, batch_count: int = 1, **sub
     assert chunk is not None
     mine = Subscription("orders", adapt(listener), **subscription)
     find = hooks.wrap({"orders": mine}.get, awaits=False)
-    runner = ChunkRunner("g", find, "rmq.retry.g", batch_count, VirtualClock())
+    runner = ChunkRunner(settings_of(batch_count), find, VirtualClock())
     return [outcome.failure.exception_class for outcome in runner.run(chunk) or []]
 
 

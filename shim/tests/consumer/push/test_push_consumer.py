@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.message_model import MessageModel
@@ -21,25 +20,10 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim.testing import InMemoryKafka
-from rocketshim_topics import DelayLevels, TopicNames
+
+from ..conftest import consumer_of
 
 GUARD_S = 60.0
-
-
-@pytest.fixture
-def live() -> InMemoryKafka:
-    kafka = InMemoryKafka(SystemClock())
-    names = TopicNames()
-    kafka.create_topic("orders")
-    kafka.create_topic(names.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
-    kafka.create_topic(names.retry("g"))
-    kafka.create_topic(names.dead_letter("g"))
-    return kafka
-
-
-def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
-    settings = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, **values}
-    return PushConsumer("memory:1", group="g", clients=Clients(kafka.consumer, kafka.producer), **settings)
 
 
 def test_settings_and_arguments_exclude_each_other() -> None:

@@ -1,5 +1,6 @@
 """Positions are sent once, upwards; what was refused is sent again; answers of former assignments change nothing."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ KEY = TopicPartitionKey("orders", 0)
 
 
 class Client:
-    """Records commits; raises the error that the test sets."""
+    """Records commits; raises the error that the test sets. `now_ms` is the time."""
 
     def __init__(self) -> None:
+        self.now_ms = 0
         self.commits: list[tuple[int, str | None]] = []
         self.error: KafkaError | None = None
 
@@ -34,8 +36,12 @@ def client() -> Any:
     return Client()
 
 
-def committer() -> Committer:
-    made = Committer(lambda place: f"of {place[0]}", Ownership(lambda: 0))
+def offsets_with(metadata: str) -> Callable[[Mapping[TopicPartitionKey, int]], list[TopicPartition]]:
+    return lambda positions: [TopicPartition(*key, at, metadata=metadata) for key, at in positions.items()]
+
+
+def committer(client: Any) -> Committer:
+    made = Committer(lambda: client, lambda: client.now_ms, offsets_with("of orders"), Ownership(lambda: 0))
     made.positions.adopt(KEY, 0)
     return made
 
@@ -52,102 +58,116 @@ def queue_done_to(count: int) -> Any:
 
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_a_position_is_sent_once_with_its_metadata(client: Any, *, asynchronous: bool) -> None:
-    commits, queue = committer(), queue_done_to(4)
-    assert commits.commit(client, [queue], now_ms=0, asynchronous=asynchronous)
-    assert not commits.commit(client, [queue], now_ms=0, asynchronous=asynchronous)
+    commits, queue = committer(client), queue_done_to(4)
+    commits.commit([queue], asynchronous=asynchronous)
+    commits.commit([queue], asynchronous=asynchronous)
     assert client.commits == [(4, "of orders")]
 
 
 def test_a_position_below_the_start_is_not_sent(client: Any) -> None:
-    commits = committer()
+    commits = committer(client)
     commits.positions.adopt(KEY, 9)
-    assert not commits.commit(client, [queue_done_to(4)], now_ms=0, asynchronous=False)
+    commits.commit([queue_done_to(4)], asynchronous=False)
     assert client.commits == []
 
 
 def test_a_commit_that_is_refused_immediately_is_sent_again(client: Any) -> None:
-    commits, queue = committer(), queue_done_to(4)
+    commits, queue = committer(client), queue_done_to(4)
     client.error = KafkaError(KafkaError.ILLEGAL_GENERATION)
-    assert not commits.commit(client, [queue], now_ms=7, asynchronous=False)
+    client.now_ms = 7
+    commits.commit([queue], asynchronous=False)
     assert (commits.failed, commits.failing_since_ms) == (1, 7)
     client.error = None
-    assert commits.commit(client, [queue], now_ms=9, asynchronous=False)
+    client.now_ms = 9
+    commits.commit([queue], asynchronous=False)
     assert (commits.failed, commits.failing_since_ms) == (1, None)
     assert client.commits == [(4, "of orders")]
 
 
 def test_a_commit_that_is_refused_later_is_sent_again(client: Any) -> None:
-    commits, queue = committer(), queue_done_to(4)
-    commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    commits.answered(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(*KEY, 4)], 5)
+    commits, queue = committer(client), queue_done_to(4)
+    commits.commit([queue], asynchronous=True)
+    client.now_ms = 5
+    commits.answered(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(*KEY, 4)])
     assert commits.outstanding == 0
     assert commits.failing_since_ms == 5
-    commits.commit(client, [queue], now_ms=6, asynchronous=True)
-    commits.answered(None, [TopicPartition(*KEY, 4)], 7)
+    client.now_ms = 6
+    commits.commit([queue], asynchronous=True)
+    client.now_ms = 7
+    commits.answered(None, [TopicPartition(*KEY, 4)])
     assert commits.failing_since_ms is None
     assert client.commits == [(4, "of orders")] * 2
 
 
 def test_a_commit_that_is_waited_for_sends_what_was_sent_without_an_answer_again(client: Any) -> None:
-    commits, queue = committer(), queue_done_to(4)
-    commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
-    assert commits.commit(client, [queue], now_ms=0, asynchronous=False)
+    commits, queue = committer(client), queue_done_to(4)
+    commits.commit([queue], asynchronous=True)
+    commits.commit([queue], asynchronous=True)
+    assert client.commits == [(4, "of orders")]
+    commits.commit([queue], asynchronous=False)
     assert client.commits == [(4, "of orders")] * 2
-    assert not commits.commit(client, [queue], now_ms=0, asynchronous=False)
+    commits.commit([queue], asynchronous=False)
+    assert client.commits == [(4, "of orders")] * 2
 
 
 def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
-    commits, queue = committer(), queue_done_to(4)
-    commits.commit(client, [queue], now_ms=0, asynchronous=True)
+    commits, queue = committer(client), queue_done_to(4)
+    commits.commit([queue], asynchronous=True)
     commits.positions.forget(KEY)
     commits.positions.adopt(KEY, 6)
-    commits.answered(KafkaError(KafkaError.ILLEGAL_GENERATION), [TopicPartition(*KEY, 4)], 5)
+    client.now_ms = 5
+    commits.answered(KafkaError(KafkaError.ILLEGAL_GENERATION), [TopicPartition(*KEY, 4)])
     assert commits.positions.sent(KEY) == 6
-    assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
+    commits.commit([queue], asynchronous=True)
+    assert client.commits == [(4, "of orders")]
 
 
 def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
-    commits, queue = committer(), queue_done_to(4)
-    commits.commit(client, [queue], now_ms=0, asynchronous=True)
+    commits, queue = committer(client), queue_done_to(4)
+    commits.commit([queue], asynchronous=True)
     commits.positions.forget(KEY)
-    commits.answered(None, [TopicPartition(*KEY, 4)], 5)
-    assert not commits.commit(client, [queue], now_ms=0, asynchronous=True)
+    client.now_ms = 5
+    commits.answered(None, [TopicPartition(*KEY, 4)])
+    commits.commit([queue], asynchronous=True)
+    assert client.commits == [(4, "of orders")]
 
 
 def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> None:
-    said = ["old"]
-    commits = Committer(lambda _: said[0], Ownership(lambda: 0))
+    commits = Committer(lambda: client, lambda: 0, offsets_with("new"), Ownership(lambda: 0))
     commits.positions.adopt(KEY, 3)
     commits.positions.adopt(TopicPartitionKey("orders", 1), -1)  # its start is not known
-    said[0] = "new"
-    commits.commit_again(client, [KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)], now_ms=0)
+    commits.commit_again([KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)])
     assert client.commits == [(3, "new")]
     assert commits.outstanding == 1
 
 
 def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
-    commits = Committer(lambda _: "", Ownership(lambda: 0, needs_lease=True))
+    commits = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0, needs_lease=True))
     commits.positions.adopt(KEY, 3)
-    commits.commit_again(client, [KEY], now_ms=0)
-    stored = Committer(lambda _: "", Ownership(lambda: 0), store=client)
+    commits.commit_again([KEY])
+    stored = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0), store=client)
     stored.positions.adopt(KEY, 3)
-    stored.commit_again(client, [KEY], now_ms=0)
+    stored.commit_again([KEY])
     assert client.commits == []
 
 
 def test_a_refusal_of_a_repeated_commit_is_counted(client: Any) -> None:
-    commits = committer()
+    commits = committer(client)
     client.error = KafkaError(KafkaError._TRANSPORT)
-    commits.commit_again(client, [KEY], now_ms=7)
+    client.now_ms = 7
+    commits.commit_again([KEY])
     assert (commits.failed, commits.failing_since_ms, commits.outstanding) == (1, 7, 0)
 
 
 def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(client: Any) -> None:
     """Otherwise a commit that librdkafka repeats, with the coordinator changing, may be stored after a later one."""
-    commits = committer()
-    assert commits.commit(client, [queue_done_to(4)], now_ms=0, asynchronous=True)
-    assert not commits.commit(client, [queue_done_to(6)], now_ms=500, asynchronous=True)
-    commits.answered(None, [TopicPartition(*KEY, 4)], now_ms=600)
-    assert commits.commit(client, [queue_done_to(6)], now_ms=1_000, asynchronous=True)
+    commits = committer(client)
+    commits.commit([queue_done_to(4)], asynchronous=True)
+    client.now_ms = 500
+    commits.commit([queue_done_to(6)], asynchronous=True)
+    assert [offset for offset, _ in client.commits] == [4]
+    client.now_ms = 600
+    commits.answered(None, [TopicPartition(*KEY, 4)])
+    client.now_ms = 1_000
+    commits.commit([queue_done_to(6)], asynchronous=True)
     assert [offset for offset, _ in client.commits] == [4, 6]

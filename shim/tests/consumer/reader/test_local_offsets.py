@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,11 @@ def offsets(store: LocalOffsetStore, *partitions: int, topic: str = "t") -> list
 
 
 def test_positions_survive_the_process(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
+    with closing(store_of(tmp_path)) as store:
         assert offsets(store, 0, 1) == [OFFSET_INVALID, OFFSET_INVALID]
         store.commit(offsets=[at(5), at(7, 1)])
         store.commit(offsets=[at(6)])
-    with store_of(tmp_path) as again:
+    with closing(store_of(tmp_path)) as again:
         assert offsets(again, 0, 1, 2) == [6, 7, OFFSET_INVALID]
         assert again.committed([TopicPartition("t", 0)])[0].metadata == "m"
 
@@ -58,23 +59,23 @@ def test_the_lock_of_a_process_that_was_killed_is_free(tmp_path: Path) -> None:
 
 
 def test_positions_of_another_cluster_are_refused(tmp_path: Path) -> None:
-    with store_of(tmp_path, "one") as store:
+    with closing(store_of(tmp_path, "one")) as store:
         store.commit(offsets=[at(5)])
     with pytest.raises(ConsumerError, match="cluster one, but this cluster is two"):
         store_of(tmp_path, "two")
-    with store_of(tmp_path, "one") as again:
+    with closing(store_of(tmp_path, "one")) as again:
         assert offsets(again, 0) == [5]
 
 
 def test_a_topic_that_was_created_again_starts_at_its_first_message(tmp_path: Path) -> None:
-    with store_of(tmp_path, t="first") as store:
+    with closing(store_of(tmp_path, t="first")) as store:
         assert offsets(store, 0) == [OFFSET_INVALID]
         store.commit(offsets=[at(5), at(8, topic="other")])
-    with store_of(tmp_path, t="second") as again:
+    with closing(store_of(tmp_path, t="second")) as again:
         assert offsets(again, 0) == [0]
         assert offsets(again, 0, topic="other") == [8]
         again.commit(offsets=[at(2)])
-    with store_of(tmp_path, t="second") as third:
+    with closing(store_of(tmp_path, t="second")) as third:
         assert offsets(third, 0) == [2]
 
 
@@ -83,7 +84,7 @@ def test_a_crash_while_writing_leaves_the_old_positions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rename: int
 ) -> None:
     """The process ends before one of the two renames of a write."""
-    with store_of(tmp_path) as store:
+    with closing(store_of(tmp_path)) as store:
         store.commit(offsets=[at(1)])
         store.commit(offsets=[at(2)])
         done: list[Any] = []
@@ -99,22 +100,22 @@ def test_a_crash_while_writing_leaves_the_old_positions(
         with pytest.raises(KeyboardInterrupt):
             store.commit(offsets=[at(3)])
         monkeypatch.undo()
-    with store_of(tmp_path) as again:
+    with closing(store_of(tmp_path)) as again:
         assert offsets(again, 0) == [2]
 
 
 def test_a_damaged_file_is_replaced_by_its_backup(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
+    with closing(store_of(tmp_path)) as store:
         store.commit(offsets=[at(1)])
         store.commit(offsets=[at(2)])
     path = tmp_path / "offsets.json"
     path.write_bytes(path.read_bytes()[:-20])
-    with store_of(tmp_path) as again:
+    with closing(store_of(tmp_path)) as again:
         assert offsets(again, 0) == [1]
 
 
 def test_lost_offsets_are_an_error_and_never_a_new_start(tmp_path: Path) -> None:
-    with store_of(tmp_path) as store:
+    with closing(store_of(tmp_path)) as store:
         store.commit(offsets=[at(1)])
     (tmp_path / "offsets.json").write_bytes(b"")
     with pytest.raises(OffsetStoreError, match="remove"):
@@ -126,7 +127,7 @@ def test_lost_offsets_are_an_error_and_never_a_new_start(tmp_path: Path) -> None
 def test_a_failed_write_is_a_refused_commit_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with store_of(tmp_path) as store:
+    with closing(store_of(tmp_path)) as store:
         store.commit(offsets=[at(1)])
 
         def full(descriptor: int) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
@@ -253,13 +252,13 @@ def test_a_start_found_after_the_lease_has_ended_is_not_committed(
     loop = consumer._loop
     assert loop is not None
     before = len(kafka.commits("g"))
-    place = TopicPartition("another's", 0)
+    place = TopicPartitionKey("another's", 0)
     ownership, client = loop.reader.ownership, kafka.consumer({"group.id": "g"})
-    assert not ownership.owns(TopicPartitionKey.of(place))
+    assert not ownership.owns(place)
     kafka.create_topic(place.topic)
     rules = StartRules("rmq.retry.g", ConsumeFromWhere.FIRST_OFFSET, 0)
-    starts = StartOffsets(rules, lookups=client, ownership=ownership).resolve(client, [place])
-    assert [item.offset for item in starts] == [0]
+    starts = StartOffsets(rules, client=lambda: client, lookups=client, ownership=ownership)
+    assert starts.resolve([place], 10.0) == {place: 0}
     assert place.topic not in [commit.topic for commit in kafka.commits("g")[before:]]
 
 
@@ -309,7 +308,7 @@ def test_a_member_of_the_group_protocol_is_refused_in_a_group_with_a_strategy(
     kafka.wait_until(second._ended.is_set, guard_s=GUARD_S)
     with pytest.raises(ConsumerError, match="configure the same"):
         second.stop()
-    second._parts = None  # the fixture has nothing to stop
+    second._thread = None  # the fixture has nothing to stop
 
 
 def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(

@@ -32,36 +32,36 @@ def client() -> Any:
 
 
 def test_the_last_reason_resumes(client: Any) -> None:
-    pauses = Pauses()
-    pauses.hold(client, [KEY], PauseReason.FLOW)
-    pauses.hold(client, [KEY], PauseReason.SUSPENDED)
-    pauses.release(client, [KEY], PauseReason.FLOW)
+    pauses = Pauses(lambda: client)
+    pauses.hold([KEY], PauseReason.FLOW)
+    pauses.hold([KEY], PauseReason.SUSPENDED)
+    pauses.release([KEY], PauseReason.FLOW)
     assert pauses.why(KEY) == PauseReason.SUSPENDED
-    pauses.release(client, [KEY], PauseReason.SUSPENDED)
+    pauses.release([KEY], PauseReason.SUSPENDED)
     assert not pauses.why(KEY)
     assert client.calls == [("pause", [KEY]), ("resume", [KEY])]
 
 
 def test_a_partition_that_is_not_paused_is_not_resumed(client: Any) -> None:
-    pauses = Pauses()
-    pauses.release(client, [KEY], PauseReason.FLOW)
-    pauses.hold(client, [], PauseReason.FLOW)
-    pauses.adopt(client, [])
+    pauses = Pauses(lambda: client)
+    pauses.release([KEY], PauseReason.FLOW)
+    pauses.hold([], PauseReason.FLOW)
+    pauses.adopt([])
     assert client.calls == []
 
 
 def test_an_assigned_partition_is_resumed_from_any_earlier_pause(client: Any) -> None:
-    pauses = Pauses()
-    pauses.hold(client, [KEY], PauseReason.FLOW)
+    pauses = Pauses(lambda: client)
+    pauses.hold([KEY], PauseReason.FLOW)
     pauses.forget([KEY])
-    pauses.adopt(client, [KEY])
+    pauses.adopt([KEY])
     assert client.calls[-1] == ("resume", [KEY])
     assert not pauses.why(KEY)
 
 
 def test_a_partition_is_known_to_the_client_before_it_is_paused_for_its_assignment(client: Any) -> None:
-    pauses = Pauses()
-    pauses.prepare(client, [], PauseReason.UNRESOLVED)
-    pauses.prepare(client, [KEY], PauseReason.UNRESOLVED)
+    pauses = Pauses(lambda: client)
+    pauses.prepare([], PauseReason.UNRESOLVED)
+    pauses.prepare([KEY], PauseReason.UNRESOLVED)
     assert client.calls == [("position", [KEY]), ("pause", [KEY])]
     assert pauses.why(KEY) == PauseReason.UNRESOLVED

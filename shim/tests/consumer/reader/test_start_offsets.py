@@ -1,6 +1,6 @@
 """Assign partitions while their starts cannot be looked up; on the in-memory Kafka."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 Make = Callable[..., Any]
 
@@ -46,11 +47,11 @@ class Unanswered:
         self.left = times
         bench.starts.resolve = self
 
-    def __call__(self, consumer: Any, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    def __call__(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
         if self.left:
             self.left -= 1
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return self._resolve(consumer, partitions, timeout_s)
+        return self._resolve(keys, timeout_s)
 
 
 def test_a_late_answer_of_a_look_up_moves_nothing(kafka: InMemoryKafka, unopened: Make) -> None:
@@ -108,12 +109,12 @@ def test_a_partition_with_an_unknown_start_delays_no_other(kafka: InMemoryKafka,
     b = unopened(lambda message: seen.append(message.body))
     resolve, asked, away = b.starts.resolve, [0], [True]
 
-    def without_leader(consumer: Any, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
-        if away[0] and ("orders", 1) in [(item.topic, item.partition) for item in partitions]:
+    def without_leader(keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
+        if away[0] and ("orders", 1) in keys:
             asked[0] += 1
             b.clock.advance(round(timeout_s * 1_000))
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-        return resolve(consumer, partitions, timeout_s)
+        return resolve(keys, timeout_s)
 
     b.starts.resolve = without_leader
     b.open()

@@ -12,20 +12,18 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.clock import SystemClock
-from rocketshim.consumer.dispatch import ChunkDispatch
-from rocketshim.consumer.push.async_listener import AsyncPool, AsyncRunner
-from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.consumer.listener import ChunkRunner
+from rocketshim.consumer.push.async_pool import AsyncPool
+from rocketshim.consumer.push.concurrent import ChunkDispatch
 from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
-from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim_topics import DelayLevels, TopicNames
+
+from ..conftest import consumer_of, parts_of, settings_of
 
 GUARD_S = 60.0
 Pools = Callable[..., AsyncPool]
@@ -38,8 +36,8 @@ def pools() -> Iterator[Pools]:
 
     def make(listener: Callable[..., Any], size: int = 100, batch_count: int = 1, **subscription: Any) -> AsyncPool:
         mine = Subscription("orders", adapt(listener), **subscription)
-        runner = AsyncRunner("g", {"orders": mine}.get, "rmq.retry.g", batch_count, VirtualClock())
-        pool = AsyncPool(runner, size, "test", lists=batch_count > 1)
+        runner = ChunkRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
+        pool = AsyncPool(runner, size, "test")
         made.append(pool)
         return pool
 
@@ -215,17 +213,18 @@ def test_finished_messages_of_a_shared_chunk_are_reported_when_one_call_times_ou
     sink: Any = SimpleNamespace(
         send=lambda _, outcome: sent_back.append(outcome.message.offset()), outstanding=0, turn=lambda _: None
     )
-    dispatch = ChunkDispatch(pool, 1, sink, lambda: 0)
+    dispatch = ChunkDispatch(parts_of(pool, sink))
     (chunk,) = submit(pool, queue)
     dispatch.in_flight = len(chunk.messages)
     assert held.wait(GUARD_S)
     while len(chunk.calls) > 1:  # the others have ended
         threading.Event().wait(0.001)
-    dispatch.ask_for_part(queue)  # no call is late
+    assert not queue.late
     queue.expire(0, 100)
     ((_, late),) = queue.expire(100, 100)
     for _ in range(2):  # the second time there is nothing new
-        dispatch.ask_for_part(queue)
+        for each in queue.late:
+            pool.report_part(each)
         dispatch.wait(GUARD_S if not sent_back else 0)
     assert (sent_back, dispatch.in_flight, queue.next_offset) == ([3], 1, 1)
     queue.stored(chunk, [late])
@@ -281,8 +280,8 @@ def test_stop_cancels_calls_that_take_too_long() -> None:
         finally:
             cancelled.set()
 
-    runner = AsyncRunner("g", {"orders": Subscription("orders", adapt(handle))}.get, "r", 1, VirtualClock())
-    pool = AsyncPool(runner, 3, "test", lists=False)
+    runner = ChunkRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
+    pool = AsyncPool(runner, 3, "test")
     submit(pool, queue_of(30))
     assert held.wait(GUARD_S)
     assert pool.stop(0)
@@ -484,8 +483,8 @@ def test_a_dead_loop_is_reported_for_every_chunk() -> None:
         loop: Any = asyncio.get_running_loop()
         loop._selector.select = refuse
 
-    runner = AsyncRunner("g", {"orders": Subscription("orders", adapt(handle))}.get, "r", 1, VirtualClock())
-    pool = AsyncPool(runner, 1, "test", lists=False)
+    runner = ChunkRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
+    pool = AsyncPool(runner, 1, "test")
     for count in (6, 2):  # the second time it is dead already
         died = [pool.wait(GUARD_S, 0).died for _ in submit(pool, queue_of(count), 2)]
         assert {type(error) for error in died} == {OSError}
@@ -510,8 +509,8 @@ def test_stop_cancels_leftover_tasks_and_cancelled_calls_are_delivered_again() -
         held.set()
         await forever("in progress")
 
-    runner = AsyncRunner("g", {"orders": Subscription("orders", adapt(handle))}.get, "r", 1, VirtualClock())
-    pool = AsyncPool(runner, 3, "test", lists=False)
+    runner = ChunkRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
+    pool = AsyncPool(runner, 3, "test")
     submit(pool, queue_of(2))
     assert held.wait(GUARD_S)
     assert pool.stop(0)
@@ -521,27 +520,6 @@ def test_stop_cancels_leftover_tasks_and_cancelled_calls_are_delivered_again() -
 
 
 # --- the whole consumer -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def live() -> InMemoryKafka:
-    kafka = InMemoryKafka(SystemClock())
-    names = TopicNames()
-    kafka.create_topic("orders")
-    kafka.create_topic(names.schedule, DelayLevels.STRIDE, config={"message.timestamp.type": "LogAppendTime"})
-    kafka.create_topic(names.retry("g"))
-    kafka.create_topic(names.dead_letter("g"))
-    return kafka
-
-
-def consumer_of(kafka: InMemoryKafka, **values: Any) -> PushConsumer:
-    return PushConsumer(
-        "memory:1",
-        group="g",
-        clients=Clients(kafka.consumer, kafka.producer),
-        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-        **values,
-    )
 
 
 def test_plain_and_async_listeners_do_not_mix(live: InMemoryKafka) -> None:

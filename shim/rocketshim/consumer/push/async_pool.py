@@ -1,6 +1,6 @@
 """`async def` listeners: one event loop in its own thread, many concurrent calls.
 
-`AsyncPool` is the pool for coroutines; it replaces `pool.ListenerPool`. Rules of this file:
+`AsyncPool` is the pool for coroutines; it replaces `ListenerPool`. Rules of this file:
 
 * Each call is a separate task, in a copy of the context in which the consumer was started. So a cancellation, a timeout
   or a context variable of one message never affects another message, not even after the call has ended. This costs 3 to
@@ -26,99 +26,44 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, Final
 
-from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.dispatch import Pool, Result
 from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext, ConsumeStatus
-from rocketshim.core.failure_rules import Rules
+from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
-from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger
 
-__all__ = ["AsyncPool", "AsyncRunner"]
+__all__ = ["AsyncPool"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _CANCEL_GRACE_S: Final = 1.0
 
 
-class AsyncRunner(ChunkRunner):
-    """Calls `async def` listeners, with the routing, filters and outcomes of `ChunkRunner`."""
-
-    __slots__ = ()
-
-    async def call(
-        self, subscription: Subscription, views: Any, batch: list[Any], context: ConsumeConcurrentlyContext
-    ) -> list[FailedMessage]:
-        """Await one listener call; return the messages that did not succeed.
-
-        Raises:
-            CancelledError: the call was cancelled, or the listener raised it.
-        """
-        try:
-            status = await subscription.listener(views, context)
-            if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
-                return []
-            return list(self._answered(batch, status, context, subscription.rules))
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - user code: its messages failed, whatever it raised
-            return self.raised(batch, error, context, subscription.rules)
-
-    def raised(
-        self, batch: list[Any], error: BaseException, context: ConsumeConcurrentlyContext, rules: Rules = None
-    ) -> list[FailedMessage]:
-        """Return the outcomes of a call that raised."""
-        return [self._raised(message, error, context, rules) for message in batch]
-
-
-class _Work:
-    """A chunk in progress."""
-
-    __slots__ = ("active", "began_ns", "chunk", "context", "handed_out", "outcomes", "reported")
-
-    def __init__(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> None:
-        self.chunk = chunk
-        self.context = context
-        self.active = 0
-        self.handed_out = False  # all messages are handed out
-        self.reported = False
-        self.began_ns = time.perf_counter_ns()
-        self.outcomes: list[FailedMessage] = chunk.outcomes
-
-
-_Call = tuple[_Work, int, list[Any], ConsumeConcurrentlyContext]
+_Call = tuple[Chunk[Any], int, list[Any], ConsumeConcurrentlyContext]
 """A call in progress: its chunk, number, messages and context. A plain tuple is cheap; each call creates one."""
 
 
-class AsyncPool:
+class AsyncPool(Pool[Chunk[Any], FailedMessage]):
     """The `Pool` of coroutines: at most `size` calls at the same time.
 
-    With `lists` a listener gets lists. With `loop`, the event loop of another thread, the pool makes none, and does not
-    stop that one.
-
-    Thread-safety: one owner thread calls `submit`, `resize`, `stop` and `wait`; any thread may call `is_own_thread`.
+    With `loop`, the event loop of another thread, the pool makes none, and does not stop that one.
     """
 
     shares_chunks = True
 
     def __init__(
-        self,
-        runner: AsyncRunner,
-        size: int,
-        name: str,
-        *,
-        lists: bool,
-        loop: asyncio.AbstractEventLoop | None = None,
+        self, runner: ChunkRunner, size: int, name: str, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self.results: SimpleQueue[Result[Chunk[Any], FailedMessage]] = SimpleQueue()
         self.size = size
         self._runner = runner
-        self._lists = lists
         self._chunks: deque[Chunk[Any]] = deque()
-        self._head: _Work | None = None
+        self._begun: dict[Chunk[Any], int] = {}  # chunks in progress, and since when, in ns
+        self._head: Chunk[Any] | None = None  # the last one that was begun, if it may have messages left
+        self._untouched: ConsumeConcurrentlyContext  # of its calls
         self._numbers = 0
-        self._calls: dict[asyncio.Task[list[FailedMessage]], _Call] = {}
+        self._calls: dict[asyncio.Task[Any], _Call] = {}
         self._context = copy_context()
         self._pump_requested = False
         self._stopping = False
@@ -148,11 +93,6 @@ class AsyncPool:
         """Request a report of a chunk's finished messages while one of its calls takes too long."""
         if self._died is None:
             self._loop.call_soon_threadsafe(self._report_part, chunk)
-
-    def wait(self, timeout_s: float, gather_s: float) -> Result[Chunk[Any], FailedMessage]:
-        """Return the next result; raise `queue.Empty` if none came in time."""
-        del gather_s
-        return self.results.get(timeout=timeout_s)
 
     def is_own_thread(self) -> bool:
         """Return whether the caller runs in the event loop's thread."""
@@ -217,12 +157,10 @@ class AsyncPool:
 
     def _report_all(self, error: BaseException) -> None:
         """Report every waiting chunk and every chunk in progress: the loop has died."""
-        in_progress = {work.chunk for work, *_ in self._calls.values()}
-        if self._head is not None:
-            in_progress.add(self._head.chunk)
-        for chunk in in_progress:
-            self.results.put(Result(chunk, None, 0, died=error))
-        with suppress(IndexError):  # `submit` may run this at the same time
+        with suppress(KeyError):  # `submit` may run this at the same time
+            while True:
+                self.results.put(Result(self._begun.popitem()[0], None, 0, died=error))
+        with suppress(IndexError):
             while True:
                 self.results.put(Result(self._chunks.popleft(), None, 0, died=error))
 
@@ -235,79 +173,78 @@ class AsyncPool:
         """Start calls, up to the limit."""
         self._pump_requested = False
         while len(self._calls) < self.size and not self._stopping:
-            work = self._next()
-            if work is None:
+            chunk = self._next()
+            if chunk is None:
                 return
-            if not self._begin(work):
+            if not self._begin(chunk):
                 self._loop.call_soon(self._pump, context=self._context)  # let other tasks run between two chunks
                 return
 
-    def _begin(self, work: _Work) -> bool:
+    def _next(self) -> Chunk[Any] | None:
+        """Return the chunk that has the next messages."""
+        if self._head is None:
+            try:
+                self._head = self._chunks.popleft()
+            except IndexError:
+                return None
+            self._begun[self._head] = time.perf_counter_ns()
+            self._untouched = self._runner.context_of(self._head)
+        return self._head
+
+    def _begin(self, chunk: Chunk[Any]) -> bool:
         """Start a call with the next batch of a chunk; return whether there was one."""
-        chunk, context = work.chunk, copy_context()
+        context, asked = copy_context(), self._untouched.copy()
         try:
-            taken = context.run(self._runner.next_batch, chunk, work.context, work.outcomes)  # calls the user's filters
+            taken = context.run(self._runner.next_batch, chunk, asked, chunk.outcomes)  # calls the user's filters
         except Exception as error:  # noqa: BLE001 - a defect in rocketshim: the poll thread decides what to do
-            self._failed(work, error)
+            self._failed(chunk, error)
             return False
         if taken is None or not chunk.todo_count:
-            work.handed_out = True
             self._head = None
         if taken is None:
-            self._report(work)
+            self._report(chunk)
             return False
-        subscription, batch, views = taken
+        subscription, batch, given = taken
         self._numbers = number = self._numbers + 1
         chunk.calls[number] = batch
-        work.active += 1
-        asked = work.context.copy()
-        coroutine = self._runner.call(subscription, views if self._lists else views[0], batch, asked)
-        task = context.run(self._loop.create_task, coroutine)
-        self._calls[task] = work, number, batch, asked
+        task = context.run(self._loop.create_task, self._runner.await_call(subscription, given, batch, asked))
+        self._calls[task] = chunk, number, batch, asked
         task.add_done_callback(self._ended, context=self._context)
         return True
 
-    def _ended(self, task: "asyncio.Task[list[FailedMessage]]") -> None:
+    def _ended(self, task: "asyncio.Task[Any]") -> None:
         """Process the result of a call, in whatever way it ended, and start the next call."""
-        work, number, batch, context = self._calls.pop(task)
-        work.active -= 1
-        work.chunk.calls.pop(number, None)
+        chunk, number, batch, context = self._calls.pop(task)
+        chunk.calls.pop(number, None)
         if self._cancelling:
             return
         try:
-            work.outcomes += task.result()
+            chunk.outcomes += task.result()
         except asyncio.CancelledError as error:
-            work.outcomes += self._runner.raised(batch, error, context)
+            chunk.outcomes += self._runner.raised(batch, error, context)
         except BaseException as error:  # noqa: BLE001 - a defect in rocketshim: the poll thread decides what to do
-            self._failed(work, error)
+            self._failed(chunk, error)
             return
-        self._report(work)
+        self._report(chunk)
         self._pump()
 
-    def _failed(self, work: _Work, error: BaseException) -> None:
-        self._head = None
-        self.results.put(Result(work.chunk, None, 0, died=error))
+    def _failed(self, chunk: Chunk[Any], error: BaseException) -> None:
+        if self._head is chunk:
+            self._head = None
+        self._begun.pop(chunk, None)
+        self.results.put(Result(chunk, None, 0, died=error))
         _LOG.error("consumer.async-call-failed", exc_info=error)
 
-    def _report(self, work: _Work) -> None:
-        if work.handed_out and not work.active and not work.reported:
-            work.reported = True
-            self.results.put(Result(work.chunk, work.outcomes or None, time.perf_counter_ns() - work.began_ns))
+    def _report(self, chunk: Chunk[Any]) -> None:
+        """Report a chunk whose messages were all taken, when its last call has ended."""
+        if chunk is not self._head and not chunk.calls and (began_ns := self._begun.pop(chunk, None)) is not None:
+            self.results.put(Result(chunk, chunk.outcomes or None, time.perf_counter_ns() - began_ns))
 
     def _report_part(self, chunk: Chunk[Any]) -> None:
         """Report a chunk's finished messages. In the loop's thread no call starts or ends meanwhile."""
         if chunk.calls and not chunk.todo_count:
             still_open = frozenset(message.offset() for call in chunk.calls.values() for message in call)
             self.results.put(Result(chunk, list(chunk.outcomes), 0, still_open=still_open))
-
-    def _next(self) -> _Work | None:
-        if self._head is None:
-            try:
-                chunk = self._chunks.popleft()
-            except IndexError:
-                return None
-            self._head = _Work(chunk, self._runner.context_of(chunk))
-        return self._head
 
 
 def _log_uncaught(loop: asyncio.AbstractEventLoop, facts: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Which of several things to try next, so that one that fails does not delay the others.
+"""Which of several look-ups to try next, so that one that fails does not delay the others.
 
 New things are tried together, which is the usual and cheapest case. If that fails, each of them is tried alone,
 immediately. A thing that fails alone is tried again after 0.1 s, 0.2 s … 1 s, or after ten times the duration of the
@@ -11,7 +11,7 @@ from typing import Final, Generic, TypeVar
 
 from rocketshim.core.backoff import Backoff
 
-__all__ = ["RetryRotation"]
+__all__ = ["LookupRotation"]
 
 T = TypeVar("T")
 
@@ -21,7 +21,7 @@ _AGAIN_MS: Final = Backoff(100, 1_000)
 _AGAIN_TIMES: Final = 10
 
 
-class RetryRotation(Generic[T]):
+class LookupRotation(Generic[T]):
     """The order of tries among waiting things.
 
     Thread-safety: none; one owner thread.

@@ -1,13 +1,13 @@
-"""The order of tries among waiting things, by the rules of `core.retry_rotation`."""
+"""The order of tries among waiting things, by the rules of `core.lookup_rotation`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.retry_rotation import RetryRotation
+from rocketshim.core.lookup_rotation import LookupRotation
 
 
 def test_new_things_are_tried_together() -> None:
-    turns: RetryRotation[str] = RetryRotation()
+    turns: LookupRotation[str] = LookupRotation()
     assert turns.pick(["a", "b"], 0) == (["a", "b"], 10.0)
     turns.tried(["a", "b"], failed=False, began_ms=0, now_ms=0)
     assert turns.pick(["c"], 0) == (["c"], 10.0)
@@ -15,7 +15,7 @@ def test_new_things_are_tried_together() -> None:
 
 
 def test_things_that_failed_together_are_tried_one_by_one_immediately() -> None:
-    turns: RetryRotation[str] = RetryRotation()
+    turns: LookupRotation[str] = LookupRotation()
     turns.pick(["a", "b", "c"], 0)
     turns.tried(["a", "b", "c"], failed=True, began_ms=0, now_ms=10_000)
     assert turns.pick(["a", "b", "c"], 10_000) == (["a"], 1.0)
@@ -29,7 +29,7 @@ def test_things_that_failed_together_are_tried_one_by_one_immediately() -> None:
 
 
 def test_a_fast_failure_is_retried_soon_and_less_often_later() -> None:
-    turns: RetryRotation[str] = RetryRotation()
+    turns: LookupRotation[str] = LookupRotation()
     turns.pick(["a"], 0)
     turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
     now_ms, instants = 0, []
@@ -42,7 +42,7 @@ def test_a_fast_failure_is_retried_soon_and_less_often_later() -> None:
 
 
 def test_a_thing_that_stopped_waiting_is_new_when_it_returns() -> None:
-    turns: RetryRotation[str] = RetryRotation()
+    turns: LookupRotation[str] = LookupRotation()
     turns.pick(["a"], 0)
     turns.tried(["a"], failed=True, began_ms=0, now_ms=0)
     turns.pick([], 0)
@@ -53,7 +53,7 @@ def test_a_thing_that_stopped_waiting_is_new_when_it_returns() -> None:
 def test_possible_things_are_done_soon_and_failed_tries_take_a_tenth_of_the_time(
     sick: list[bool], took_ms: int
 ) -> None:
-    turns: RetryRotation[int] = RetryRotation()
+    turns: LookupRotation[int] = LookupRotation()
     waiting, now_ms, vain_ms, last_ms = set(range(len(sick))), 0, 0, 0
     for turn in range(200):
         picked, timeout_s = turns.pick(sorted(waiting), now_ms)

@@ -6,11 +6,9 @@ Owned by the poll thread.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
-from rocketshim.consumer.dispatch import Dispatch, Result
-from rocketshim.consumer.loop_parts import LoopParts
+from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL
 from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.next_hop import FailedMessage
@@ -24,50 +22,28 @@ from rocketshim_topics.wire import coordinates
 if TYPE_CHECKING:
     from rocketshim.core.lease import ReconsumeCounts
 
-__all__ = ["OrderlyCounts", "OrderlyDispatch", "OrderlyQueues"]
+__all__ = ["OrderlyDispatch"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _STUCK_FROM: Final = 16
 
 
-@dataclass(slots=True)
-class OrderlyCounts:
-    """Counters; the poll thread writes them, any thread may read them.
+class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
+    """Makes orderly queues, hands out one run of each at a time, and performs the actions of the core.
 
     Attributes:
-        suspended: failed attempts after which a queue (or its keys) waited.
-        stuck: the part of `suspended` that belongs to messages without a limit that had failed 16 times or more. Such a
-            message blocks its queue indefinitely.
-        starts: how often a queue was started after its lock was acquired.
-        lost: how often a lock was lost while the consumer had the queue.
-    """
-
-    suspended: int = 0
-    stuck: int = 0
-    starts: int = 0
-    lost: int = 0
-
-
-class OrderlyQueues:
-    """Makes orderly queues, and performs the actions of the core.
-
-    Attributes:
-        counts: what has happened so far.
         reconsume_counts: failed attempts of a partition's messages that the group's log knows, until its queue is made.
     """
 
     def __init__(self, parts: LoopParts) -> None:
-        self.counts = OrderlyCounts()
+        super().__init__(parts)
         self.reconsume_counts: dict[TopicPartitionKey, ReconsumeCounts] = {}
         self._settings = parts.settings
         self._retry_topic = TopicNames(parts.settings.namespace).retry(parts.settings.group)
         self._leases = parts.reader.ownership.leases
-        self._sink = parts.send_back
-        self._clock = parts.clock
-        self._now_ms = parts.reader.now_ms
         self._misplaced = False
 
-    def make(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
+    def make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
         """Make the queue of a partition in an epoch."""
         is_retry = key.topic == self._retry_topic
         key_of = _key_of if self._settings.order == "key" else None
@@ -90,51 +66,6 @@ class OrderlyQueues:
             perform=self._perform,
         )
 
-    def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
-        for action in actions:
-            match action:
-                case DeadLetterOrderly(message, reconsume_times, _):
-                    failure, malformed = task.why(message)
-                    outcome = FailedMessage(
-                        message,
-                        failure or Failure("Suspended", "", self._clock.wall_ms()),
-                        asked_level=DEAD_LETTER_LEVEL,
-                        malformed=malformed,
-                        reconsume_times=reconsume_times,
-                    )
-                    self._sink.send(task, outcome)
-                case Suspended():
-                    self._log_suspended(action, task)
-                case StatusMisplaced(status):
-                    if not self._misplaced:
-                        self._misplaced = True
-                        _LOG.warning("consumer.status-misplaced", extra={"status": status.name})
-                case _:
-                    assert_never(action)
-
-    def _log_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
-        self.counts.suspended += 1
-        times = action.reconsume_times
-        failure, _ = task.why(action.message)
-        if failure is not None:
-            self._sink.suspended(action.message, failure, times, max(0, action.until_ms - self._now_ms()))
-        stuck = action.forever and times >= _STUCK_FROM
-        if stuck:
-            self.counts.stuck += 1
-        if stuck and times & (times - 1) == 0:  # 16, 32, 64 … times
-            _LOG.error(
-                "consumer.message-stuck",
-                extra={
-                    "record": coordinates(action.message),
-                    "reconsume_times": times,
-                    "failure": "" if failure is None else f"{failure.exception_class}: {failure.text}"[:300],
-                },
-            )
-
-
-class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
-    """Hands runs to listener threads, one run of each queue at a time, and takes their answers."""
-
     def hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
         """Hand out a run of each queue that is ready."""
         for queue in queues:
@@ -154,6 +85,47 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
         self.counts.add_call(result.elapsed_ns, task.messages, self._wall_ms)
         task.queue.report(task, answers)
+
+    def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
+        for action in actions:
+            match action:
+                case DeadLetterOrderly(message, reconsume_times, _):
+                    failure, malformed = task.why(message)
+                    outcome = FailedMessage(
+                        message,
+                        failure or Failure("Suspended", "", self._wall_ms()),
+                        asked_level=DEAD_LETTER_LEVEL,
+                        malformed=malformed,
+                        reconsume_times=reconsume_times,
+                    )
+                    self.send_back.send(task, outcome)
+                case Suspended():
+                    self._log_suspended(action, task)
+                case StatusMisplaced(status):
+                    if not self._misplaced:
+                        self._misplaced = True
+                        _LOG.warning("consumer.status-misplaced", extra={"status": status.name})
+                case _:
+                    assert_never(action)
+
+    def _log_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
+        self.orderly_counts.suspended += 1
+        times = action.reconsume_times
+        failure, _ = task.why(action.message)
+        if failure is not None:
+            self.send_back.suspended(action.message, failure, times, max(0, action.until_ms - self._now_ms()))
+        stuck = action.forever and times >= _STUCK_FROM
+        if stuck:
+            self.orderly_counts.stuck += 1
+        if stuck and times & (times - 1) == 0:  # 16, 32, 64 … times
+            _LOG.error(
+                "consumer.message-stuck",
+                extra={
+                    "record": coordinates(action.message),
+                    "reconsume_times": times,
+                    "failure": "" if failure is None else f"{failure.exception_class}: {failure.text}"[:300],
+                },
+            )
 
 
 def _key_of(message: Any) -> Any:

@@ -1,0 +1,131 @@
+"""What both pull consumers share: start, stop, one calling thread at a time, their clients, and expressions."""
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from rocketshim.client_metrics import PullCounts
+from rocketshim.clock import SystemClock
+from rocketshim.core.clock import Clock, now_ms_of
+from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.filters import MessageSelector
+from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
+from rocketshim.settings import LitePullConsumerSettings, PullConsumerSettings
+from rocketshim_topics import MalformedRecordError
+from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
+
+__all__ = ["PullSession", "as_selector", "unreadable_headers"]
+
+
+class PullSession:
+    """The start, the calls and the end of one pull consumer; `close` closes its clients, once.
+
+    Attributes:
+        is_open: whether the consumer was started and is not closed.
+        stopping: whether the consumer is to stop; no event, because a signal handler sets it.
+
+    Thread-safety: any thread; `stop` also in a signal handler.
+    """
+
+    def __init__(
+        self,
+        settings: LitePullConsumerSettings | PullConsumerSettings,
+        clients: Clients | None,
+        clock: Clock | None,
+        close: Callable[[], None],
+    ) -> None:
+        self.is_open = False
+        self.stopping = False
+        self.last_error = LastClientError()
+        self.counts = PullCounts()
+        self.clock = clock or SystemClock()
+        self.now_ms = now_ms_of(self.clock)
+        self._settings = settings
+        self._make = (clients or confluent_clients()).consumer
+        self._close = close
+        self._is_closed = False
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+
+    @contextmanager
+    def call(self, messages: Collection[object] = ()) -> Iterator[None]:
+        """Let one thread use the consumer, and close it if it is to stop. Raises ConsumerError for a second thread.
+
+        It is not closed after a call that has `messages` to return: closing may raise an error.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise ConsumerError("another call is using this consumer; only one thread at a time may use it")
+        self._thread = threading.get_ident()
+        try:
+            self._close_if_stopping()
+            yield
+        finally:
+            try:
+                if not messages:
+                    self._close_if_stopping()
+            finally:
+                self._thread = None
+                self._lock.release()
+
+    def start(self, open_clients: Callable[[], None]) -> None:
+        """Open the clients, if they are not open. Raises ConsumerError if the consumer was stopped before."""
+        with self.call():
+            if self._is_closed:
+                raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
+            if not self.is_open:
+                open_clients()
+                self.is_open = True
+
+    def stop(self) -> None:
+        """Request the stop; wait for a call of another thread, and close the consumer.
+
+        If a signal handler has interrupted a call of this thread, that call has to close it.
+        """
+        self.stopping = True
+        if self._thread != threading.get_ident():
+            with self._lock:
+                self._close_if_stopping()
+
+    def _close_if_stopping(self) -> None:
+        self._is_closed = self._is_closed or self.stopping
+        if self._is_closed and self.is_open:
+            self.is_open = False
+            self._close()
+
+    def check_open(self) -> None:
+        """Raise ConsumerError if the consumer is not running."""
+        if not self.is_open:
+            raise ConsumerError(f"the consumer is {'stopped' if self._is_closed else 'not started'}")
+
+    def make_client(self, required: Mapping[str, Any], defaults: Mapping[str, Any]) -> ConsumerClient:
+        """Make a Kafka consumer. Raises ConfigError if Kafka's client rejects a setting."""
+        settings = self._settings
+        place = {"bootstrap.servers": settings.bootstrap, "group.id": settings.group}
+        config = merge(
+            settings.client,
+            defaults={**CONSUMER_DEFAULTS, **self.last_error.settings, **defaults},
+            required={**PROTECTED_CONSUMER, **place, **required},
+            allow_code_settings=settings.allow_code_settings,
+        )
+        try:
+            return self._make(config)
+        except (KafkaException, ValueError, TypeError) as error:
+            raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
+
+
+def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
+    """Convert a filter argument of a pull consumer: a text is a tag expression, None selects everything."""
+    return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
+
+
+def unreadable_headers(record: Any) -> MalformedRecordError:
+    """Return the error of a pull consumer for a message that no filter can evaluate."""
+    return MalformedRecordError(
+        BAD_HEADER_KEY,
+        f"{coordinates(record)} was skipped: a header name is not UTF-8, so no expression can be evaluated on it; read "
+        "it without an expression",
+    )
