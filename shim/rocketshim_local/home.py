@@ -6,7 +6,8 @@ cluster runs) and for each node `node-<i>/data`, `node-<i>/log` and `node-<i>/se
 A folder that the caller names is kept. Otherwise the folder is `<cache>/clusters/<time of start>-<id>`: when the
 cluster stops, its data are removed and its logs are kept. Each new start removes the data that crashed processes left,
 and all but the newest `KEPT_LOGS` log folders. The lock on `in-use` tells whether a folder is in use; the kernel
-releases it when the process that holds it ends.
+releases it when the process that holds it ends. Starts take turns by a lock on `<cache>/clusters/starting`: otherwise
+one could remove a folder while another looks at it.
 """
 
 import base64
@@ -15,6 +16,8 @@ import json
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -52,14 +55,17 @@ class ClusterHome:
         fresh_id = random_id()
         self._keeps_data = data_dir is not None
         if data_dir is None:
-            root = cache_dir() / "clusters"
-            _sweep(root)
-            self.path = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{fresh_id[:8]}"
+            self.path = cache_dir() / "clusters" / f"{time.strftime('%Y%m%d-%H%M%S')}-{fresh_id[:8]}"
         else:
             self.path = data_dir.expanduser().absolute()
         try:
-            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = _lock(self.path)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if data_dir is None:
+                with _turn(self.path.parent):
+                    _sweep(self.path.parent)
+                    self._lock = _lock(self.path)
+            else:
+                self._lock = _lock(self.path)
         except OSError as error:
             raise LocalBrokerError(
                 f"cannot use the folder {self.path}: {error.strerror}; name a folder that can be written"
@@ -100,8 +106,20 @@ class ClusterHome:
         return known_id
 
 
+@contextmanager
+def _turn(root: Path) -> Iterator[None]:
+    """Wait until no other process or thread starts a cluster in the cache, and keep others waiting."""
+    with (root / "starting").open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
 def _lock(home: Path) -> IO[str] | None:
-    """Lock a folder against all other processes and threads; return None if it is in use."""
+    """Lock a folder, created if it does not exist, against all other processes and threads; None if it is in use."""
+    home.mkdir(mode=0o700, exist_ok=True)
     handle = (home / "in-use").open("w")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -125,7 +143,6 @@ def _remove_data(home: Path) -> None:
 def _sweep(root: Path) -> None:
     """Remove the data of clusters whose process has ended, and all but their newest log folders."""
     kept = 0
-    # Without the file, another process is creating this folder.
     for home in sorted((mark.parent for mark in root.glob("*/in-use")), reverse=True):
         if (lock := _lock(home)) is None:
             continue

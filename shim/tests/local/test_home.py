@@ -82,7 +82,7 @@ def test_data_of_a_crashed_cluster_are_removed_and_data_of_a_running_one_are_not
         fill(ClusterHome(None, 1))
         os._exit(0)  # without leave(), like a crash
     os.waitpid(crashed_pid, 0)
-    homes = [path for path in living.path.parent.iterdir() if path != living.path]
+    homes = [path for path in living.path.parent.iterdir() if path.is_dir() and path != living.path]
     assert len(homes) == 1
     assert (homes[0] / "node-1" / "data").exists()
     ClusterHome(None, 1).leave()
@@ -99,6 +99,33 @@ def test_only_the_newest_logs_are_kept(cache: Path) -> None:
         (old / "in-use").touch()
         (old / "cluster.json").write_text(json.dumps({"cluster_id": "x", "brokers": 1}))
     home = ClusterHome(None, 1)
-    left = sorted(path.name for path in (cache / "clusters").iterdir() if path != home.path)
+    left = sorted(path.name for path in (cache / "clusters").iterdir() if path.is_dir() and path != home.path)
     assert left == [f"20200101-0000{number:02d}-x" for number in range(3, KEPT_LOGS + 3)]
     home.leave()
+
+
+def test_processes_that_start_at_the_same_time_do_not_disturb_each_other(cache: Path) -> None:
+    begin, end = os.pipe()
+    pids = [pid for _ in range(4) if (pid := fork_and_start(begin, end))]
+    for number in range(400):
+        old = cache / "clusters" / f"20200101-000{number:03d}-x"
+        old.mkdir(parents=True)
+        (old / "in-use").touch()
+    os.close(end)
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
+    os.close(begin)
+    assert sum(path.is_dir() for path in (cache / "clusters").iterdir()) in range(KEPT_LOGS, KEPT_LOGS + 5)
+
+
+def fork_and_start(begin: int, end: int) -> int:
+    """Fork a process that starts and leaves a cluster when the last writer of a pipe has closed it."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        os.close(end)
+        os.read(begin, 1)
+        ClusterHome(None, 1).leave()
+        status = 0
+    finally:
+        os._exit(status)
