@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
-from rocketshim.consumer.state import ConsumerState
+from rocketshim.consumer_metrics import ConsumerState
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim_local import Broker
 from rocketshim_topics import provision

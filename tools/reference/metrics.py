@@ -4,8 +4,7 @@ from collections.abc import Iterable
 
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.client_metrics import ProducerCounts, PullCounts
-from rocketshim.consumer.send_back import SendBackCounts
-from rocketshim.consumer.state import ConsumerQueueState, ConsumerState
+from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState, SendBackCounts
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.dropin.counts import DelayedCounts, SentBack
 from rocketshim.health import Metric, build_info

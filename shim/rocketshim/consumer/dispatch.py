@@ -13,17 +13,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.consumer_metrics import DispatchCounts, OrderlyCounts
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.histogram import Histogram
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.membership import MemberCheck
@@ -31,11 +30,9 @@ from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Dispatch", "DispatchCounts", "ListenerPool", "LoopParts", "OrderlyCounts", "Pool", "Result"]
+__all__ = ["Dispatch", "ListenerPool", "LoopParts", "Pool", "Result"]
 
 _LOG = safe_logger("rocketshim.consumer")
-_LISTENER_BOUNDS_S: Final = (1e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
-_LATENCY_BOUNDS_S: Final = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3_600.0, 86_400.0)
 _REPORTS_S: Final = 0.005
 _DRAIN_STEP_S: Final = 0.01
 
@@ -114,61 +111,6 @@ class LoopParts:
     on_close: Callable[[], None] = lambda: None  # releases what the loop does not know: files, the admin client
 
 
-@dataclass(slots=True)
-class DispatchCounts:
-    """Counts of listener results; any thread reads them, the poll thread writes them.
-
-    Attributes:
-        succeeded, failed: numbers of messages.
-        listener_ns: time that listeners had messages.
-        failed_by_type: number of failed messages by result.
-        listener_times: seconds per message. The messages of a chunk share its mean, as no clock is read between them;
-            from 8 ms per message on a chunk is one call.
-        latencies: seconds from the append of a message to the end of its call; the oldest message stands for its chunk.
-    """
-
-    succeeded: int = 0
-    failed: int = 0
-    listener_ns: int = 0
-    failed_by_type: dict[str, int] = field(default_factory=dict)
-    listener_times: Histogram = field(default_factory=lambda: Histogram(_LISTENER_BOUNDS_S))
-    latencies: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BOUNDS_S))
-
-    def add_call(self, elapsed_ns: int, messages: Sequence[Any], wall_ms: Callable[[], int]) -> None:
-        """Count the time of a chunk, and how old its messages are now."""
-        self.listener_ns += elapsed_ns
-        count = len(messages)
-        if count:
-            self.listener_times.add(elapsed_ns / count / 1e9, count)
-            self.latencies.add(max(0, wall_ms() - messages[0].timestamp()[1]) / 1e3, count)
-
-    def add_failed(self, kind: ConsumeReturnType) -> None:
-        """Count a failed message of this type; a new type gets a new dictionary, as other threads may be reading it."""
-        name = kind.value
-        if name in self.failed_by_type:
-            self.failed_by_type[name] += 1
-        else:
-            self.failed_by_type = self.failed_by_type | {name: 1}
-
-
-@dataclass(slots=True)
-class OrderlyCounts:
-    """Counts of an orderly consumer; the poll thread writes them, any thread may read them.
-
-    Attributes:
-        suspended: failed attempts after which a queue (or its keys) waited.
-        stuck: the part of `suspended` that belongs to messages without a limit that had failed 16 times or more. Such a
-            message blocks its queue indefinitely.
-        starts: how often a queue was started after its lock was acquired.
-        lost: how often a lock was lost while the consumer had the queue.
-    """
-
-    suspended: int = 0
-    stuck: int = 0
-    starts: int = 0
-    lost: int = 0
-
-
 class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     """The poll thread's side of the listener threads."""
 
@@ -205,6 +147,11 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         results = self.pool.results
         while results.qsize():
             self._take(results.get())
+
+    def _add_call(self, elapsed_ns: int, messages: Sequence[Any]) -> None:
+        """Count the time of a chunk, and how old its messages are now."""
+        age_ms = self._wall_ms() - messages[0].timestamp()[1] if messages else 0
+        self.counts.add_call(elapsed_ns, len(messages), age_ms)
 
     @property
     def is_busy(self) -> bool:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final, Generic
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -28,7 +28,8 @@ from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.topic_watch import TopicWatch
-from rocketshim.consumer.state import ConsumerState, state_of
+from rocketshim.consumer.state import state_of
+from rocketshim.consumer_metrics import ConsumerState
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
@@ -37,6 +38,9 @@ from rocketshim.kafka.clients import Parting, unsubscribes
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
+
+if TYPE_CHECKING:
+    from rocketshim.consumer_metrics import ConsumerState
 
 __all__ = ["PollLoop"]
 

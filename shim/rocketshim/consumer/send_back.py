@@ -10,12 +10,13 @@ never succeed, because the record with its headers is too large for the next top
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.reader.partition_queue import Work
+from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.failures import FailureLog
@@ -27,56 +28,11 @@ from rocketshim_topics import Failure, TopicNames
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["FailureCounts", "SendBack", "SendBackCounts"]
+__all__ = ["SendBack"]
 
 _LOG = safe_logger("rocketshim.consumer")
 TIMED_OUT_LEVEL: Final = 3
 _LAST_REPORTS_S: Final = 1.0
-_ATTEMPTS: Final = (*map(str, range(1, 17)), "more")
-_MOST_CAUSES: Final = 51  # any text may be a class name: a bound on the number of series
-
-
-@dataclass(slots=True)
-class SendBackCounts:
-    """Counts of sent-back messages; any thread reads them, the poll thread writes them."""
-
-    retried: int = 0
-    dead: int = 0
-    dead_by_reference: int = 0
-    parked: int = 0
-    not_stored: int = 0
-    dropped: int = 0
-
-    def add(self, kind: HopKind) -> None:
-        """Count a stored hop."""
-        setattr(self, kind.value, getattr(self, kind.value) + 1)
-
-
-@dataclass(slots=True)
-class FailureCounts:
-    """Counts of stored retries and dead letters; any thread reads them, the poll thread writes them.
-
-    Attributes:
-        retries: number of retries by failed attempts so far: `1` to `16`, `more`.
-        dead: number of dead letters by the class of the failure. After 50 classes: `other`.
-    """
-
-    retries: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ATTEMPTS, 0))
-    dead: dict[str, int] = field(default_factory=lambda: {"other": 0})
-
-    def add(self, hop: Hop) -> None:
-        """Count a stored hop."""
-        if hop.kind is HopKind.RETRY:
-            self.retries[_ATTEMPTS[min(hop.reconsume_times, len(_ATTEMPTS)) - 1]] += 1
-        elif hop.kind is not HopKind.PARKED:
-            cause = hop.failed.failure.exception_class
-            if cause not in self.dead and len(self.dead) < _MOST_CAUSES:
-                self.dead = self.dead | {cause: 0}  # a new dictionary, as other threads may be reading it
-            self.dead[cause if cause in self.dead else "other"] += 1
-
-    def copy(self) -> "FailureCounts":
-        """Return a copy for another thread."""
-        return FailureCounts(dict(self.retries), dict(self.dead))
 
 
 @dataclass(slots=True, eq=False)
@@ -207,7 +163,8 @@ class SendBack:
                 continue
             if error is None:
                 self.counts.add(sending.hop.kind)
-                self.failures.add(sending.hop)
+                hop = sending.hop
+                self.failures.add(hop.kind, hop.reconsume_times, hop.failed.failure.exception_class)
                 stored[sending.chunk].append(sending.hop.failed.message)
             else:
                 self._not_stored(sending, error)

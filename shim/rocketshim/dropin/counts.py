@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from rocketshim.consumer.send_back import FailureCounts
+from rocketshim.consumer_metrics import FailureCounts
 from rocketshim.core.next_hop import Hop, HopKind
 from rocketshim.health import Metric
 
@@ -33,7 +33,7 @@ class SentBack:
         """Count a hop that is stored."""
         with self._lock:
             self._hops[hop.kind.value] += 1
-            self._failures.add(hop)
+            self._failures.add(hop.kind, hop.reconsume_times, hop.failed.failure.exception_class)
 
     def failed(self) -> None:
         """Count a send-back that raised."""

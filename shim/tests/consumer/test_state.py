@@ -11,14 +11,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocketshim.client_metrics import MetricsCollector
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.consumer.send_back import FailureCounts
-from rocketshim.consumer.state import ConsumerState
+from rocketshim.consumer_metrics import ConsumerState, FailureCounts
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type_of
-from rocketshim.core.next_hop import FailedMessage, Hop, HopKind
+from rocketshim.core.next_hop import HopKind
 from rocketshim.errors import ConfigError
 from rocketshim.health import HealthServer, Metric, address, metrics_text
 from rocketshim.testing import InMemoryKafka
-from rocketshim_topics.hops import Failure
 
 Make = Callable[..., Any]
 
@@ -109,19 +107,13 @@ def test_durations_age_retries_and_dead_letters_are_counted(kafka: InMemoryKafka
     assert state.latencies.total < 10
 
 
-def hop(kind: HopKind, failure: Failure, reconsume_times: int = 1) -> Hop:
-    record: Any = None
-    return Hop(kind, record, FailedMessage(record, failure), reconsume_times)
-
-
 def test_causes_of_dead_letters_are_bounded_in_number() -> None:
     counts = FailureCounts()
     for number in range(60):
-        failure = Failure(f"Error{number}", "", 0)
-        counts.add(hop(HopKind.DEAD_LETTER, failure))
+        counts.add(HopKind.DEAD_LETTER, 1, f"Error{number}")
     assert (len(counts.dead), counts.dead["Error0"], counts.dead["other"]) == (51, 1, 10)
     for attempt in (1, 16, 17, 40):
-        counts.add(hop(HopKind.RETRY, Failure("E", "", 0), reconsume_times=attempt))
+        counts.add(HopKind.RETRY, attempt, "E")
     assert (counts.retries["1"], counts.retries["16"], counts.retries["more"]) == (1, 1, 2)
 
 

@@ -83,7 +83,7 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         stopped = sum(answer.msg_count for answer in answers if answer.stops)
         self.counts.failed += stopped
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
-        self.counts.add_call(result.elapsed_ns, task.messages, self._wall_ms)
+        self._add_call(result.elapsed_ns, task.messages)
         task.queue.report(task, answers)
 
     def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:

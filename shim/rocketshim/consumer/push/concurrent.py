@@ -88,7 +88,7 @@ class ChunkDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
             return
         if count:
             self._sizes.note(result.elapsed_ns, count)
-        self.counts.add_call(result.elapsed_ns, chunk.messages, self._wall_ms)
+        self._add_call(result.elapsed_ns, chunk.messages)
         queue = chunk.queue
         if outcomes is not None and chunk.outcomes_taken:
             outcomes = outcomes[chunk.outcomes_taken :]

@@ -14,13 +14,11 @@ from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, check_codec
-from rocketshim.consumer.dispatch import OrderlyCounts
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import GroupTopics, PushAssembly
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
-from rocketshim.consumer.send_back import SendBackCounts
-from rocketshim.consumer.state import ConsumerState
 from rocketshim.consumer.subscribing import subscription_of
+from rocketshim.consumer_metrics import ConsumerState, OrderlyCounts, SendBackCounts
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
