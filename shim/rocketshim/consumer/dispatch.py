@@ -61,7 +61,7 @@ class Result(Generic[TaskT, AnswerT]):
 
 
 class Pool(Protocol[TaskT, AnswerT]):
-    """Runs chunks: threads (`ListenerPool`) or an event loop (`push.async_pool.AsyncPool`).
+    """Runs chunks: threads (`ListenerPool`) or an event loop (`concurrent.async_pool.AsyncPool`).
 
     Thread-safety: only one owner thread calls it; any thread calls `is_own_thread`.
     """

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from rocketshim.clock import SystemClock
+from rocketshim.consumer.concurrent.mode import ConcurrentMode
+from rocketshim.consumer.concurrent.runner import ChunkRunner
 from rocketshim.consumer.dispatch import LoopParts, Result
-from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.poll_loop import PollLoop
-from rocketshim.consumer.push.concurrent import ConcurrentMode
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack

@@ -19,7 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.listener import Runner
+from rocketshim.consumer.concurrent.runner import Runner
 from rocketshim.consumer.subscribing import WithoutContext
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyContext, ConsumeOrderlyStatus, orderly_status

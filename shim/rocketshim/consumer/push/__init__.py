@@ -1,1 +1,1 @@
-"""The push consumer: the class users see, its settings, listeners and concurrent loop."""
+"""The push consumer: the class that users see, its hooks, and what puts its parts together."""

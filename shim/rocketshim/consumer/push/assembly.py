@@ -11,13 +11,13 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
+from rocketshim.consumer.concurrent.async_pool import AsyncPool
+from rocketshim.consumer.concurrent.mode import ConcurrentMode
+from rocketshim.consumer.concurrent.runner import ChunkRunner
 from rocketshim.consumer.dispatch import ListenerPool, LoopParts, Pool
-from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.consumer.orderly.mode import OrderlyMode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
-from rocketshim.consumer.push.async_pool import AsyncPool
-from rocketshim.consumer.push.concurrent import ConcurrentMode
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
 from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicAssigner

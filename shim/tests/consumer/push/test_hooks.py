@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.listener import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ChunkRunner
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, Hooks
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.consumer.concurrent.mode import ChunkDispatch
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.push.concurrent import ChunkDispatch
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
 
-from .conftest import Record, parts_of
+from ..conftest import Record, parts_of
 
 
 class Pool:

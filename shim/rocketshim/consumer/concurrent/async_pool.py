@@ -26,8 +26,8 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, Final
 
+from rocketshim.consumer.concurrent.runner import ChunkRunner
 from rocketshim.consumer.dispatch import Pool, Result
-from rocketshim.consumer.listener import ChunkRunner
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk

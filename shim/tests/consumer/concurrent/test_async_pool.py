@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.listener import ChunkRunner
-from rocketshim.consumer.push.async_pool import AsyncPool
-from rocketshim.consumer.push.concurrent import ChunkDispatch
+from rocketshim.consumer.concurrent.async_pool import AsyncPool
+from rocketshim.consumer.concurrent.mode import ChunkDispatch
+from rocketshim.consumer.concurrent.runner import ChunkRunner
 from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue

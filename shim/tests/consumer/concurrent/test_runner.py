@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.listener import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ChunkRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage
@@ -17,7 +17,7 @@ from rocketshim.filters import TagFilter
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import MessageView
 
-from .conftest import settings_of
+from ..conftest import settings_of
 
 
 def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **subscription: Any) -> list[FailedMessage]:
