@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Unpack
 
 from rocketshim.codecs import Codec, codec_of
-from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
+from rocketshim.consumer.runner import WithoutContext
 from rocketshim.core.failure_rules import failure_rules
 from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
 from rocketshim.decoding import decoding
@@ -15,7 +15,7 @@ from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
 from rocketshim.settings import ListenerOptions, PushConsumerSettings
 
-__all__ = ["WithoutContext", "adapt", "is_async", "subscription_of"]
+__all__ = ["adapt", "is_async", "subscription_of"]
 
 
 def adapt(function: Callable[..., Any]) -> Listener:
@@ -106,17 +106,3 @@ def subscription_of(
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether a call of the function gives a coroutine."""
     return asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
-
-
-class WithoutContext:
-    """A listener that takes the message alone; the hot path calls `function` itself."""
-
-    __slots__ = ("function",)
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
-
-    def __call__(self, message: Any, context: ConsumeConcurrentlyContext) -> Any:
-        """Call the function with the message."""
-        del context
-        return self.function(message)

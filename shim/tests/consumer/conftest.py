@@ -9,7 +9,7 @@ import pytest
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.concurrent.mode import ConcurrentMode
-from rocketshim.consumer.concurrent.runner import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.dispatch import LoopParts, Result
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer
@@ -65,7 +65,7 @@ class HandPool:
 
     shares_chunks = False
 
-    def __init__(self, runner: ChunkRunner, clock: VirtualClock) -> None:
+    def __init__(self, runner: ConcurrentRunner, clock: VirtualClock) -> None:
         self.results: SimpleQueue[Result] = SimpleQueue()
         self.tasks: deque[Chunk[Any]] = deque()
         self.size = 1
@@ -147,7 +147,7 @@ class Bench:
             **(settings or {}),
         )
 
-        self.pool = HandPool(ChunkRunner(chosen, self.subscriptions.get, clock), clock)
+        self.pool = HandPool(ConcurrentRunner(chosen, self.subscriptions.get, clock), clock)
 
         def make_consumer(on_commit: Any) -> Any:
             made = kafka.consumer(

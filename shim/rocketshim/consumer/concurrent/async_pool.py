@@ -26,7 +26,7 @@ from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, Final
 
-from rocketshim.consumer.concurrent.runner import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.dispatch import Pool, Result
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
 from rocketshim.core.next_hop import FailedMessage
@@ -53,7 +53,7 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
     shares_chunks = True
 
     def __init__(
-        self, runner: ChunkRunner, size: int, name: str, loop: asyncio.AbstractEventLoop | None = None
+        self, runner: ConcurrentRunner, size: int, name: str, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
         self.results: SimpleQueue[Result[Chunk[Any], FailedMessage]] = SimpleQueue()
         self.size = size

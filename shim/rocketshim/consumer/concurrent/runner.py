@@ -16,13 +16,11 @@ Rules of this module:
 """
 
 from asyncio import CancelledError
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
-from rocketshim.consumer.reader.partition_queue import PartitionQueue
-from rocketshim.consumer.subscribing import WithoutContext
-from rocketshim.core.clock import Clock
+from rocketshim.consumer.runner import Runner, WithoutContext
 from rocketshim.core.consume_concurrently import (
     ALL,
     DEAD_LETTER_LEVEL,
@@ -40,60 +38,18 @@ from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
-from rocketshim.failures import FailureMaker
 from rocketshim.filters.selection import matching
 from rocketshim.logs import safe_logger
-from rocketshim.settings import PushConsumerSettings
-from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
-from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView, first_views
-from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["ChunkRunner", "Runner"]
+__all__ = ["ConcurrentRunner"]
 
 _LOG = safe_logger("rocketshim.consumer")
 
 
-class Runner:
-    """Runs what a listener thread gets through its listeners.
-
-    Args:
-        settings: of the consumer. With `consume_message_batch_max_size` above 1 listeners get lists.
-        subscription_of: finds the subscription of a logical topic; None: it has no listener.
-        clock: monotonic time, the same as for leases, and wall time of failures.
-
-    Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
-    """
-
-    __slots__ = (
-        "_batch_count", "_clock", "_failures", "_group", "_levels", "_queues", "_retry_topic", "_subscription_of",
-    )  # fmt: skip
-
-    def __init__(
-        self, settings: PushConsumerSettings, subscription_of: Callable[[str], Subscription | None], clock: Clock
-    ) -> None:
-        self._group = settings.group
-        self._subscription_of = subscription_of
-        self._retry_topic = TopicNames(settings.namespace).retry(settings.group)
-        self._batch_count = settings.consume_message_batch_max_size
-        self._levels = settings.delay_levels
-        self._clock = clock
-        self._failures = FailureMaker(clock, wants_stack=settings.fail_stack)
-        self._queues: dict[TopicPartitionKey, MessageQueue] = {}  # made once; a few hundred bytes a partition
-
-    def _message_queue(self, queue: PartitionQueue) -> MessageQueue:
-        key = TopicPartitionKey.of(queue)
-        known = self._queues.get(key)
-        if known is None:
-            known = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)
-        return known
-
-    def _no_listener(self, topic: str) -> Failure:
-        return Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
-
-
-class ChunkRunner(Runner):
+class ConcurrentRunner(Runner):
     """Runs chunks."""
 
     __slots__ = ()

@@ -38,7 +38,6 @@ from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.timer import Timer
 from rocketshim.group.log_thread import GroupLogThread
-from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import REBALANCING
@@ -235,11 +234,11 @@ class OrderlyMode(Mode[OrderlyPartition]):
         now_ms = self._now_ms()
         if error is not None and error.code() in REBALANCING:
             self._start_from_ms = now_ms + _REBALANCE_MS
-            _LOG.debug("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names(keys)})
+            _LOG.debug("consumer.start-unknown", extra={"error": str(error), "partitions": list(map(str, keys))})
             return
         self._rotation.tried(keys, failed=error is not None, began_ms=began_ms, now_ms=now_ms)
         if error is not None:
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names(keys)})
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": list(map(str, keys))})
 
     def _may_start(self, key: TopicPartitionKey, now_ms: int) -> bool:
         lease = self._assignment.lease_of(key)
@@ -266,7 +265,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             self._run(key, offset)
             self.dispatch.orderly_counts.starts += self._log is not None
         if offsets:
-            _LOG.info("consumer.locked", extra={"partitions": partition_names(offsets)})
+            _LOG.info("consumer.locked", extra={"partitions": list(map(str, offsets))})
         return None
 
     def _begin_at(self, key: TopicPartitionKey, found: int) -> int:
@@ -286,7 +285,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             self._reader.seek(key, offset)
         except KafkaException as error:
             self._restart_from_ms = now_ms + _SEEK_AGAIN_MS
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names([key])})
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": [str(key)]})
             return
         del self._restarts[key]
         ended = self._ended.pop(key, None)

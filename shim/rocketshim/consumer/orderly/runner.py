@@ -19,8 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.concurrent.runner import Runner
-from rocketshim.consumer.subscribing import WithoutContext
+from rocketshim.consumer.runner import Runner, WithoutContext
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyContext, ConsumeOrderlyStatus, orderly_status
 from rocketshim.core.failure_rules import Rules

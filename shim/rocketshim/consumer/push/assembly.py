@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from rocketshim.consumer.concurrent.async_pool import AsyncPool
 from rocketshim.consumer.concurrent.mode import ConcurrentMode
-from rocketshim.consumer.concurrent.runner import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.dispatch import ListenerPool, LoopParts, Pool
 from rocketshim.consumer.orderly.mode import OrderlyMode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
@@ -253,8 +253,10 @@ class PushAssembly:
         name = f"rocketshim-listener-{settings.group}"
         find = self.hooks.wrap(self.subscriptions.get, awaits=awaits)
         if awaits:
-            return AsyncPool(ChunkRunner(settings, find, self.clock), settings.async_concurrency, name, self.event_loop)
-        runner = OrderlyRunner if self._orderly else ChunkRunner
+            return AsyncPool(
+                ConcurrentRunner(settings, find, self.clock), settings.async_concurrency, name, self.event_loop
+            )
+        runner = OrderlyRunner if self._orderly else ConcurrentRunner
         pool: Pool[Any, Any] = self.make_pool(runner(settings, find, self.clock).run, settings.consume_thread_min, name)
         return pool
 

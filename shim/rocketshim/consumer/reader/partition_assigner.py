@@ -35,7 +35,6 @@ from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopR
 from rocketshim.core.user_values import safe_text
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
-from rocketshim.kafka.partitions import partition_names
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
@@ -158,7 +157,7 @@ class LeasedAssigner(TopicAssigner):
         share = super().wanted(lookups, self._wanted or (), now_ms)
         if share is not None and share != self._wanted:
             self._want(share)
-            _LOG.info("consumer.share", extra={"queues": partition_names(sorted(share))})
+            _LOG.info("consumer.share", extra={"queues": list(map(str, sorted(share)))})
         return None if self._wanted is None else self._leases.keys() & self._wanted
 
     def gave_up(self, key: TopicPartitionKey) -> None:

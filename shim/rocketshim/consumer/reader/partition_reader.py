@@ -15,12 +15,13 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_assigner import TopicAssigner
+from rocketshim.consumer.reader.partition_owner import PartitionOwner
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.core.lookup_rotation import LookupRotation
@@ -29,42 +30,21 @@ from rocketshim.core.start_position import StartRules
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups
-from rocketshim.kafka.partitions import partition_names, runs_of
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["OnCommit", "PartitionOwner", "PartitionReader"]
+__all__ = ["OnCommit", "PartitionReader", "runs_of"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _BOUNDS_S: Final = 2.0
 _START_S: Final = 10.0
 _UNKNOWN: Final = -1
 _ERROR: Final = Message.error  # called in C, by `map`
+_TOPIC: Final = Message.topic
+_PARTITION: Final = Message.partition
 
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
 """Gets the answer to an asynchronous commit; never raises."""
-
-
-class PartitionOwner(Protocol):
-    """What a consumer does with the partitions that its reader is given. The reader's thread calls it."""
-
-    def take_up(self, partitions: list[TopicPartition]) -> None:
-        """Accept assigned partitions by `start` or `assign_paused`; KafkaException and RuntimeError are kept."""
-
-    def begin(self, key: TopicPartitionKey, offset: int) -> None:
-        """Begin a partition at this offset; -1: it waits, and begins again when its start is known."""
-
-    def position(self, key: TopicPartitionKey) -> int | None:
-        """Return the offset to read again after stale records; None: nothing of the partition is wanted now."""
-
-    def release(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Finish and commit what can be: the partitions are about to be revoked. Errors as in `take_up`."""
-
-    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Remove partitions that are no longer assigned. Never raises."""
-
-    def client_error(self, message: Any) -> None:
-        """Process an error that the client has returned in place of a message."""
 
 
 class PartitionReader:
@@ -278,7 +258,7 @@ class PartitionReader:
             for key in self._waiting.intersection(known):
                 self.client().seek(TopicPartition(*key, known[key]))
         except KafkaException as error:
-            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": partition_names(keys)})
+            _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": list(map(str, keys))})
             return {}
         return known
 
@@ -356,7 +336,7 @@ class PartitionReader:
             self.fail(error)
             return
         self.has_joined.set()
-        _LOG.info("consumer.assigned", extra={"partitions": partition_names(keys)})
+        _LOG.info("consumer.assigned", extra={"partitions": list(map(str, keys))})
 
     def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
@@ -370,9 +350,33 @@ class PartitionReader:
 
     def _on_lost(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
-        _LOG.warning("consumer.lost", extra={"partitions": partition_names(keys)})
+        _LOG.warning("consumer.lost", extra={"partitions": list(map(str, keys))})
         self.unassign(keys)
 
 
 def _keys(partitions: Iterable[TopicPartition]) -> list[TopicPartitionKey]:
     return [TopicPartitionKey.of(item) for item in partitions]
+
+
+def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
+    """Yield the runs of messages of one partition in a fetched batch, in order; a partition may have several runs.
+
+    Runs are long, or of one or two messages where many partitions are read. So the messages are compared in C, one at
+    first, then twice as many each time.
+    """
+    topics: list[Any] = list(map(_TOPIC, batch))
+    numbers: list[Any] = list(map(_PARTITION, batch))
+    at, count = 0, len(batch)
+    while at < count:
+        topic, number = topics[at], numbers[at]
+        end, stride = at + 1, 1
+        while end < count:
+            step = min(stride, count - end)
+            if numbers[end : end + step].count(number) != step or topics[end : end + step].count(topic) != step:
+                break
+            end += step
+            stride *= 2
+        while end < count and numbers[end] == number and topics[end] == topic:
+            end += 1
+        yield TopicPartitionKey(topic, number), batch[at:end] if end - at < count else batch
+        at = end

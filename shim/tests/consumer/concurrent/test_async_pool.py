@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.concurrent.async_pool import AsyncPool
-from rocketshim.consumer.concurrent.mode import ChunkDispatch
-from rocketshim.consumer.concurrent.runner import ChunkRunner
+from rocketshim.consumer.concurrent.dispatch import ConcurrentDispatch
+from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -36,7 +36,7 @@ def pools() -> Iterator[Pools]:
 
     def make(listener: Callable[..., Any], size: int = 100, batch_count: int = 1, **subscription: Any) -> AsyncPool:
         mine = Subscription("orders", adapt(listener), **subscription)
-        runner = ChunkRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
+        runner = ConcurrentRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
         pool = AsyncPool(runner, size, "test")
         made.append(pool)
         return pool
@@ -213,7 +213,7 @@ def test_finished_messages_of_a_shared_chunk_are_reported_when_one_call_times_ou
     sink: Any = SimpleNamespace(
         send=lambda _, outcome: sent_back.append(outcome.message.offset()), outstanding=0, turn=lambda _: None
     )
-    dispatch = ChunkDispatch(parts_of(pool, sink))
+    dispatch = ConcurrentDispatch(parts_of(pool, sink))
     (chunk,) = submit(pool, queue)
     dispatch.in_flight = len(chunk.messages)
     assert held.wait(GUARD_S)
@@ -280,7 +280,7 @@ def test_stop_cancels_calls_that_take_too_long() -> None:
         finally:
             cancelled.set()
 
-    runner = ChunkRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
+    runner = ConcurrentRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
     pool = AsyncPool(runner, 3, "test")
     submit(pool, queue_of(30))
     assert held.wait(GUARD_S)
@@ -483,7 +483,7 @@ def test_a_dead_loop_is_reported_for_every_chunk() -> None:
         loop: Any = asyncio.get_running_loop()
         loop._selector.select = refuse
 
-    runner = ChunkRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
+    runner = ConcurrentRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
     pool = AsyncPool(runner, 1, "test")
     for count in (6, 2):  # the second time it is dead already
         died = [pool.wait(GUARD_S, 0).died for _ in submit(pool, queue_of(count), 2)]
@@ -509,7 +509,7 @@ def test_stop_cancels_leftover_tasks_and_cancelled_calls_are_delivered_again() -
         held.set()
         await forever("in progress")
 
-    runner = ChunkRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
+    runner = ConcurrentRunner(settings_of(), {"orders": Subscription("orders", adapt(handle))}.get, VirtualClock())
     pool = AsyncPool(runner, 3, "test")
     submit(pool, queue_of(2))
     assert held.wait(GUARD_S)

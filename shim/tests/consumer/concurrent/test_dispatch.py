@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.concurrent.mode import ChunkDispatch
+from rocketshim.consumer.concurrent.dispatch import ConcurrentDispatch
 from rocketshim.consumer.dispatch import Result
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -37,7 +37,7 @@ class Desk:
     def __init__(self, count: int = 0, *, batch_count: int = 1, size: int = 20) -> None:
         self.pool = Pool(size)
         self.sent_back: list[int | None] = []
-        self.dispatch = ChunkDispatch(parts_of(self.pool, self, batch_count))
+        self.dispatch = ConcurrentDispatch(parts_of(self.pool, self, batch_count))
         self.queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
         self.queue.put([Record(offset) for offset in range(count)])
 

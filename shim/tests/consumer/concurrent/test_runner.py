@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.concurrent.runner import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage
@@ -27,7 +27,7 @@ def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **su
     chunk: Chunk[Any] | None = queue.take(count)
     assert chunk is not None
     mine = Subscription("orders", adapt(listener), **subscription)
-    runner = ChunkRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
+    runner = ConcurrentRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
     outcomes = runner.run(chunk) or []
     queue.report(chunk, [outcome.message for outcome in outcomes])
     return outcomes
@@ -250,7 +250,7 @@ def test_retried_messages_are_filtered_again_only_if_configured(again: Any, call
     mine = Subscription(
         "orders", adapt(lambda message: seen.append(message.queue_offset)), lambda _: False, matches_retry=again
     )
-    runner = ChunkRunner(settings_of(), {"orders": mine}.get, VirtualClock())
+    runner = ConcurrentRunner(settings_of(), {"orders": mine}.get, VirtualClock())
     assert runner.run(chunk) is None
     assert seen == called
 
@@ -274,7 +274,7 @@ def test_only_the_record_that_the_filter_cannot_read_fails(
         context.delay_level_when_next_consume = 7
 
     mine = Subscription("orders", adapt(listen), TagFilter("a").matches_headers, sieve=sieve)
-    outcomes = ChunkRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock()).run(chunk)
+    outcomes = ConcurrentRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock()).run(chunk)
     assert seen == [0, 2, 4]
     assert outcomes is not None
     failed = [(each.message.offset(), each.failure.exception_class, each.asked_level) for each in outcomes]

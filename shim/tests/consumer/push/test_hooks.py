@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.concurrent.runner import ChunkRunner
+from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, Hooks
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type
@@ -50,7 +50,7 @@ def run(hooks: Hooks, listener: Any, count: int = 1, batch_count: int = 1, **sub
     assert chunk is not None
     mine = Subscription("orders", adapt(listener), **subscription)
     find = hooks.wrap({"orders": mine}.get, awaits=False)
-    runner = ChunkRunner(settings_of(batch_count), find, VirtualClock())
+    runner = ConcurrentRunner(settings_of(batch_count), find, VirtualClock())
     return [outcome.failure.exception_class for outcome in runner.run(chunk) or []]
 
 

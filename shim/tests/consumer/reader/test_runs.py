@@ -6,7 +6,7 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.kafka.partitions import runs_of
+from rocketshim.consumer.reader.partition_reader import runs_of
 
 PLACES = st.tuples(st.sampled_from(["orders", "bills"]), st.integers(0, 2))
 
