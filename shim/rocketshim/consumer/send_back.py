@@ -80,7 +80,7 @@ class SendBack:
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._lane_selector = LaneSelector()
-        self._failures = FailureLog(_LOG, group, names, levels, limit=limit)
+        self._failure_log = FailureLog(_LOG, group, names, levels, limit=limit)
         self._now_ms = 0  # as of the last `turn`
 
     @property
@@ -98,7 +98,7 @@ class SendBack:
         if self._make_producer is None:
             self.counts.dropped += 1
             chunk.stored((outcome.message,))
-            self._failures.dropped(outcome.message, outcome.failure, self._now_ms)
+            self._failure_log.dropped(outcome.message, outcome.failure, self._now_ms)
             return
         if self._producer is None:
             return
@@ -111,16 +111,16 @@ class SendBack:
         if hop.error:
             _LOG.error("consumer.no-hop", extra={"record": coordinates(outcome.message), "error": hop.error})
         self._produce(_Sending(chunk, hop, self._delivery_error, self._reports))
-        self._failures.hop(hop, self._now_ms)
+        self._failure_log.hop(hop, self._now_ms)
 
     def turn(self, now_ms: int) -> None:
         """Begin a turn of the loop: log how many failures had no line of their own."""
         self._now_ms = now_ms
-        self._failures.turn(now_ms)
+        self._failure_log.turn(now_ms)
 
     def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int) -> None:
         """Log that a message of an orderly queue has failed; nothing is sent."""
-        self._failures.suspended(message, failure, number, delay_ms, self._now_ms)
+        self._failure_log.suspended(message, failure, number, delay_ms, self._now_ms)
 
     def send_timed_out(self, chunk: Work, message: Any, at_ms: int) -> None:
         """Send back, at level 3, a message whose listener call took too long (`ProcessQueue#cleanExpiredMsg`)."""
@@ -202,6 +202,6 @@ class SendBack:
             sending.hop = smaller
             self._produce(sending)
             if hop.kind is HopKind.RETRY:
-                self._failures.hop(smaller, self._now_ms)
+                self._failure_log.hop(smaller, self._now_ms)
         else:
             self._again.append((self._now_ms + self._back_off_ms, sending))

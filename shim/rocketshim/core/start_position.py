@@ -34,7 +34,7 @@ __all__ = [
     "ConsumeFromWhere",
     "Earliest",
     "Found",
-    "Latest",
+    "LastOffset",
     "Start",
     "StartAt",
     "StartRules",
@@ -71,7 +71,8 @@ class StartRules:
         timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
         digest: digest of the group's subscription; each commit carries it.
         subscription: the subscription as text.
-        young_max: maximum number of records of a queue that LAST_OFFSET begins at the start of (`latest_offset`).
+        young_queue_max_messages: maximum number of records of a queue that LAST_OFFSET begins at the start of
+            (`latest_offset`).
     """
 
     retry_topic: str
@@ -79,7 +80,7 @@ class StartRules:
     timestamp_ms: int
     digest: str = ""
     subscription: str = ""
-    young_max: int = 0
+    young_queue_max_messages: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Earliest:
 
 
 @dataclass(frozen=True, slots=True)
-class Latest:
+class LastOffset:
     """Start at the end of the log as it is now, or at the start of a young log (`latest_offset`)."""
 
 
@@ -134,7 +135,7 @@ class AtTimestamp:
     """Start at the first record that is not older than the configured time."""
 
 
-Start = StartAt | Earliest | Latest | AtTimestamp
+Start = StartAt | Earliest | LastOffset | AtTimestamp
 
 
 def resolve_start(
@@ -171,25 +172,25 @@ def resolve_start(
         case ConsumeFromWhere.FIRST_OFFSET:
             return Earliest(), born
         case ConsumeFromWhere.LAST_OFFSET:
-            return Latest(), born
+            return LastOffset(), born
         case ConsumeFromWhere.TIMESTAMP:
             return AtTimestamp(), born
 
 
-def latest_offset(first_offset: int, end_offset: int, young_max: int) -> int:
+def latest_offset(first_offset: int, end_offset: int, young_queue_max_messages: int) -> int:
     """Return where a new group begins with LAST_OFFSET: the end of the log, or the start of a young log.
 
-    A log is young if nothing was ever deleted from it and it has at most `young_max` records. RocketMQ's broker does
-    the same as long as a queue's first message is still in its memory.
+    A log is young if nothing was ever deleted from it and it has at most `young_queue_max_messages` records. RocketMQ's
+    broker does the same as long as a queue's first message is still in its memory.
 
     Args:
         first_offset: first offset of the log, 0 or more.
         end_offset: end of the log.
-        young_max: maximum number of records of a young log; 0: no log with records is young.
+        young_queue_max_messages: maximum number of records of a young log; 0: no log with records is young.
 
     Source: `ConsumerManageProcessor#queryConsumerOffset`.
     """
-    return 0 if first_offset == 0 and end_offset <= young_max else end_offset
+    return 0 if first_offset == 0 and end_offset <= young_queue_max_messages else end_offset
 
 
 def encode_metadata(metadata: CommitMetadata) -> str:

@@ -10,7 +10,7 @@ from rocketshim.core.start_position import (
     ConsumeFromWhere,
     Earliest,
     Found,
-    Latest,
+    LastOffset,
     Start,
     StartAt,
     decode_metadata,
@@ -22,7 +22,7 @@ from rocketshim.core.start_position import (
 
 POLICY: dict[ConsumeFromWhere, Start] = {
     ConsumeFromWhere.FIRST_OFFSET: Earliest(),
-    ConsumeFromWhere.LAST_OFFSET: Latest(),
+    ConsumeFromWhere.LAST_OFFSET: LastOffset(),
     ConsumeFromWhere.TIMESTAMP: AtTimestamp(),
 }
 WHERE = st.sampled_from(list(ConsumeFromWhere))
@@ -121,7 +121,7 @@ def test_retry_topic_begins_at_its_earliest_record_even_with_a_timestamp(where: 
 
 def test_existing_partition_without_a_commit_follows_the_policy() -> None:
     """Its first owner died before it could commit; the partition is as old as the others."""
-    assert start(2, {0: Found(9, OURS)}) == Latest()
+    assert start(2, {0: Found(9, OURS)}) == LastOffset()
     assert start(3, {0: Found(9, OURS)}) == Earliest()
 
 
@@ -207,9 +207,11 @@ def test_only_another_digest_is_a_conflict(mine: str, theirs: str | None, confli
 
 
 @pytest.mark.parametrize(
-    ("first", "end", "young_max", "start"),
+    ("first", "end", "young_queue_max_messages", "start"),
     [(0, 0, 0, 0), (0, 3, 3, 0), (0, 4, 3, 4), (1, 2, 3, 2), (2, 2, 3, 2), (0, 3, 0, 3)],
     ids=["empty", "young", "not small", "something was deleted", "all was deleted", "switched off"],
 )
-def test_latest_is_the_start_of_a_young_log_only(first: int, end: int, young_max: int, start: int) -> None:
-    assert latest_offset(first, end, young_max) == start
+def test_latest_is_the_start_of_a_young_log_only(
+    first: int, end: int, young_queue_max_messages: int, start: int
+) -> None:
+    assert latest_offset(first, end, young_queue_max_messages) == start

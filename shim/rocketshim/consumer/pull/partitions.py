@@ -65,7 +65,7 @@ class PullPartitions:
                 retry_topic,
                 settings.consume_from_where,
                 settings.consume_timestamp_ms or self.session.clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
-                young_max=settings.young_queue_max_messages,
+                young_queue_max_messages=settings.young_queue_max_messages,
             ),
             ownership=Ownership(now_ms),
             now_ms=now_ms,

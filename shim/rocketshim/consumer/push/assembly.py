@@ -208,7 +208,7 @@ class PushAssembly:
                 self.timestamp_ms,
                 self.subscriptions.digest(),
                 self.subscriptions.text(),
-                young_max=0 if self._broadcasts else settings.young_queue_max_messages,
+                young_queue_max_messages=0 if self._broadcasts else settings.young_queue_max_messages,
             ),
             ownership=ownership,
             now_ms=now_ms_of(clock),

@@ -23,7 +23,7 @@ from rocketshim.core.start_position import (
     CommitMetadata,
     Earliest,
     Found,
-    Latest,
+    LastOffset,
     Start,
     StartAt,
     StartRules,
@@ -191,8 +191,8 @@ class StartOffsets:
                 return offset
             case Earliest():
                 return self._bounds(key, timeout_s)[0]
-            case Latest():
-                return latest_offset(*self._bounds(key, timeout_s), self._rules.young_max)
+            case LastOffset():
+                return latest_offset(*self._bounds(key, timeout_s), self._rules.young_queue_max_messages)
             case AtTimestamp():
                 return self.at_time(key, self._rules.timestamp_ms, timeout_s)
 
