@@ -7,7 +7,9 @@ sequence number, and then refuses the retry of the earlier batch, which is store
 librdkafka numbers the records of a refused batch from -1 on: the first has no offset, the next ones report 0, 1, 2 and
 so on. The reports of one batch follow each other in one `poll`, so a run of such numbers is recognised. A record that
 was produced after the run began does not belong to it. Without this rule, a record that is sent again into an empty
-partition could be doubted, and repeated, forever.
+partition could be doubted, and repeated, forever. A record with an append time does not belong to it either: a broker
+gives none to what it refuses. So the later batch, which begins at offset 0 if the topic is new, is not doubted if the
+topic has LogAppendTime, as the schedule topic has.
 
 So the reports of a producer need a memory, `DeliveryReports`, which all its delivery callbacks share: the records of a
 batch may have different callbacks. It is separate for each thread, because several threads may poll one producer, and
@@ -20,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
 
 __all__ = ["UNCONFIRMED", "DeliveryError", "DeliveryReports", "is_unconfirmed"]
 
@@ -82,13 +84,16 @@ class DeliveryReports(threading.local):
         run = self._run
         if run is None:
             return None
-        if run.key == key and run.next_offset == offset and _was_produced_before(message, now_s, run):
+        if run.key == key and run.next_offset == offset and _may_be_refused(message, now_s, run):
             run.next_offset += 1
             return UNCONFIRMED
         self._run = None
         return None
 
 
-def _was_produced_before(message: Any, now_s: float, run: _Run) -> bool:
+def _may_be_refused(message: Any, now_s: float, run: _Run) -> bool:
+    """Return whether a record may be in the refused batch: it has no append time, and was produced before the run."""
+    if message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
+        return False
     latency_s = message.latency()
     return latency_s is None or latency_s >= now_s - run.began_s

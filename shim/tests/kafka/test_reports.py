@@ -3,7 +3,7 @@
 import threading
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, Message
+from confluent_kafka import OFFSET_INVALID, TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
 
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 
@@ -11,9 +11,13 @@ from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirme
 class Reports(DeliveryReports):
     """The reports of one producer for the topic `orders`."""
 
-    def stored(self, offset: int, *, partition: int = 0, latency_s: float = 60.0) -> KafkaError | None:
+    def stored(
+        self, offset: int, *, partition: int = 0, latency_s: float = 60.0, kind: int = TIMESTAMP_CREATE_TIME
+    ) -> KafkaError | None:
         """Check a report without an error."""
-        return self.error(None, Message(topic="orders", partition=partition, offset=offset, latency=latency_s))
+        time = (kind, 1_700_000_000_000)
+        record = Message(topic="orders", partition=partition, offset=offset, latency=latency_s, timestamp=time)
+        return self.error(None, record)
 
 
 def test_an_error_is_that_of_the_report_whatever_the_offset() -> None:
@@ -46,6 +50,13 @@ def test_what_is_sent_again_into_an_empty_partition_is_not_doubted_again() -> No
     assert reports.stored(-1) is UNCONFIRMED
     assert reports.stored(0, latency_s=0.0) is None
     assert reports.stored(1) is None
+
+
+def test_a_record_with_an_append_time_is_stored_whatever_was_refused_before_it() -> None:
+    reports = Reports()
+    assert [reports.stored(-1) for _ in range(3)] == [UNCONFIRMED] * 3, "batches of one record"
+    after = [reports.stored(offset, kind=TIMESTAMP_LOG_APPEND_TIME) for offset in range(5)]
+    assert after == [None] * 5, "the batch that the broker of a new topic took first"
 
 
 def test_reports_that_another_thread_serves_do_not_end_a_batch() -> None:
