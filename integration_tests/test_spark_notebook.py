@@ -26,7 +26,7 @@ def test_the_triage_notebook_finds_the_causes_and_the_customers(broker: Broker, 
         **os.environ,
         "ROCKETSHIM_BOOTSTRAP": broker.bootstrap,
         "SPARK_LOCAL_IP": "127.0.0.1",
-        "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1",  # the notebook ends before C2 pays
+        "JAVA_TOOL_OPTIONS": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",  # the notebook ends before C2 pays
     }
     done = subprocess.run(
         [sys.executable, "-c", EXECUTE, str(NOTEBOOK), str(executed)],

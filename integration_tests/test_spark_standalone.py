@@ -29,7 +29,7 @@ from rocketshim_topics import Message, TopicNames, hops
 ROOT = Path(__file__).parents[1]
 BIN = Path(pyspark.__file__).parent / "bin"
 GUARD_S = 900.0
-FAST_START = "-XX:TieredStopAtLevel=1"
+FAST_START = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2_400)]
 
