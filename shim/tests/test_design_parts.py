@@ -54,5 +54,5 @@ def decisions() -> list[str]:
 
 @pytest.mark.parametrize("name", decisions())
 def test_what_is_said_to_decide_exists(name: str) -> None:
-    path = name if name.startswith("rocketshim_topics.") else f"rocketshim.{name}"
+    path = name if name.startswith("rocketshim_") else f"rocketshim.{name}"
     assert pkgutil.resolve_name(path) is not None
