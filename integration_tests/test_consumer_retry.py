@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, Producer, TopicPartition, murmur2
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from rocketshim import (
     ConsumeFromWhere,
@@ -305,6 +305,44 @@ def test_limits_of_group_and_message(stage: Stage, limit: int, own: int | None, 
     wait_until(lambda: len(read(stage.broker, NAMES.dead_letter(mine))) == 1, "a dead letter")
     assert seen == list(range(deliveries))
     assert read(stage.broker, NAMES.dead_letter(mine))[0].text("RECONSUME_TIMES") == str(deliveries)
+
+
+def test_dead_letters_go_on_while_their_topic_grows_and_new_partitions_get_theirs(stage: Stage) -> None:
+    name, mine = stage.topic(2), stage.group("grows")
+    dead_topic = NAMES.dead_letter(mine)
+
+    def refuse(_: Any) -> None:
+        raise OSError
+
+    one = stage.consumer(mine, refuse, name, max_reconsume_times=0)
+    stopping, sent = threading.Event(), 0
+
+    def send() -> None:
+        nonlocal sent
+        while not stopping.wait(0.01):
+            stage.plain.produce(name, b"%d" % sent, b"%d" % sent)
+            stage.plain.poll(0)
+            sent += 1
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        wait_until(lambda: one.send_back_counts.dead >= 20, "dead letters")
+        admin = AdminClient({"bootstrap.servers": stage.broker.bootstrap})
+        admin.create_partitions([NewPartitions(dead_topic, 8)])[dead_topic].result(GUARD_S)
+        wait_until(partial(waiting.has_records, admin, dead_topic, 7), "a new partition is used")
+        enough = sent + 100
+        wait_until(lambda: sent >= enough, "messages go on")
+    finally:
+        stopping.set()
+        sender.join()
+    assert stage.plain.flush(GUARD_S) == 0
+    wait_until(lambda: one.send_back_counts.dead >= sent, "all are dead letters")
+    found = {int(dead.value or b""): dead.partition for dead in read(stage.broker, dead_topic)}
+    assert (sorted(found), one.send_back_counts.dead) == (list(range(sent)), sent), "each one, once"
+    assert one.send_back_counts.not_stored == 0
+    last = range(sent - 50, sent)
+    assert [found[number] for number in last] == [murmur2(b"%d" % number, 8) for number in last]
 
 
 def test_a_group_never_sees_the_retries_of_another(stage: Stage) -> None:

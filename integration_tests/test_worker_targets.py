@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition, murmur2
+from confluent_kafka import Consumer, murmur2
 from confluent_kafka import Producer as PlainProducer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from rocketshim import DelayWorker
 from rocketshim.kafka.clients import confluent_clients
@@ -22,7 +22,7 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
 from .running import running
-from .waiting import wait_until
+from .waiting import has_records, wait_until
 from .worker_stage import DEADLINE_S, LEVELS, STAMPED, WorkerStage
 
 MODES = pytest.mark.parametrize("exactly_once", [False, True], ids=["at-least-once", "exactly-once"])
@@ -49,12 +49,6 @@ def make_topics(stage: WorkerStage, names: list[str], partitions: int) -> None:
     made = stage.admin.create_topics([NewTopic(name, partitions, config=STAMPED) for name in names])
     for future in made.values():
         future.result(DEADLINE_S)
-
-
-def has_records(stage: WorkerStage, topic: str, partition: int) -> bool:
-    place = TopicPartition(topic, partition)
-    end = stage.admin.list_offsets({place: OffsetSpec.latest()})[place]
-    return end.exception(DEADLINE_S) is None and end.result().offset > 0  # one just made has no leader yet
 
 
 class WatchedConsumer(Consumer):
@@ -128,7 +122,7 @@ def test_targets_that_grow_under_load_get_every_record_and_new_partitions_get_th
             for future in grown.values():
                 future.result(DEADLINE_S)
             for topic in topics.values():
-                wait_until(partial(has_records, stage, topic, 7), "a new partition is used", within_s=DEADLINE_S)
+                wait_until(partial(has_records, stage.admin, topic, 7), "a new partition is used", within_s=DEADLINE_S)
             enough = sent + 100
             wait_until(lambda: sent >= enough, "records go on", within_s=DEADLINE_S)
         finally:

@@ -3,7 +3,11 @@
 import time
 from collections.abc import Callable
 
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
 _LOOK_EVERY_S = 0.02
+_ANSWER_S = 60.0
 
 
 def wait_until(condition: Callable[[], bool], what: str | Callable[[], str] = "a fact", *, within_s: float) -> None:
@@ -12,3 +16,10 @@ def wait_until(condition: Callable[[], bool], what: str | Callable[[], str] = "a
     while not condition():
         assert time.monotonic() < end, f"not within {within_s} s: {what if isinstance(what, str) else what()}"
         time.sleep(_LOOK_EVERY_S)
+
+
+def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
+    """Whether a partition has records; a partition that was just made, and has no leader yet, has none."""
+    asked = TopicPartition(topic, partition)
+    end = admin.list_offsets({asked: OffsetSpec.latest()})[asked]
+    return end.exception(_ANSWER_S) is None and end.result().offset > 0
