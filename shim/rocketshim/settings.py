@@ -20,7 +20,7 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import mask
+from rocketshim.kafka.client_config import mask, merge
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import check_group
 
@@ -143,6 +143,21 @@ class ConnectionSettings(Settings):
         if bootstrap is not None or group is not None or values:
             raise ConfigError(f"{owner} takes settings=, or its fields as arguments, not both")
         return settings
+
+    def client_config(self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the settings of a Kafka client: the defaults, then the user's, then what is required here.
+
+        It is a consumer if `required` names its group.
+
+        Raises:
+            ConfigError: a setting of the user runs code, or has another value than is required.
+        """
+        return merge(
+            self.client,
+            defaults=defaults or {},
+            required={"bootstrap.servers": self.bootstrap, **required},
+            allow_code_settings=self.allow_code_settings,
+        )
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Yield what `repr`, `str` and rich print, with secrets hidden."""

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketshim.kafka.acls import denied_topics
-from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, explained
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
@@ -80,12 +80,7 @@ class WorkerClients:
             _LOG.warning("worker.settings-differ", extra={"difference": str(difference)})
 
     def _connection(self, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
-        return merge(
-            self._settings.client,
-            defaults=defaults or {},
-            required={"bootstrap.servers": self._settings.bootstrap, "error_cb": self.errors.append, **required},
-            allow_code_settings=self._settings.allow_code_settings,
-        )
+        return self._settings.client_config({"error_cb": self.errors.append, **required}, defaults)
 
     def consumer(self) -> ConsumerClient:
         """Return the consumer of the schedule topic."""
@@ -112,15 +107,9 @@ class WorkerClients:
 
     def lookup_consumer(self) -> ConsumerClient:
         """Return the consumer that looks up targets; it never joins the group."""
-        config = merge(
-            self._settings.client,
-            defaults={"client.id": "rocketshim-worker", **LastClientError().settings},
-            required={
-                **PROTECTED_CONSUMER,
-                "bootstrap.servers": self._settings.bootstrap,
-                "group.id": self._group,
-            },
-            allow_code_settings=self._settings.allow_code_settings,
+        config = self._settings.client_config(
+            {**PROTECTED_CONSUMER, "group.id": self._group},
+            {"client.id": "rocketshim-worker", **LastClientError().settings},
         )
         return self._clients.consumer(config)
 

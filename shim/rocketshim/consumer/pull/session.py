@@ -12,7 +12,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector
-from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER, merge
+from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim.settings import LitePullConsumerSettings, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError
@@ -104,12 +104,9 @@ class PullSession:
     def make_client(self, required: Mapping[str, Any], defaults: Mapping[str, Any]) -> ConsumerClient:
         """Make a Kafka consumer. Raises ConfigError if Kafka's client rejects a setting."""
         settings = self._settings
-        place = {"bootstrap.servers": settings.bootstrap, "group.id": settings.group}
-        config = merge(
-            settings.client,
-            defaults={**CONSUMER_DEFAULTS, **self.last_error.settings, **defaults},
-            required={**PROTECTED_CONSUMER, **place, **required},
-            allow_code_settings=settings.allow_code_settings,
+        config = settings.client_config(
+            {**PROTECTED_CONSUMER, "group.id": settings.group, **required},
+            {**CONSUMER_DEFAULTS, **self.last_error.settings, **defaults},
         )
         try:
             return self._make(config)

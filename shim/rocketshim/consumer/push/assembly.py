@@ -38,7 +38,6 @@ from rocketshim.kafka.client_config import (
     METADATA_REFRESH,
     PROTECTED_CONSUMER,
     PROTECTED_PRODUCER,
-    merge,
 )
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, brokers_assign, explained
 from rocketshim.kafka.membership import MemberCheck
@@ -154,7 +153,7 @@ class PushAssembly:
             return None, None, 1
         settings, named, schedule = self.settings, self.subscriptions.named(), self.names.schedule
         last_error = LastClientError()
-        admin = self.clients.admin(_connection(settings, {}, last_error.settings))
+        admin = self.clients.admin(settings.client_config({}, last_error.settings))
         topics = GroupTopics(admin, settings)
         with explained(last_error, admin):
             if self._broadcasts:
@@ -233,7 +232,7 @@ class PushAssembly:
     def _make_lookup_client(self) -> ConsumerClient:
         """Make a client that joins no group and fetches nothing."""
         settings = self.settings
-        return self.clients.consumer(_connection(settings, {**PROTECTED_CONSUMER, "group.id": settings.group}))
+        return self.clients.consumer(settings.client_config({**PROTECTED_CONSUMER, "group.id": settings.group}))
 
     def _make_assigner(self, log: GroupLogThread | None, ownership: Ownership) -> TopicAssigner | None:
         settings, topics, interval_ms = self.settings, self.subscriptions.topics, self.settings.rebalance_interval_ms
@@ -261,17 +260,6 @@ class PushAssembly:
         return pool
 
 
-def _connection(
-    settings: PushConsumerSettings, required: dict[str, Any], defaults: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    return merge(
-        settings.client,
-        defaults=defaults or {},
-        required={"bootstrap.servers": settings.bootstrap, **required},
-        allow_code_settings=settings.allow_code_settings,
-    )
-
-
 def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, orderly: bool) -> dict[str, Any]:
     required = {
         **PROTECTED_CONSUMER,
@@ -286,13 +274,13 @@ def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, ord
         # The queues of a dead member are reassigned when its session ends: let it end no later than its locks.
         session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
         defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
-    return _connection(settings, required, defaults)
+    return settings.client_config(required, defaults)
 
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:
     """Return the settings of the producer that sends messages back."""
     defaults = {"client.id": "rocketshim", "linger.ms": 1, "message.max.bytes": 100_000_000, **METADATA_REFRESH}
-    return _connection(settings, {**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
+    return settings.client_config({**PROTECTED_PRODUCER, "delivery.timeout.ms": settings.hop_timeout_ms}, defaults)
 
 
 def _flow_limits(settings: PushConsumerSettings, *, orderly: bool) -> FlowLimits:
