@@ -2,7 +2,7 @@
 
 Rules of this module:
 
-* User code runs only here, under no lock, and never gets a Kafka object.
+* Concurrent listeners and filters are called only here, under no lock, and never get a Kafka object.
 * Every exception of user code is an outcome, `SystemExit` included, as RocketMQ catches every Throwable. A message must
   not be able to end a thread, and with it the consumer, each time it is delivered.
 * A message that the filter does not match has succeeded: no listener is called, and its offset moves on.
