@@ -9,7 +9,7 @@
 One owner thread: the worker's.
 """
 
-from typing import Any, Final
+from typing import Final
 
 from rocketshim.core.backoff import Backoff
 
@@ -42,11 +42,10 @@ class TargetHealth:
         turn: the partition of the next keyless records.
         failures: number of failures in a row.
         last_failure_ns: when the last failure happened.
-        begun: for the router only: the groups it has begun, by partition.
     """
 
     __slots__ = (
-        "answered_ns", "ask_ns", "avoid_reason", "avoid_until_ns", "begun", "careful_until_ns", "failures",
+        "answered_ns", "ask_ns", "avoid_reason", "avoid_until_ns", "careful_until_ns", "failures",
         "lacking_ns", "last_failure_ns", "not_before_ns", "partitions", "ready_ns", "ticket", "topic", "turn",
     )  # fmt: skip
 
@@ -65,7 +64,6 @@ class TargetHealth:
         self.failures = 0
         self.last_failure_ns = -_AVOID_MOST_NS
         self.turn = 0
-        self.begun: dict[int, Any] = {}
 
     def is_open(self, now_ns: int) -> bool:
         """Return whether it takes records as they come: it is known, and nothing is wrong with it."""
