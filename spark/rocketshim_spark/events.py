@@ -279,8 +279,8 @@ def _kind(namespace: str) -> Column:
     return (
         F.when(topic == names.schedule, "schedule")
         .when(topic == names.parked, "parked")
-        .when(topic.startswith(f"{names.prefix}rmq.retry."), "retry")
-        .when(topic.startswith(f"{names.prefix}rmq.dlq."), "dlq")
+        .when(topic.startswith(names.retry_prefix), "retry")
+        .when(topic.startswith(names.dead_letter_prefix), "dlq")
         .when(~foreign, "source")
     )
 

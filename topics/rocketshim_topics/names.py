@@ -176,13 +176,23 @@ class TopicNames:
         """The Kafka consumer group of the namespace's worker."""
         return f"{self.prefix}rmq.sched"
 
+    @property
+    def retry_prefix(self) -> str:
+        """What the physical retry topics of all groups begin with, and no other topic of this namespace."""
+        return f"{self.prefix}rmq.retry."
+
+    @property
+    def dead_letter_prefix(self) -> str:
+        """What the physical dead-letter topics of all groups begin with, and no other topic of this namespace."""
+        return f"{self.prefix}rmq.dlq."
+
     def retry(self, group: str) -> str:
         """The physical retry topic of a group."""
-        return f"{self.prefix}rmq.retry.{_encoded(group)}"
+        return self.retry_prefix + _encoded(group)
 
     def dead_letter(self, group: str) -> str:
         """The physical dead-letter topic of a group."""
-        return f"{self.prefix}rmq.dlq.{_encoded(group)}"
+        return self.dead_letter_prefix + _encoded(group)
 
     def group_log(self, group: str) -> str:
         """The physical topic of a group's members and locks."""

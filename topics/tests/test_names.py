@@ -30,6 +30,8 @@ def test_names_of_the_default_namespace() -> None:
     assert NAMES.worker_group == "rmq.sched"
     assert NAMES.retry("payments") == "rmq.retry.payments"
     assert NAMES.dead_letter("payments") == "rmq.dlq.payments"
+    assert (NAMES.retry_prefix, NAMES.dead_letter_prefix) == ("rmq.retry.", "rmq.dlq.")
+    assert TopicNames("eu").retry_prefix == "eu.rmq.retry."
     assert NAMES.group_log("payments") == "rmq.group.payments"
 
 

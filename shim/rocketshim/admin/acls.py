@@ -118,7 +118,7 @@ def _consumer(names: TopicNames, groups: Iterable[str], *, orderly: bool) -> Ite
 def _worker(names: TopicNames) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", "WRITE", why="read the queues; hops and probes")
     yield _topic(names.parked, "WRITE", why="park")
-    yield _topic(f"{names.prefix}rmq.retry.", "WRITE", why="deliver retries", prefixed=True)
+    yield _topic(names.retry_prefix, "WRITE", why="deliver retries", prefixed=True)
     yield _group(names.worker_group, "READ", why="join and commit")
     yield Grant(
         Resource.TRANSACTIONAL_ID, f"{names.worker_group}.", prefixed=True, operations=("WRITE",), why="--exactly-once"
@@ -161,7 +161,7 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
 def _everything_read(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", why="analyse")
     yield _topic(f"{names.prefix}rmq.", "READ", why="analyse", prefixed=True)
-    yield _topic(f"{names.prefix}rmq.dlq.", "DESCRIBE_CONFIGS", why="retention: dlq-trend", prefixed=True)
+    yield _topic(names.dead_letter_prefix, "DESCRIBE_CONFIGS", why="retention: dlq-trend", prefixed=True)
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: without them nobody knows what was handled")
 

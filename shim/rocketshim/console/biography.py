@@ -125,8 +125,8 @@ def _topic(hop: TraceStep | Missing) -> str:
 def _lane(topic: str, names: TopicNames) -> str:
     if topic in {names.schedule, names.parked}:
         return "schedule" if topic == names.schedule else "parked"
-    for lane, physical in (("retry", names.retry("g")), ("dead", names.dead_letter("g"))):
-        if topic.startswith(physical.removesuffix("g")):
+    for lane, prefix in (("retry", names.retry_prefix), ("dead", names.dead_letter_prefix)):
+        if topic.startswith(prefix):
             return lane
     return "source"
 

@@ -97,7 +97,7 @@ def letters(request: Request) -> Response:
 
 def _group(console: Console, topic: str) -> str | None:
     """Return the group whose dead letters a topic has; None: it is another project's topic."""
-    prefix = console.names.dead_letter("g").removesuffix("g")
+    prefix = console.names.dead_letter_prefix
     return topic.removeprefix(prefix) if topic.startswith(prefix) else None
 
 

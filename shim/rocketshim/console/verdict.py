@@ -141,7 +141,7 @@ def _replay_id(record: Any) -> bytes:
 
 def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Behind]:
     """Return the groups whose retry topics get what was sent; a source topic may have any number of groups."""
-    prefix = console.names.retry("g").removesuffix("g")
+    prefix = console.names.retry_prefix
     found = []
     for topic in sorted({letter.target for letter in plan.letters if letter.target.startswith(prefix)}):
         group = plan.rules.group or topic.removeprefix(prefix)

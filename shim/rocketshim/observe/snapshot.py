@@ -255,7 +255,7 @@ def groups_of(names: TopicNames, visible: Mapping[str, int], known: tuple[str, .
         known: names of groups to look for.
     """
     found = {names.dead_letter(group): group for group in known}
-    dead, retry = f"{names.prefix}rmq.dlq.", f"{names.prefix}rmq.retry."
+    dead, retry = names.dead_letter_prefix, names.retry_prefix
     for topic in sorted(visible):
         for prefix in (dead, retry):
             if topic.startswith(prefix):

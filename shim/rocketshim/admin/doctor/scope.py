@@ -11,7 +11,7 @@ __all__ = ["groups_with_retries", "topics_to_read"]
 
 def groups_with_retries(names: TopicNames, visible: Iterable[str]) -> list[str]:
     """Return the groups whose retry topic exists. Groups with an encoded topic name are not found."""
-    prefix = f"{names.prefix}rmq.retry."
+    prefix = names.retry_prefix
     found = []
     for suffix in sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix)):
         with suppress(ConfigError):  # another program's topic, whose suffix is not a group name
