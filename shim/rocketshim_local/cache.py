@@ -73,7 +73,10 @@ def exclusive(name: str) -> Iterator[None]:
         ) from error
     with lock_file.open("a") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:  # closing the file is not enough: a process that was forked meanwhile has it open, too
+            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,5 @@
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +109,20 @@ with exclusive("one"):
     assert ended.returncode == -9
     with exclusive("one"):
         assert (path.parents[1] / "locks" / "one.lock").exists()
+
+
+def test_a_process_that_was_forked_by_its_holder_does_not_keep_a_lock(path: Path) -> None:
+    begin, end = os.pipe()
+    with exclusive("one"):
+        if (pid := os.fork()) == 0:
+            os.close(end)
+            os.read(begin, 1)
+            os._exit(0)
+    with (path.parents[1] / "locks" / "one.lock").open("a") as free:
+        fcntl.flock(free, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(end)
+    os.close(begin)
+    os.waitpid(pid, 0)
 
 
 def test_the_error_for_an_unwritable_cache_says_how_to_name_another_one(
