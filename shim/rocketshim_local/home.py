@@ -6,8 +6,8 @@ cluster runs) and for each node `node-<i>/data`, `node-<i>/log` and `node-<i>/se
 A folder that the caller names is kept. Otherwise the folder is `<cache>/clusters/<time of start>-<id>`: when the
 cluster stops, its data are removed and its logs are kept. Each new start removes the data that crashed processes left,
 and all but the newest `KEPT_LOGS` log folders. The lock on `in-use` tells whether a folder is in use; the kernel
-releases it when the process that holds it ends. Starts take turns by a lock on `<cache>/clusters/starting`: otherwise
-one could remove a folder while another looks at it.
+releases it when the process that holds it ends. Starts take turns: otherwise one could remove a folder while another
+looks at it.
 """
 
 import base64
@@ -16,13 +16,11 @@ import json
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.cache import cache_dir
+from rocketshim_local.cache import cache_dir, exclusive
 
 __all__ = ["ClusterHome", "random_id"]
 
@@ -61,7 +59,7 @@ class ClusterHome:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             if data_dir is None:
-                with _turn(self.path.parent):
+                with exclusive("clusters"):
                     _sweep(self.path.parent)
                     self._lock = _lock(self.path)
             else:
@@ -104,17 +102,6 @@ class ClusterHome:
                 "start it with that number, or name another folder"
             )
         return known_id
-
-
-@contextmanager
-def _turn(root: Path) -> Iterator[None]:
-    """Wait until no other process or thread starts a cluster in the cache, and keep others waiting."""
-    with (root / "starting").open("w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(handle, fcntl.LOCK_UN)
 
 
 def _lock(home: Path) -> IO[str] | None:

@@ -82,7 +82,7 @@ def test_data_of_a_crashed_cluster_are_removed_and_data_of_a_running_one_are_not
         fill(ClusterHome(None, 1))
         os._exit(0)  # without leave(), like a crash
     os.waitpid(crashed_pid, 0)
-    homes = [path for path in living.path.parent.iterdir() if path.is_dir() and path != living.path]
+    homes = [path for path in living.path.parent.iterdir() if path != living.path]
     assert len(homes) == 1
     assert (homes[0] / "node-1" / "data").exists()
     ClusterHome(None, 1).leave()
@@ -99,7 +99,7 @@ def test_only_the_newest_logs_are_kept(cache: Path) -> None:
         (old / "in-use").touch()
         (old / "cluster.json").write_text(json.dumps({"cluster_id": "x", "brokers": 1}))
     home = ClusterHome(None, 1)
-    left = sorted(path.name for path in (cache / "clusters").iterdir() if path.is_dir() and path != home.path)
+    left = sorted(path.name for path in (cache / "clusters").iterdir() if path != home.path)
     assert left == [f"20200101-0000{number:02d}-x" for number in range(3, KEPT_LOGS + 3)]
     home.leave()
 
@@ -114,7 +114,7 @@ def test_processes_that_start_at_the_same_time_do_not_disturb_each_other(cache: 
     os.close(end)
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * 4
     os.close(begin)
-    assert sum(path.is_dir() for path in (cache / "clusters").iterdir()) in range(KEPT_LOGS, KEPT_LOGS + 5)
+    assert len(list((cache / "clusters").iterdir())) in range(KEPT_LOGS, KEPT_LOGS + 5)
 
 
 def fork_and_start(begin: int, end: int) -> int:
