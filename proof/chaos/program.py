@@ -38,7 +38,13 @@ from rocketshim import (
     PushConsumer,
     dropin,
 )
-from rocketshim.errors import BrokerUnavailableError, RocketshimError, SendTimeoutError, StaleMessageError
+from rocketshim.errors import (
+    BrokerUnavailableError,
+    RocketshimError,
+    SendTimeoutError,
+    StaleMessageError,
+    TopicMissingError,
+)
 from rocketshim.settings import WorkerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import decode
@@ -365,8 +371,8 @@ def _run(consumer: PushConsumer) -> None:
     while True:
         try:
             consumer.run()
-        except BrokerUnavailableError:  # the brokers are away: nothing was started
-            time.sleep(0.2)
+        except (BrokerUnavailableError, TopicMissingError):  # the brokers are away, or a topic is deleted right now
+            time.sleep(0.2)  # nothing was started
         else:
             return
 

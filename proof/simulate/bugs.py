@@ -47,6 +47,7 @@ CHURNS: Final = "churns"
 DROPIN: Final = "dropin"
 SENDERS: Final = "senders"
 LOGS: Final = "logs"
+_EARLIER_NS: Final = 300_000_000
 EXACTLY_ONCE: Final = "exactly_once"
 
 
@@ -224,6 +225,20 @@ def _delay_shorter(original: Any) -> Any:
     return init
 
 
+def _fetched_is_dated_early(original: Any) -> Any:
+    def offer(self: Any, records: Any, seen_ns: int, *values: Any) -> None:
+        original(self, records, seen_ns - _EARLIER_NS, *values)
+
+    return offer
+
+
+def _probe_is_dated_early(original: Any) -> Any:
+    def probed(self: Any, offset: int, append_ms: int, seen_ns: int) -> None:
+        original(self, offset, append_ms, seen_ns - _EARLIER_NS)
+
+    return probed
+
+
 def _no_offsets_in_transaction(_: Any) -> Any:
     return lambda self: []  # noqa: ARG005
 
@@ -349,6 +364,8 @@ BUGS: Final = (
     Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),
     Bug("a refused record is not sent again", AtLeastOnce, "_send_again", _waits_for_nothing),
     Bug("queues are 200 ms too short", LevelQueue, "__init__", _delay_shorter),
+    Bug("a fetched record is dated before it was seen", LevelQueue, "offer", _fetched_is_dated_early),
+    Bug("a probe is dated before its report", LevelQueue, "probed", _probe_is_dated_early),
     Bug("everything is allowed", AllowList, "refusal", _returns(None)),
     Bug("a transaction commits no positions", Transaction, "offsets", _no_offsets_in_transaction, EXACTLY_ONCE),
     Bug("records of an aborted transaction are not sent again", LevelQueue, "failed", _lost_after_abort),
