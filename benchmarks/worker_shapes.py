@@ -13,6 +13,9 @@ Each run is a process of its own, `benchmarks.worker`'s side, which ends when th
 round follow each other, each round begins with another shape, and the first round is dropped. Printed are the medians,
 and the ratio to the own shape *of the same round*. With `--old PATH`, each run is repeated with the sources of another
 work tree, and the ratio of the two rates in one round is printed, too.
+
+The mode `plain loop` shows what the records themselves cost: it moves the same records, unchanged, by the fastest loop
+that the client allows in Python. A record with more headers takes longer in every mode.
 """
 
 import argparse
@@ -43,7 +46,10 @@ from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import Header
 
 SHAPES = ("own", "queue", "bare", "mixed", "retry", "hops")
-MODES = {"at least once": "worker, at least once", "exactly once": "worker, exactly once"}
+PLAIN_LOOP = "plain loop"
+MODES = {
+    PLAIN_LOOP: "plain, callback", "at least once": "worker, at least once", "exactly once": "worker, exactly once",
+}  # fmt: skip
 GROUP = "g"
 HOUR_MS = 3_600_000
 
@@ -134,12 +140,13 @@ class Source:
 
 
 def run(bootstrap: str, source: Source, mode: str, tree: str | None) -> float:
-    """Return the worker's rate in k/s, with the sources of a work tree; None: those of this process."""
+    """Return the rate in k/s, with the sources of a work tree; None: those of this process."""
     environment = dict(os.environ)
     if tree is not None:
         paths = [str(Path(tree) / part) for part in ("topics", "shim")]
         environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
-    arguments = [MODES[mode], bootstrap, source.names.namespace, source.target, str(source.count)]
+    target = source.physical if mode == PLAIN_LOOP else source.target
+    arguments = [MODES[mode], bootstrap, source.names.namespace, target, str(source.count)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.worker", "--side", *arguments],
         check=True,
@@ -160,7 +167,7 @@ def measure(bootstrap: str, mode: str, chosen: argparse.Namespace) -> None:
         for shape in [*chosen.shapes, *chosen.shapes][turn : turn + len(sources)]:
             for tree in trees if number % 2 else reversed(trees):
                 source = sources[shape]
-                if shape == "hops":  # its records are in the schedule topic twice when they were relayed
+                if shape == "hops" and mode != PLAIN_LOOP:  # relayed, they lie there twice
                     source.drop()
                     source = sources[shape] = Source(bootstrap, shape, chosen.count)
                 rate = run(bootstrap, source, mode, tree)
@@ -173,7 +180,8 @@ def measure(bootstrap: str, mode: str, chosen: argparse.Namespace) -> None:
         text = f"{statistics.median(now):.0f} k/s ({min(now):.0f} to {max(now):.0f}), ratio to own {_ratio(now, own)}"
         if chosen.old:
             text += f", to the old code {_ratio(now, rates[shape, chosen.old])}"
-        table.say(f"{mode}, {shape}: {chosen.count:,} records", "≥ 0.90 × own", text)
+        reach = "–" if mode == PLAIN_LOOP else "≥ 0.90 × own"
+        table.say(f"{mode}, {shape}: {chosen.count:,} records", reach, text)
 
 
 def _ratio(some: list[float], others: list[float]) -> str:
