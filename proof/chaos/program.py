@@ -227,7 +227,7 @@ class _Program:
 
         for topic in (*group.topics, *self.lane.fleeting):
             consumer.register_message_listener(topic, handle)
-        _run(consumer)
+        _until_brokers_answer(consumer.run)
 
     def _consume_all(self) -> None:
         """Broadcasting: a process that is started again continues where the one before was."""
@@ -241,7 +241,7 @@ class _Program:
             self._deliver(group.name, message, None, lambda: None)
 
         consumer.register_message_listener(group.topics[0], handle)
-        _run(consumer)
+        _until_brokers_answer(consumer.run)
 
     def _consume_in_order(self) -> None:
         group, local = self.lane.group("orderly"), threading.local()
@@ -262,7 +262,7 @@ class _Program:
 
             self._deliver(group.name, message, context.fencing_token, work)
 
-        _run(consumer)
+        _until_brokers_answer(consumer.run)
 
     def _deliver(self, group: str, message: MessageView, token: int | None, work: Callable[[], None]) -> None:
         """Do a listener's work between the two lines of its call."""
@@ -298,7 +298,7 @@ class _Program:
         }  # fmt: skip
         with StopSignals() as stopping:
             consumer = dropin.Consumer(config)
-            consumer.subscribe(list(group.topics))
+            _until_brokers_answer(lambda: consumer.subscribe(list(group.topics)))
             while not stopping.asked:
                 messages = [each for each in consumer.consume(50, 0.2) if each.error() is None]
                 ends: dict[tuple[Any, Any], int | None] = {}
@@ -367,10 +367,10 @@ def _work(message: MessageView) -> None:
         raise _FailedError
 
 
-def _run(consumer: PushConsumer) -> None:
+def _until_brokers_answer(start: Callable[[], None]) -> None:
     while True:
         try:
-            consumer.run()
+            start()
         except (BrokerUnavailableError, TopicMissingError):  # the brokers are away, or a topic is deleted right now
             time.sleep(0.2)  # nothing was started
         else:

@@ -18,7 +18,7 @@ from proof.index import NS_PER_MS, Index, Stored
 from proof.lines import Group
 from proof.violation import Violation
 
-__all__ = ["find"]
+__all__ = ["find", "relayed_ms"]
 
 _SLACK_MS = 100
 _NEVER = math.inf
@@ -41,7 +41,7 @@ def find(index: Index) -> Iterator[Violation]:
         for queue, records in index.queues.items()
         if queue.rpartition("/")[0] == schedule
     }
-    yield from _stored(index, group, queues, _relayed_ms)
+    yield from _stored(index, group, queues, relayed_ms)
 
 
 def _calls(
@@ -71,8 +71,10 @@ def _queues_of(index: Index, group: Group) -> dict[str, list[Stored]]:
     return queues
 
 
-def _relayed_ms(record: Stored) -> float:
-    return min((child.it.ms for child in record.committed_children() if child.it.stamp == "append"), default=-_NEVER)
+def relayed_ms(record: Stored) -> float:
+    """When a record was relayed: -inf where that is not known, since a copy of it has its sender's time."""
+    copies = record.committed_children()
+    return min((copy.it.ms if copy.it.stamp == "append" else -_NEVER for copy in copies), default=-_NEVER)
 
 
 class _Finished:

@@ -1,4 +1,7 @@
-"""Memory is bounded: after a warm-up resident memory grows no faster than allowed, and never above the limit."""
+"""Memory is bounded: after a warm-up resident memory grows no faster than allowed, and never above the limit.
+
+A step, as a backlog after a fault makes it, is not growth: memory grows if it also does so in the second half.
+"""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,11 +45,18 @@ def find(index: Index) -> Iterator[Violation]:
 
 
 def slope_mib_per_min(samples: list[tuple[int, int]]) -> float | None:
-    """The growth of memory (time in ns, bytes) by least squares, after the warm-up; None: too short to tell."""
+    """The growth of memory (time in ns, bytes) after the warm-up; None: too short to tell.
+
+    It is the smaller of two slopes, by least squares: of the whole time, and of its second half.
+    """
     if not samples:
         return None
     judged = [(at_ns, value) for at_ns, value in samples if at_ns >= samples[0][0] + WARM_UP_NS]
-    if len(judged) < 3 or judged[-1][0] - judged[0][0] < JUDGED_NS:
+    if len(judged) < 6 or judged[-1][0] - judged[0][0] < JUDGED_NS:
         return None
-    fit = linear_regression([at_ns / _NS_PER_MIN for at_ns, _ in judged], [value / _MIB for _, value in judged])
+    return min(_slope(judged), _slope(judged[len(judged) // 2 :]))
+
+
+def _slope(samples: list[tuple[int, int]]) -> float:
+    fit = linear_regression([at_ns / _NS_PER_MIN for at_ns, _ in samples], [value / _MIB for _, value in samples])
     return fit.slope

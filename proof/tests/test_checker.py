@@ -1,6 +1,7 @@
 """Properties of the checker itself, and its command."""
 
 import json
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from proof.__main__ import main
 from proof.check import run
+from proof.check.commits import relayed_ms
 from proof.check.duplicates import causes
 from proof.check.fold import find
 from proof.check.memory import slope_mib_per_min
@@ -131,6 +133,20 @@ def test_the_slope_of_memory_is_found(slope: float, base: int, minutes: int) -> 
     assert found is not None
     assert found == pytest.approx(slope, abs=0.01)
     assert slope_mib_per_min(samples[:6]) is None
+
+
+def test_a_step_of_memory_is_not_growth() -> None:
+    samples = [(minute * 60 * S, (60 if minute < 6 else 80) * 1_048_576) for minute in range(14)]
+    assert slope_mib_per_min(samples) == pytest.approx(0, abs=0.01)
+
+
+def test_it_is_not_known_when_a_record_was_relayed_if_a_copy_of_it_has_its_sender_s_time() -> None:
+    doctor = Doctor("concurrent", 1)
+    relayed = next(each for each in doctor.index.messages() if relayed_ms(each) > 0)
+    (copy,) = relayed.committed_children()
+    doctor.line(copy.source)["stamp"] = "create"
+    again = Index(parsed(doctor.finish()))
+    assert relayed_ms(next(each for each in again.messages() if each.it.where == relayed.it.where)) == -math.inf
 
 
 def write(folder: Path, files: Files) -> None:
