@@ -11,11 +11,12 @@ A group that consumes in order keeps positions in its log as well, and begins at
 forward only; a plan that goes back is refused.
 
 The metadata of each position is kept: it says since when the group reads the topic (`rocketshim.core.start_position`).
+Only the token of an orderly group's owner is left out: a position without a token counts, whatever the group's log has.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -23,6 +24,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # th
 
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, typed_error
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log
+from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import merge
@@ -33,7 +35,6 @@ from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
-from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTarget", "plan_reset"]
 
@@ -71,7 +72,7 @@ class PlannedReset:
         target: the position to commit.
         low: the earliest offset that exists.
         end: end offset for a `read_committed` reader.
-        metadata: the metadata of the last commit, which is kept; None: none.
+        metadata: the metadata of the last commit, without a token; None: none.
     """
 
     topic: str
@@ -137,11 +138,11 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
                 target=_target(key, facts, target),
                 low=facts.lows[key],
                 end=facts.ends[key],
-                metadata=None if before is None else before.metadata,
+                metadata=None if before is None else _without_token(before.metadata),
             )
         )
     members = _members(facts)
-    refused = _running(facts.standing.group, members) or _kept_by_log(facts.log, resets)
+    refused = _running(facts.standing.group, members)
     return ResetPlan(facts.standing.group, members, tuple(resets), refused)
 
 
@@ -180,16 +181,10 @@ def _running(group: str, members: tuple[str, ...]) -> str | None:
     )
 
 
-def _kept_by_log(log: GroupLogStanding | None, resets: Sequence[PlannedReset]) -> str | None:
-    for each in resets:
-        kept = None if log is None else log.log.lock(MessageQueue(each.topic, queue_id=each.partition)).next_offset
-        if kept is not None and kept > each.target:
-            return (
-                f"the group consumes in order, and its log keeps position {kept} of {each.topic}/{each.partition}: it "
-                f"would begin there, not at {each.target}. An orderly group can only be moved forward; read older "
-                "messages with another group"
-            )
-    return None
+def _without_token(metadata: str | None) -> str | None:
+    """Return the metadata of a commit that no owner of an orderly queue has made."""
+    found = decode_metadata(metadata)
+    return metadata if found is None or found.token is None else encode_metadata(replace(found, token=None))
 
 
 class GroupResetter:

@@ -332,7 +332,7 @@ class GroupLog:
         if void:
             seen = state or QueueLease(known=True)
             token = None if event.kind == "claim" else event.token
-            return Judgement(queue, LeaseOutcome.VOID, token, seen.next_offset, seen.reconsume_counts)
+            return _judgement(queue, LeaseOutcome.VOID, token, seen)
         if state is None:
             state = self._queues[queue] = QueueLease(known=self._complete)
         if state.unjudged is not None and self._free_from_ms(state) <= event.log_ms:
@@ -345,7 +345,7 @@ class GroupLog:
         else:
             outcome = state.judge(event)
         token = event.token if event.kind != "claim" or outcome is LeaseOutcome.GRANTED else None
-        return Judgement(queue, outcome, token, state.next_offset, state.reconsume_counts)
+        return _judgement(queue, outcome, token, state)
 
     def _events(
         self, record: ClaimRecord | RenewRecord | ReleaseRecord, owner: Owner
@@ -372,3 +372,7 @@ class GroupLog:
                     reconsume_counts=entry.reconsume_counts,
                 ),
             )
+
+
+def _judgement(queue: MessageQueue, outcome: LeaseOutcome, token: int | None, state: QueueLease) -> Judgement:
+    return Judgement(queue, outcome, token, state.next_offset, state.reconsume_counts, state.position_token)

@@ -42,6 +42,7 @@ class Judgement:
         token: token that the claim made, or that the renewal or release names; None for a claim that made none.
         next_offset: the queue's value now.
         reconsume_counts: the queue's value now.
+        position_token: token of the owner that reported `next_offset`; -1: nobody has.
     """
 
     queue: MessageQueue
@@ -49,6 +50,7 @@ class Judgement:
     token: int | None
     next_offset: int | None
     reconsume_counts: tuple[tuple[int, int], ...]
+    position_token: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,13 +68,14 @@ class LeaseEvent:
 class QueueLease:
     """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far."""
 
-    __slots__ = ("lease_end_ms", "next_offset", "owner", "reconsume_counts", "token", "unjudged")
+    __slots__ = ("lease_end_ms", "next_offset", "owner", "position_token", "reconsume_counts", "token", "unjudged")
 
     def __init__(self, *, known: bool) -> None:
         self.owner: Owner | None = None
         self.token: int | None = None
         self.lease_end_ms = 0
         self.next_offset: int | None = None
+        self.position_token = -1  # of the owner that reported `next_offset`
         self.reconsume_counts: tuple[tuple[int, int], ...] = ()
         self.unjudged: list[LeaseEvent] | None = None if known else []
 
@@ -103,7 +104,7 @@ class QueueLease:
     def note_progress(self, event: LeaseEvent) -> None:
         """Keep what a renewal or release reports for the next owner; a position of None reports nothing new."""
         if event.next_offset is not None:
-            self.next_offset = event.next_offset
+            self.next_offset, self.position_token = event.next_offset, event.token
         self.reconsume_counts = event.reconsume_counts
 
     def anchor(self, event: LeaseEvent) -> bool:

@@ -13,7 +13,7 @@ from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim_topics.hops import Failure
 
-__all__ = ["OrderlyPartition", "OrderlyTask", "StoppedKeys"]
+__all__ = ["OrderlyPartition", "OrderlyTask", "Progress", "StoppedKeys"]
 
 Progress = tuple[int | None, ReconsumeCounts]
 """Position and failed attempts, in the form of the group's log."""

@@ -217,6 +217,8 @@ class QueueLockHolder:
     ) -> None:
         """Record the progress of a queue; the next renewal carries it. Ignored for a former token.
 
+        A position that goes back (the topic was created again) is renewed by the next `tick`.
+
         Args:
             queue: the queue.
             token: token of the run that reports.
@@ -226,6 +228,8 @@ class QueueLockHolder:
         slot = self._slots.get(queue)
         if slot is not None and slot.lease.token == token:
             if next_offset is not None:
+                if slot.next_offset is not None and next_offset < slot.next_offset:
+                    slot.renews_now = True  # before a commit of this owner is taken for one of the former positions
                 slot.next_offset = next_offset
             slot.reconsume_counts = reconsume_counts
 
@@ -401,6 +405,8 @@ class QueueLockHolder:
             yield queue, max(instants)
 
     def _renewal_due_ms(self, slot: Slot) -> int:
+        if slot.renews_now:
+            return self._now_ms
         unconfirmed = slot.sent_ms != slot.confirmed_ms
         return slot.sent_ms + (self._settings.retry_ms if unconfirmed else self._settings.lock_renew_ms)
 
@@ -411,7 +417,7 @@ class QueueLockHolder:
             return
         entries: list[tuple[LeaseEntry, int]] = []
         for _, slot in sorted(owned.items()):
-            slot.sent_ms = now_ms
+            slot.sent_ms, slot.renews_now = now_ms, False
             entry = slot.lease_entry()
             entries.append((entry, 1 + len(entry.reconsume_counts)))
         base = max(slot.base for slot in owned.values())  # the same for all, because a new base ends every belief
@@ -468,8 +474,12 @@ class QueueLockHolder:
                 slot.sent_ms = sent_ms
                 slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 slot.next_offset, slot.reconsume_counts = None, judgement.reconsume_counts
-                slot.claim_after_ms = None
-                return [QueueStarted(slot.lease, judgement.next_offset, judgement.reconsume_counts)]
+                slot.claim_after_ms, slot.renews_now = None, False
+                return [
+                    QueueStarted(
+                        slot.lease, judgement.next_offset, judgement.reconsume_counts, judgement.position_token
+                    )
+                ]
             slot.advance(LockEvent.REFUSE)
         if wanted or (slot is not None and slot.state is not LockState.IDLE):
             return []  # it will be claimed again

@@ -77,14 +77,31 @@ class QueueStarted:
 
     Attributes:
         lease: the lease.
-        next_offset: offset from the log. Start at the larger of it and the committed offset if that commit carries a
-            token, else at the committed offset (an operator has reset it). None: the log has no offset.
+        next_offset: offset from the log; `start_after` says when it counts. None: the log has no offset.
         reconsume_counts: failed attempts so far of messages that the last owner did not finish.
+        position_token: token of the owner that reported `next_offset`.
     """
 
     lease: Lease
     next_offset: int | None
     reconsume_counts: ReconsumeCounts
+    position_token: int = -1
+
+    def start_after(self, committed: int, token: int | None) -> tuple[int, ReconsumeCounts]:
+        """Return where the queue starts, and the failed attempts that count there.
+
+        The log's position is newer than the commit if the same owner has made both, or a later one has reported it. It
+        counts for nothing if the positions begin again: an operator has reset the commit (it has no token), or an owner
+        after the one that reported it has committed a lower start (the topic was created again).
+
+        Args:
+            committed: the committed offset.
+            token: the token in the commit's metadata; None: it has none, or there is no commit.
+        """
+        known = committed if self.next_offset is None else self.next_offset
+        if token is None or (known > committed and self.position_token < token):
+            return committed, ()
+        return max(committed, known), self.reconsume_counts
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ class Slot:
 
     __slots__ = (
         "base", "claim_after_ms", "claim_seq", "confirmed_ms", "confirmed_offset", "lease", "next_offset",
-        "reconsume_counts", "sent_ms", "state",
+        "reconsume_counts", "renews_now", "sent_ms", "state",
     )  # fmt: skip
 
     def __init__(self, queue: MessageQueue) -> None:
@@ -76,6 +76,7 @@ class Slot:
         self.confirmed_offset = 0
         self.next_offset: int | None = None
         self.reconsume_counts: ReconsumeCounts = ()
+        self.renews_now = False
 
     def advance(self, event: LockEvent) -> None:
         """Enter the next state; a lease without belief ends.

@@ -10,6 +10,7 @@ from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.admin.group_log_snapshot import GroupLogStanding
 from rocketshim.admin.group_reset import ResetFacts, ResetPlan, ResetTarget, plan_reset
 from rocketshim.core.group_log import GroupLog
+from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import MemberRecord
@@ -75,3 +76,11 @@ def test_members_that_allocate_queues_themselves_are_seen_in_the_log(silent_ms: 
     plan = planned(facts(log=standing, now_ms=NOW_MS + silent_ms), latest=True)
     assert (plan.refused is not None) is is_running
     assert plan.members == (("alone",) if is_running else ())
+
+
+def test_the_position_of_an_orderly_group_is_set_without_its_owner_s_token_so_that_it_counts_in_any_direction() -> None:
+    owned = encode_metadata(CommitMetadata("digest", 3, "t=*", 77))
+    before = PartitionStanding("t", 0, position=5, low=0, end=9, member=None, metadata=owned)
+    known = facts(standing=GroupStanding("g", "EMPTY", (), (before,)))
+    [reset] = planned(known, offset=2).resets
+    assert decode_metadata(reset.metadata) == CommitMetadata("digest", 3, "t=*")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rocketshim.core.group_log import GroupLog
 from rocketshim.core.group_log_results import Continuity, Folded
-from rocketshim.core.lease import ReconsumeCounts
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock import QueueLockHolder
 from rocketshim.core.queue_lock_actions import (
@@ -35,6 +35,7 @@ from rocketshim_topics.message_queue import MessageQueue
 
 T0 = 1_700_000_000_000
 Q = MessageQueue("orders", "kafka", 0)
+COUNTS = ((21, 2),)
 Q1 = MessageQueue("orders", "kafka", 1)
 A, B = Owner("a", "i1"), Owner("b", "i1")
 DEFAULT = QueueLockSettings()
@@ -391,6 +392,37 @@ def test_renewals_carry_the_progress_of_the_queue() -> None:
     bench.wait(RENEW)
     lock = bench.log.lock(Q)
     assert (lock.next_offset, lock.reconsume_counts) == (17, ((17, 3),))
+
+
+def test_a_position_that_goes_back_is_renewed_by_the_next_tick() -> None:
+    bench = Bench(Q)
+    token = bench.token()
+    assert token is not None
+    bench.holder.progress(Q, token, 17, ())
+    bench.wait(RENEW)
+    bench.holder.progress(Q, token, 3, ())  # the topic was created again
+    bench.tick()
+    assert bench.log.lock(Q).next_offset == 3
+    assert bench.tick() == []
+
+
+@pytest.mark.parametrize(
+    ("committed", "token", "start"),
+    [
+        (10, 7, (20, COUNTS)),  # the owner that reported 20 had committed 10 before
+        (20, 8, (20, COUNTS)),  # the next owner has begun there
+        (25, 8, (25, COUNTS)),  # and has gone on
+        (0, 8, (0, ())),  # the next owner has begun lower: the topic was created again
+        (10, None, (10, ())),  # an operator has set the position
+    ],
+)
+def test_a_position_of_the_log_counts_unless_a_later_owner_or_an_operator_has_begun_lower(
+    committed: int, token: int | None, start: tuple[int, ReconsumeCounts]
+) -> None:
+    started = QueueStarted(Lease(Q, 9, 0), 20, COUNTS, position_token=7)
+    assert started.start_after(committed, token) == start
+    unreported = QueueStarted(Lease(Q, 9, 0), None, COUNTS)
+    assert unreported.start_after(committed, token)[0] == committed
 
 
 def test_a_new_owner_starts_with_the_position_and_the_counts_of_the_last_one() -> None:

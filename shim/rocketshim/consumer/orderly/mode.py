@@ -24,7 +24,7 @@ from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.core.lease import Lease
+from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.orderly_assignment import (
     EndRun,
@@ -34,7 +34,7 @@ from rocketshim.core.orderly_assignment import (
     PauseReading,
     ReleaseLock,
 )
-from rocketshim.core.orderly_partition import OrderlyPartition
+from rocketshim.core.orderly_partition import OrderlyPartition, Progress
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.timer import Timer
 from rocketshim.group.log_thread import GroupLogThread
@@ -210,7 +210,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self.queues.commits.positions.forget(key)
 
     def _release(self, started: QueueStarted, run: OrderlyPartition | None) -> None:
-        progress = (started.next_offset, started.reconsume_counts)
+        progress: Progress = (None, started.reconsume_counts)  # the log keeps the position, and whose it is
         if run is not None:
             progress = run.progress
             run.drop()
@@ -252,29 +252,28 @@ class OrderlyMode(Mode[OrderlyPartition]):
         try:
             found = self._reader.starts.find(keys, timeout_s)
             now_ms = self._now_ms()
-            offsets = {key: self._begin_at(key, at) for key, at in found.items() if self._may_start(key, now_ms)}
+            begins = {key: self._begin_at(key, at) for key, at in found.items() if self._may_start(key, now_ms)}
+            offsets = {key: offset for key, (offset, _) in begins.items()}
             self._reader.starts.commit(offsets)
             for key, offset in offsets.items():
                 self._reader.seek(key, offset)
         except KafkaException as error:
             refused: KafkaError = error.args[0]
             return refused
-        for key, offset in offsets.items():
-            started = self._assignment.started(key)
-            self.dispatch.reconsume_counts[key] = () if started is None else started.reconsume_counts
+        for key, (offset, counts) in begins.items():
+            self.dispatch.reconsume_counts[key] = counts
             self._run(key, offset)
             self.dispatch.orderly_counts.starts += self._log is not None
         if offsets:
             _LOG.info("consumer.locked", extra={"partitions": list(map(str, offsets))})
         return None
 
-    def _begin_at(self, key: TopicPartitionKey, found: int) -> int:
-        """Return the start offset: the committed one, or a later one that the group's log knows."""
+    def _begin_at(self, key: TopicPartitionKey, found: int) -> tuple[int, ReconsumeCounts]:
+        """Return the start offset, the committed one or a later one of the group's log, and the failed attempts."""
         started = self._assignment.started(key)
-        known = None if started is None else started.next_offset
-        if known is None or self._reader.starts.found_tokens.get(key) is None:
-            return found
-        return max(found, known)
+        if started is None:
+            return found, ()
+        return started.start_after(found, self._reader.starts.found_tokens.get(key))
 
     def _restart(self, key: TopicPartitionKey) -> None:
         """Read a partition whose log was cut from its first remaining message on; if that fails, try again later."""
@@ -291,6 +290,8 @@ class OrderlyMode(Mode[OrderlyPartition]):
         ended = self._ended.pop(key, None)
         if ended is not None:
             ended.drop()
+            if self._log is not None and ended.lease is not None:
+                self._log.progress(ended.lease, offset, ())
         self._run(key, offset)
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:

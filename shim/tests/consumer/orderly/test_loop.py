@@ -664,6 +664,72 @@ def test_a_position_reset_while_nobody_was_there_counts(stage: Stage) -> None:
     assert stage.offsets[5:] == [(0, 2), (0, 3), (0, 4)]
 
 
+def up(message: Any) -> None:
+    del message
+
+
+def down(message: Any) -> None:
+    raise OSError(f"the database is down for {message}")
+
+
+def test_a_position_reset_counts_also_after_an_owner_that_has_finished_nothing(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.join("a")
+    stage.turn()
+    stage.leave("a")
+    tool = stage.kafka.consumer({"group.id": GROUP})
+    tool.commit(offsets=[TopicPartition("orders", 0, 2)], asynchronous=False)
+    stage.answer = down
+    stage.join("b")
+    stage.wait(1_000)
+    assert stage.offsets[5:] == [(0, 2)]
+    stage.leave("b")
+    stage.answer = up
+    stage.join("c")
+    stage.wait(3_000)
+    assert stage.offsets[6:] == [(0, 2), (0, 3), (0, 4)]
+
+
+def test_a_topic_created_again_is_read_from_its_beginning_also_after_an_owner_that_has_finished_nothing(
+    stage: Stage,
+) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.join("a")
+    stage.turn()
+    stage.leave("a")
+    stage.kafka.delete_topic("orders")
+    stage.topic()
+    stage.fill(7)
+    stage.answer = down
+    stage.join("b")
+    stage.wait(1_000)
+    assert stage.offsets[5:] == [(0, 0)]
+    stage.leave("b")
+    stage.answer = up
+    stage.join("c")
+    stage.wait(3_000)
+    assert stage.offsets[6:] == [(0, number) for number in range(7)]
+
+
+def test_failed_attempts_of_a_topic_that_was_deleted_do_not_count_in_the_new_one(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    stage.answer = down
+    stage.join("a")
+    stage.wait(2_000)
+    assert stage.seen[-1].reconsume_times > 0
+    stage.leave("a")
+    stage.kafka.delete_topic("orders")
+    stage.topic()
+    stage.fill(1)
+    calls = len(stage.seen)
+    stage.join("b")
+    stage.wait(1_000)
+    assert stage.seen[calls].reconsume_times == 0
+
+
 def test_a_log_created_again_stops_the_queue_and_goes_on_with_a_higher_token(stage: Stage) -> None:
     stage.topic()
     stage.fill(2)
