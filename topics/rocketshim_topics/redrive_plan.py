@@ -62,7 +62,7 @@ class PlannedLetter(NamedTuple):
         digest: its `record_digest`.
         target: physical topic to send it to; `""`: discard it.
         cause: exception class of its failure.
-        id: id of its message.
+        id: id of its message. Here and in `cause`, bytes that are not UTF-8 are escaped.
     """
 
     partition: int
@@ -190,6 +190,11 @@ def _kind(reason: str) -> str:
     return reason.partition(":")[0]
 
 
+def _json_safe(text: str) -> str:
+    """Escape bytes that are not UTF-8, which `surrogateescape` keeps in texts: JSON cannot contain them."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def redrive_id(plan: str, partition: int, offset: int) -> str:
     """Return the `REPLAY_ID` of a dead letter: `<plan>.<partition>.<offset>`, at most 51 characters."""
     return f"{plan}.{partition}.{offset}"
@@ -252,7 +257,7 @@ class Planner:
         """
         position = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
-        cause = envelope.fail_class or ""
+        cause = _json_safe(envelope.fail_class or "")
         target, reason, attempt = "", self._settled(position, digest), None
         if reason is not None:
             self._remember(position, envelope)
@@ -263,7 +268,7 @@ class Planner:
             self._held_back.append(HeldBack(*position, reason, cause))
             return
         uniq_key = envelope.uniq_key or f"{record.topic()}/{position[0]}/{position[1]}"
-        self._letters.append((PlannedLetter(*position, digest, target, cause, uniq_key), attempt))
+        self._letters.append((PlannedLetter(*position, digest, target, cause, _json_safe(uniq_key)), attempt))
 
     def pass_over(self, record: Record, envelope: Envelope) -> None:
         """Pass over a dead letter that was not selected. If it was redriven before, its duplicates are held back.
@@ -292,7 +297,7 @@ class Planner:
             cluster_id=cluster_id,
             created_ms=created_ms,
             rules=self._rules,
-            choice=choice,
+            choice={name: _json_safe(text) for name, text in choice.items()},
             letters=tuple(letters),
             held_back=tuple(sorted(held_back)),
         )

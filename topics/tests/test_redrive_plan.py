@@ -144,6 +144,15 @@ def test_a_plan_read_from_its_file_is_the_same_and_every_chosen_letter_is_in_it_
     assert sum(summary["held_back"].values()) == len(plan.held_back)
 
 
+def test_texts_that_are_not_utf_8_are_escaped_in_a_plan(store: Any) -> None:
+    record = letter(store, uniq_key="m\udcff", fail_class="\udcfe")
+    planner = Planner(SOURCE, RULES, RedriveLog(), TOPICS)
+    planner.add(record, decode(record.headers(), trusted=True))
+    plan = planner.plan(cluster_id="c", created_ms=1, choice={"key": "\udcff"})
+    assert RedrivePlan.from_json(plan.to_json()) == plan
+    assert (plan.letters[0].id, plan.letters[0].cause, plan.choice) == (r"m\udcff", r"\udcfe", {"key": r"\udcff"})
+
+
 def test_one_letter_stands_on_one_line(store: Any) -> None:
     text = planned([letter(store, offset) for offset in range(3)]).to_json()
     assert sum('"rmq.retry.g", "Timeout"' in line for line in text.splitlines()) == 3

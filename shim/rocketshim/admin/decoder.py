@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocketshim.admin.dead_letter_formats import read_foreign
-from rocketshim.errors import MalformedRecordError
+from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
+from rocketshim_topics.names import check_topic
 from rocketshim_topics.wire import read_headers
 
 __all__ = ["DeadLetterRecord", "Decoder"]
@@ -73,7 +74,10 @@ class Decoder:
         name, envelope = found.dialect.name, found.envelope
         if not found.dialect.by_reference or self._fetch is None or found.source is None:
             return DeadLetterRecord(message, message, envelope, dialect=name)
-        first = self._fetch(envelope.retry_topic or "", *found.source)
+        try:
+            first = self._fetch(check_topic(envelope.retry_topic or ""), *found.source)
+        except (ConfigError, TopicMissingError):
+            first = None
         if first is None:
             return DeadLetterRecord(
                 message, message, envelope, None if message.value() is not None else "source-gone", name

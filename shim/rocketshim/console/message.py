@@ -111,8 +111,6 @@ def _entry(console: Console, request: Request) -> RecordView:
 
 
 def _fetch(reader: TopicReader, topic: str, partition: int, offset: int) -> Any | None:
-    if not 0 <= partition < 2**31 or not 0 <= offset < 2**63:
-        return None
     try:
         return reader.fetch(topic, partition, offset)
     except TopicMissingError:

@@ -20,6 +20,7 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
+from rocketshim_topics.limits import INT_MAX
 
 __all__ = ["TopicReader"]
 
@@ -96,6 +97,8 @@ class TopicReader:
         Raises:
             TopicMissingError: there is no such topic or partition.
         """
+        if partition > INT_MAX:  # for example in a forged header; the client would raise OverflowError
+            raise TopicMissingError(f"there is no partition {topic}/{partition}: Kafka's numbers end at {INT_MAX}")
         until_s = time.monotonic() + _METADATA_S
         while True:
             try:

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from rocketshim.admin.dead_letter_formats import DIALECTS, Dialect, read_foreign
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_view import RecordView
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import TopicNames
 from rocketshim_topics.hops import redriven
 
@@ -321,3 +323,17 @@ def test_a_share_groups_dead_letter_whose_source_is_gone(value: bytes | None, ma
     letter = Decoder(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
     assert letter.malformed == malformed
     assert letter.record.value() == value
+
+
+@pytest.mark.parametrize(
+    ("topic", "partition"), [(b"deleted", b"0"), (b"orders", b"9999999999"), (b"not/legal\x00", b"0"), (b"", b"0")]
+)
+def test_a_share_groups_dead_letter_whose_source_cannot_exist_is_source_gone(topic: bytes, partition: bytes) -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 1)
+    headers: Headers = [
+        ("__dlq.errors.topic", topic), ("__dlq.errors.partition", partition), ("__dlq.errors.offset", b"0"),
+    ]  # fmt: skip
+    message = Record(topic="dlq.payers", partition=0, offset=5, value=None, headers=headers, timestamp=(1, 9))
+    with TopicReader("memory:1", clients=kafka.clients()) as sources:
+        assert Decoder(NAMES, "dlq.payers", fetch=sources.fetch).open(message).malformed == "source-gone"
