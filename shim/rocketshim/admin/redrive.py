@@ -34,6 +34,7 @@ ends a transaction that a `kill -9` left open; its time-out (15 s) ends it at th
 """
 
 import getpass
+import re
 import socket
 import time
 import uuid
@@ -83,6 +84,7 @@ _MAX_ATTEMPTS: Final = 5
 _MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _WATCH_MS: Final = 200
+_NUMBER: Final = re.compile("[0-9]{1,19}")
 _REFUSED: Final[Mapping[int, Cause]] = {
     **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
     **dict.fromkeys(MISSING, Cause.MISSING),
@@ -249,10 +251,11 @@ class Redriver:
         log = read_log(self._reader, self._log_topic)
         letters = self._progress.resume(self._is_done(log))
         self._refuse_if_denied(letters)
+        made = 0
         with closing(self._read(letters)) as found:
             for letter, message in found:
-                self._make_record(letter, message)
-                if self._progress.stopped_by is not None:
+                made += self._make_record(letter, message) is not None
+                if self._progress.stopped_by is not None or made == self._progress.most:
                     return
 
     def close(self) -> None:
@@ -380,7 +383,7 @@ class Redriver:
         headers = dict(headers_shown(message))
         replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
         plan, *position = replay.decode("utf-8", "replace").rsplit(".", 2)
-        if plan == self._plan and len(position) == 2 and all(number.isdecimal() for number in position):
+        if plan == self._plan and len(position) == 2 and all(_NUMBER.fullmatch(number) for number in position):
             self._progress.died_again(int(position[0]), int(position[1]))
         return True
 
@@ -495,7 +498,7 @@ class Redriver:
             by=self._by,
             letters=tuple((letter.partition, letter.offset, letter.digest) for letter, _ in batch),
         )
-        producer.produce(self._log_topic, encode_redrive_record(mark), on_delivery=self._note_unconfirmed)
+        _hand_over(producer, self._log_topic, encode_redrive_record(mark), on_delivery=self._note_unconfirmed)
 
     def _note_unconfirmed(self, error: KafkaError | None, message: Any) -> None:
         error = self._reports.error(error, message)
@@ -510,18 +513,12 @@ class Redriver:
                 self._refused[position] = error
 
         partition = -1 if out.partition is None else out.partition
-        while True:
-            try:
-                producer.produce(out.topic, out.value, out.key, partition, on_delivery=on_delivery, headers=out.headers)
-            except BufferError:
-                producer.poll(_POLL_S)
-            except KafkaException as error:
-                if error.args[0].code() not in _REFUSED:
-                    raise
-                self._refused[position] = error.args[0]
-                return
-            else:
-                return
+        try:
+            _hand_over(producer, out.topic, out.value, out.key, partition, on_delivery=on_delivery, headers=out.headers)
+        except KafkaException as error:
+            if error.args[0].code() not in _REFUSED:
+                raise
+            self._refused[position] = error.args[0]
 
     def _open(self, producer: ProducerClient) -> None:
         producer.begin_transaction()
@@ -542,6 +539,17 @@ class Redriver:
                 producer.abort_transaction(_API_TIMEOUT_S)
             self._has_open_transaction = False
         close_producer(producer, _API_TIMEOUT_S)
+
+
+def _hand_over(producer: ProducerClient, *record: Any, **options: Any) -> None:
+    """Call `produce`, and wait while the client's queue is full."""
+    while True:
+        try:
+            producer.produce(*record, **options)
+        except BufferError:
+            producer.poll(_POLL_S)
+        else:
+            return
 
 
 class _RefusedError(Exception):

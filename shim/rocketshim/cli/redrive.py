@@ -5,6 +5,7 @@ cluster what is already done (`rocketshim.admin.redrive`), so it may be stopped 
 """
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -32,6 +33,7 @@ from rocketshim.cli.records import (
 )
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (
@@ -119,6 +121,8 @@ def _plan(
     *,
     as_json: bool,
 ) -> None:
+    if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError(f"--out {out}: cannot write there; create the folder, or choose another file")
     with open_reader() as reader, open_reader() as sources:
         source = dead_letter_topic_of(reader, TopicNames(rules.namespace), *group_and_topic)
         redrive_plan = make_plan(reader, sources, source, rules, choice, watch=counting)
@@ -224,7 +228,8 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
         return
     done = "discarded" if redrive_plan.rules.action == "discard" else "sent"
     if dry_run:
-        typer.echo(f"would be {done}: {progress.waiting}, {done} before: {progress.settled}, failed: {progress.failed}")
+        count = progress.waiting if progress.most is None else min(progress.waiting, progress.most)
+        typer.echo(f"would be {done}: {count}, {done} before: {progress.settled}, failed: {progress.failed}")
     else:
         typer.echo(
             f"{done}: {progress.sent}, before this run: {progress.settled}, failed: {progress.failed}, "

@@ -455,6 +455,33 @@ def test_a_dry_run_sends_nothing_and_finds_the_same_failures() -> None:
     assert stage.arrived == Counter()
 
 
+def test_a_dry_run_reads_no_further_than_a_run_with_the_same_maximum() -> None:
+    stage = Stage(100)
+    changed = [*stage.letters[:-1], stage.letters[-1]._replace(digest="f" * 16)]
+    progress = RedriveProgress(changed, most=10)
+    redriver = stage.redriver(progress)
+    redriver.dry_run()
+    redriver.close()
+    assert progress.failures == {}
+
+
+def test_a_mark_waits_while_the_clients_queue_is_full() -> None:
+    stage = Stage(100)
+    assert stage.run(client={"queue.buffering.max.messages": 10}).sent == 100
+    assert stage.everything_once()
+
+
+def test_a_forged_replay_id_with_thousands_of_digits_is_ignored() -> None:
+    stage = Stage(100)
+    forged = [("REPLAY_ID", b"p.0." + b"9" * 5_000)]
+
+    def forge() -> None:
+        if len(stage.kafka.records(DLQ)) == 100:
+            stage.kafka.append(DLQ, b"forged", headers=forged)
+
+    assert stage.run(rate_per_s=10, report=forge).sent == 100
+
+
 def test_discarding_marks_letters_and_sends_nothing() -> None:
     stage = Stage(10)
     assert stage.run(make=lambda _record, _letter: None).sent == 10
