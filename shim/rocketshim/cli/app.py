@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rocketshim.errors import RocketshimError
+from rocketshim.errors import LocalBrokerError, RocketshimError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -115,9 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("ROCKETSHIM_DEBUG"):
             traceback.print_exc()
         else:
-            from rocketshim.cli.escaping import plain_lines  # noqa: PLC0415 - only needed for errors
+            from rocketshim.cli.escaping import plain, plain_lines  # noqa: PLC0415 - only needed for errors
 
-            typer.secho(f"error: {plain_lines(str(error))}", err=True)
+            escape = plain_lines if isinstance(error, LocalBrokerError) else plain  # that error has lines of a log
+            typer.secho(f"error: {escape(str(error))}", err=True)
         return ERROR
     except _UsageError as error:
         error.show()  # type: ignore[attr-defined]  # `ClickException` has it

@@ -13,7 +13,7 @@ from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.cli.records import show_table
+from rocketshim.cli.records import echo_safe, show_table
 from rocketshim_topics import TopicNames
 
 __all__ = ["EXAMPLE", "reset"]
@@ -106,6 +106,6 @@ def _show(plan: ResetPlan, *, is_applied: bool) -> None:
     if is_applied:
         typer.echo(f"done: group {plan.group} continues at the new positions")
     elif plan.refused is not None:
-        typer.echo(f"cannot be applied now: {plan.refused}", err=True)
+        echo_safe(f"cannot be applied now: {plan.refused}", err=True)
     else:
         typer.echo("nothing was changed; to do it, add --apply")

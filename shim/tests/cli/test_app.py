@@ -9,7 +9,7 @@ import typer
 
 import rocketshim.cli.app as app_module
 from rocketshim.cli.app import COMMANDS, ERROR, FINDING, build, main
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, GroupActiveError, LocalBrokerError
 
 
 @pytest.fixture
@@ -31,6 +31,10 @@ def probe_command(*, outcome: str = "fine") -> None:
             raise typer.Exit(FINDING)
         case "typed":
             raise ConfigError("level 0: the first level is 1; write a positive number")
+        case "two-lines":
+            raise GroupActiveError("x\ndone: moved")
+        case "log":
+            raise LocalBrokerError("the last lines:\n\x1b[2Jline")
         case "interrupt":
             raise KeyboardInterrupt
         case "defect":
@@ -52,6 +56,15 @@ class TestEnds:
         out, err = capsys.readouterr()
         assert out == ""
         assert err == "error: level 0: the first level is 1; write a positive number\n"
+
+    @pytest.mark.parametrize(
+        ("outcome", "shown"), [("two-lines", r"x\ndone: moved"), ("log", "the last lines:\n\\x1b[2Jline")]
+    )
+    def test_only_an_error_with_lines_of_a_log_has_several_lines(
+        self, outcome: str, shown: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        main(["probe", "--outcome", outcome])
+        assert capsys.readouterr().err == f"error: {shown}\n"
 
     def test_the_traceback_is_printed_on_request(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -12,11 +12,12 @@ from confluent_kafka import Message as Record
 from rich.console import Console
 from rich.table import Table
 
+from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.message_search import message_id
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.trace import TraceStep
-from rocketshim.cli import main
+from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.records import console, counting, echo_safe, show_list, show_one, show_raw
@@ -185,6 +186,12 @@ def test_an_error_with_untrusted_text_cannot_control_the_terminal(capsys: pytest
     assert main(["dlq", "plan", "--group", "a\x1b[2Jb", "--bootstrap", "127.0.0.1:1"]) == 1
     assert "\x1b" not in capsys.readouterr().err
     assert plain_lines("a\nb\x1b") == "a\nb\\x1b"
+
+
+def test_the_name_of_a_member_cannot_add_lines_to_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    group_reset._show(ResetPlan("g", (FORGED,), (), f"group g has 1 running member ({FORGED})"), is_applied=False)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(r"cannot be applied now: group g has 1 running member (no money\r\n0/1")
 
 
 @pytest.mark.parametrize("at_ms", [2**63 - 1, -(2**63)])
