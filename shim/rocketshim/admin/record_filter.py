@@ -56,7 +56,8 @@ class RecordFilter:
             return False
         if self._key is None:
             return True
-        return entry.key == self._key.encode() or self._key in (entry.envelope.keys or "").split()
+        written = self._key.encode(errors="surrogateescape")
+        return entry.key == written or self._key in (entry.envelope.keys or "").split()
 
     def misnamed(self) -> str | None:
         """Return a hint about names in `--where` that no examined record has; None if there are none."""

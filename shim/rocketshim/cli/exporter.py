@@ -7,6 +7,7 @@ import typer
 
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import (
+    LONGEST_S,
     Bootstrap,
     Client,
     DelayLevelsText,
@@ -52,9 +53,12 @@ def exporter(
             autocompletion=complete_topic,
         ),
     ] = None,
-    every: Annotated[float, typer.Option(min=1, help="Seconds from one look at the cluster to the next.")] = 15.0,
+    every: Annotated[
+        float, typer.Option(min=1, max=LONGEST_S, help="Seconds from one look at the cluster to the next.")
+    ] = 15.0,
     doctor_every: Annotated[
-        float, typer.Option(min=0, help="Seconds from one run of the doctor to the next; 0: it does not run.")
+        float,
+        typer.Option(min=0, max=LONGEST_S, help="Seconds from one run of the doctor to the next; 0: it does not run."),
     ] = 300.0,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",

@@ -3,12 +3,14 @@
 import urllib.error
 import urllib.request
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Annotated
 
 import typer
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.escaping import plain
+from rocketshim.cli.options import LONGEST_S
 from rocketshim.errors import ConfigError
 
 app = typer.Typer()
@@ -18,7 +20,7 @@ app = typer.Typer()
 def healthcheck(
     *,
     url: Annotated[str, typer.Argument(metavar="URL", help="What to ask, for example http://127.0.0.1:8080/ready.")],
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the answer.")] = 3.0,
+    timeout: Annotated[float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for the answer.")] = 3.0,
 ) -> None:
     """Ask a process for its health: exit code 0 if it answers 200, else 2."""
     if not url.startswith(("http://", "https://")):
@@ -30,7 +32,7 @@ def healthcheck(
     except urllib.error.HTTPError as error:
         with error:
             status = error.code
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException) as error:
         typer.echo(plain(f"{url}: no answer ({error})"), err=True)
         raise typer.Exit(FINDING) from error
     if status != HTTPStatus.OK:

@@ -15,6 +15,7 @@ from rocketshim.errors import ConfigError
 __all__ = [
     "CONFIG_VARIABLE",
     "CONNECTION",
+    "LONGEST_S",
     "OUTPUT",
     "PROFILE_VARIABLE",
     "SELECTION",
@@ -36,6 +37,9 @@ CONNECTION: Final = "Connection"
 SELECTION: Final = "Selection"
 OUTPUT: Final = "Output"
 """The groups of options in each `--help`."""
+
+LONGEST_S: Final = 86_400
+"""Largest value of an option in seconds. Longer waits, such as `inf`, overflow the system's clocks."""
 
 CONFIG_VARIABLE: Final = "ROCKETSHIM_CONFIG"
 PROFILE_VARIABLE: Final = "ROCKETSHIM_PROFILE"

@@ -8,7 +8,7 @@ import typer
 
 from rocketshim.admin.times import time_ms
 from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import LONGEST_S, Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.cli.send_lines import LineSender, facts_of, read_lines
 from rocketshim.errors import ConfigError
 
@@ -43,7 +43,9 @@ def send(
     deliver_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Deliver at this time: 2026-11-20T18:00:00Z.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds to wait for the delivery report.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for the delivery report.")
+    ] = 10.0,
     as_json: Json = False,
 ) -> None:
     """Send a message and wait until it is stored. With --lines, send one for each line of standard input.
@@ -72,7 +74,8 @@ def send(
             properties=properties,
         )
 
-    first = None if lines else message(sys.stdin.buffer.read() if body == "-" else (body or "").encode())
+    written = (body or "").encode(errors="surrogateescape")
+    first = None if lines else message(sys.stdin.buffer.read() if body == "-" else written)
     levels = delay_levels or DelayLevels.default()
     producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=client_settings(client))
     try:

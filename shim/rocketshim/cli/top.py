@@ -8,7 +8,16 @@ from typing import Annotated
 import typer
 
 from rocketshim.cli.completion import complete_group
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, WorkerUrls, client_settings
+from rocketshim.cli.options import (
+    LONGEST_S,
+    Bootstrap,
+    Client,
+    DelayLevelsText,
+    Json,
+    Namespace,
+    WorkerUrls,
+    client_settings,
+)
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim_topics import DelayLevels, TopicNames
@@ -34,7 +43,9 @@ def top(
         ),
     ] = None,
     worker_url: WorkerUrls = None,
-    every: Annotated[float, typer.Option(min=1, help="Seconds from one look at the cluster to the next.")] = 2.0,
+    every: Annotated[
+        float, typer.Option(min=1, max=LONGEST_S, help="Seconds from one look at the cluster to the next.")
+    ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the tables once; so does a pipe.")] = False,
     as_json: Json = False,
 ) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketshim.cli.options import (
+    LONGEST_S,
     Bootstrap,
     Client,
     DelayLevelsText,
@@ -63,7 +64,7 @@ def worker(
         bool, typer.Option("--no-create-topics", help="End with an error if the worker's topics are missing.")
     ] = False,
     stop_timeout: Annotated[
-        float, typer.Option(min=0, help="Seconds that a stop waits for messages in flight.")
+        float, typer.Option(min=0, max=LONGEST_S, help="Seconds that a stop waits for messages in flight.")
     ] = 10.0,
     health: Annotated[
         str | None,

@@ -1,6 +1,9 @@
 """`rocketshim healthcheck` asks a process for its health."""
 
+import socket
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -34,3 +37,32 @@ def test_the_exit_code_tells_health_from_trouble_and_wrong_usage(
     assert main(["healthcheck", "127.0.0.1:80/live"]) == 1
     server.stop()
     assert main(["healthcheck", f"{here}/live", "--timeout", "1"]) == 2
+
+
+@pytest.fixture
+def other_protocol() -> Iterator[int]:
+    """Return the port of a server that does not speak HTTP."""
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError), listening.accept()[0] as connection:
+            connection.recv(1_000)
+            connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    yield listening.getsockname()[1]
+    listening.close()
+    thread.join(5)
+
+
+def test_an_answer_that_is_not_http_is_a_finding(other_protocol: int, capsys: pytest.CaptureFixture[str]) -> None:
+    url = f"http://127.0.0.1:{other_protocol}/ready"
+    assert main(["healthcheck", url]) == 2
+    assert capsys.readouterr().err.startswith(f"{url}: no answer (SSH-2.0-OpenSSH")
+
+
+@pytest.mark.parametrize("url", ["http://localhost:http/ready", "http://local host/ready"])
+def test_a_url_that_cannot_be_asked_is_a_finding(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["healthcheck", url]) == 2
+    assert capsys.readouterr().err.startswith(f"{url}: no answer (")

@@ -261,3 +261,19 @@ def test_a_missing_broker_address_is_a_usage_error(
         return
     assert code == 1
     assert "--bootstrap" in err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["healthcheck", "http://127.0.0.1:1/ready", "--timeout"], ["worker", "--allow", "orders", "--stop-timeout"],
+        ["send", "orders", "x", "--timeout"], ["exporter", "--every"], ["exporter", "--doctor-every"],
+        ["top", "--every"],
+    ],
+)  # fmt: skip
+def test_a_wait_that_no_clock_can_count_is_a_usage_error(
+    words: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "127.0.0.1:1")
+    assert main([*words, "inf"]) == 1
+    assert f"Invalid value for '{words[-1]}'" in capsys.readouterr().err

@@ -71,6 +71,11 @@ def test_without_a_condition_there_is_no_hint() -> None:
     assert choice.misnamed() is None
 
 
+def test_a_key_that_is_not_utf_8_is_found_as_it_was_typed() -> None:
+    choice = RecordFilter(where=None, tags=None, key="\udcff", since=None)
+    assert [choice.wants(replace(_letter(0), key=key)) for key in (b"\xff", b"\\udcff", None)] == [True, False, False]
+
+
 def test_coordinates_without_a_topic_are_refused_with_the_expected_form() -> None:
     with pytest.raises(ConfigError, match=r"'0/18' names no topic: .* such as rmq\.dlq\.GROUP/0/18"):
         message_id(None, TopicNames(), "0/18")  # type: ignore[arg-type]  # nothing is read

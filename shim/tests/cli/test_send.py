@@ -64,3 +64,11 @@ def test_wrong_options_are_refused_before_a_broker_is_asked(
 ) -> None:
     assert main(["send", *words, "--bootstrap", "127.0.0.1:1"]) == 1
     assert told in capsys.readouterr().err
+
+
+def test_a_body_that_is_not_utf_8_is_sent_as_it_was_typed(
+    kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.producer.producer.confluent_clients", kafka.clients)
+    assert main(["send", "orders", "x\udcff", "--bootstrap", "memory:1"]) == 0
+    assert bodies(kafka) == [b"x\xff"]
