@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from rocketshim.errors import ConfigError
-from rocketshim_topics.names import TopicNames, check_topic
+from rocketshim_topics.names import TopicNames, check_group, check_topic
 
 __all__ = ["Grant", "Resource", "Role", "bindings", "commands", "grants"]
 
@@ -86,7 +86,7 @@ def grants(
 
     Source: see the module.
     """
-    groups, topics = tuple(groups), tuple(topics)
+    groups, topics = tuple(map(check_group, groups)), tuple(topics)
     if role is Role.CONSUMER and not (groups and topics):
         raise ConfigError("a consumer needs ACLs on its group and its topics: name them with --group and --topic")
     match role:

@@ -67,6 +67,13 @@ def test_an_invalid_topic_name_is_refused(topic: str) -> None:
         grants(Role.WORKER, TopicNames(), topics=[topic])
 
 
+@EVERY
+@pytest.mark.parametrize("group", ["", "two\nlines"])
+def test_an_invalid_group_name_is_refused(role: Role, group: str) -> None:
+    with pytest.raises(ConfigError, match="is not a group name"):
+        grants(role, TopicNames(), groups=["g", group], topics=["orders"])
+
+
 def test_a_star_means_every_topic_and_a_prefix_means_topics_with_that_prefix() -> None:
     every, some = grants(Role.WORKER, TopicNames(), topics=["*", "orders*"])[-2:]
     assert (every.name, every.prefixed) == ("*", False)
