@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.kafka.clients import ConsumerClient
@@ -103,4 +103,6 @@ def listed_offsets(
         except KafkaException as error:
             if error.args[0].code() not in MISSING:
                 raise
+        except TimeoutError as error:  # the client kept neither its own time limit nor the grace after it
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error  # noqa: SLF001 - no public spelling
     return found
