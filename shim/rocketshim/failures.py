@@ -21,11 +21,11 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.failure_windows import WINDOW_MS, FailureWindows
 from rocketshim.core.next_hop import Hop, HopKind
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, effective_limit
+from rocketshim.core.retry_policy import AtLevel, effective_limit
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import SafeLogger, one_line
 from rocketshim.stack_traces import StackTraces, full_trace
-from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames
+from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, wire
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["Attempt", "FailureLog", "FailureMaker"]
@@ -152,14 +152,9 @@ class FailureLog:
         delay_ms: int | None = None
         level: int | None = None
         if hop.kind is HopKind.RETRY:
-            match hop.decision:
-                case AtLevel(asked):
-                    level = self._levels.clamp(asked)
-                    delay_ms = self._levels.delay_ms(level)
-                case AfterDelay(asked_ms):
-                    delay_ms = asked_ms
-                case _:
-                    pass
+            delay_ms = int(dict(hop.out.headers)[wire.DELAY_MS] or 0)  # the one that was asked for may be longer
+            if isinstance(hop.decision, AtLevel):
+                level = self._levels.clamp(hop.decision.level)
         end = f"it is a dead letter now, in {self._names.dead_letter(self._group)}"
         msg_id = safe_text(hop.msg_id or record)
         return Attempt(record, msg_id, hop.reconsume_times, attempts, delay_ms, level, end=end)

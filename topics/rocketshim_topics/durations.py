@@ -47,7 +47,7 @@ def parse_duration_ms(value: Duration) -> int:
         milliseconds = int((Decimal(match[1]) * _UNIT_MS[match[2]]).to_integral_value(rounding=ROUND_CEILING))
     elif isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{value!r:.80} is not a duration: give a text like '90s', seconds, or a timedelta")
-    elif not math.isfinite(value):
+    elif isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{value!r} is not a duration: give a finite number")
     else:
         milliseconds = int((Decimal(str(value)) * 1_000).to_integral_value(rounding=ROUND_CEILING))

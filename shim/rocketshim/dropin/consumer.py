@@ -108,12 +108,15 @@ class Consumer(confluent_kafka.Consumer):
         Args:
             message: as `poll` or `consume` returned it.
             error: the reason, for operators who look at retries and dead letters; None: no reason.
-            level: exactly this delay level; below 0: the dead letters; None or 0: 3 + the failed attempts so far.
-            delay: exactly this delay, as a timedelta or like `"90s"`; None: a level.
+            level: this delay level, at most the table's highest; below 0: the dead letters; None or 0: 3 + the failed
+                attempts so far.
+            delay: this delay, as a timedelta or like `"90s"`; 40 days at most, longer delays are shortened. None: a
+                level.
 
         Raises:
             FeatureNotEnabledError: `rocketshim.retry.enable` is not set.
-            ValueError: the message carries an error, was changed, or both level and delay are given. Nothing was sent.
+            ValueError: the message carries an error or was changed, level or delay is not valid, or both are given.
+                Nothing was sent.
             StaleMessageError: the message belongs to an assignment that has ended. Nothing was sent.
             NotSupportedError: the partitions were assigned by `assign()`, which does not read the retry topic. Nothing
                 was sent.

@@ -22,9 +22,10 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
+from rocketshim.core.user_values import as_int, safe_text
 from rocketshim.dropin.fetched import checked
 from rocketshim.dropin.rebalancing import RebalancingConsumer, is_a
-from rocketshim.errors import NotSupportedError
+from rocketshim.errors import ConfigError, NotSupportedError
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import parse_duration_ms
 
@@ -46,6 +47,11 @@ class RetryingConsumer(RebalancingConsumer):
     ) -> None:
         if level is not None and delay is not None:
             raise ValueError("both level and delay are given: give one of them")
+        asked_level = as_int(level)
+        if level is not None and (asked_level is None or isinstance(level, bool)):
+            raise ConfigError(
+                f"level={safe_text(level, repr):.80} is not a delay level: give a whole number, or leave it out"
+            )
         delay_ms = None if delay is None else parse_duration_ms(delay)
         state = self._rocketshim
         checked(message)
@@ -55,7 +61,7 @@ class RetryingConsumer(RebalancingConsumer):
                 "use subscribe(), or dead_letter()"
             )
         self._send_back(
-            message, lambda: state.send_back.reconsume_later(message, error, level=level, delay_ms=delay_ms)
+            message, lambda: state.send_back.reconsume_later(message, error, level=asked_level, delay_ms=delay_ms)
         )
 
     def _dead_letter(self, message: Message, reason: BaseException | str) -> None:

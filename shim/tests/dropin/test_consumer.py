@@ -1,6 +1,7 @@
 """The drop-in consumer as far as it goes without a broker: what is refused, and what its class is."""
 
 import gc
+import re
 import threading
 import time
 from typing import Any
@@ -18,6 +19,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
 ON = {**NOWHERE, "rocketshim.retry.enable": True}
+PARTITION = TopicPartitionKey("t", 0)
 
 
 @pytest.mark.parametrize("config", [NOWHERE, {**NOWHERE, "rocketshim.retry.enable": "false"}])
@@ -169,6 +171,19 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     assert in_time == [True]
     assert not consumer._rocketshim.gate.waiting
     consumer.close()
+
+
+@pytest.mark.parametrize("wrong", ["3", 2.5, float("nan"), -0.5, True, b"1", [3]])
+def test_a_level_that_is_not_a_whole_number_is_refused_and_blocks_no_offset(wrong: Any) -> None:
+    with Consumer(ON) as consumer:
+        assert isinstance(consumer, RetryingConsumer)
+        state = consumer._rocketshim
+        state.retries.is_read = True
+        state.tracker.add({PARTITION: 0})
+        state.tracker.sought(PARTITION, 0, 9)  # nine were handed out
+        with pytest.raises(ConfigError, match=re.escape(f"level={wrong!r} is not a delay level: give a whole number")):
+            consumer.reconsume_later(Message("t", 0, 3, value=b"x"), "why", level=wrong)
+        assert state.tracker.to_store({PARTITION: 9}) == {PARTITION: 9}
 
 
 def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:

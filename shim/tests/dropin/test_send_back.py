@@ -16,6 +16,7 @@ from rocketshim_topics import DelayLevels, TopicNames, decode
 from rocketshim_topics.hops import OutgoingRecord
 
 NAMES = TopicNames()
+DAY_MS = 86_400_000
 
 
 class Kept:
@@ -197,6 +198,15 @@ def test_credentials_reach_a_producer_that_is_made_later_and_one_that_exists() -
     store.tell_credentials(Client())
     store.close()
     assert seen == [("a", "1"), ("b", "2"), ("b", "2")]
+
+
+def test_a_delay_of_more_than_40_days_is_shortened_and_logged_as_shortened(caplog: pytest.LogCaptureFixture) -> None:
+    sends, kept = send_back()
+    sends.reconsume_later(message(headers=[("DELAY_MS", b"mine")]), "x", level=None, delay_ms=60 * DAY_MS)
+    assert dict(kept.records[0].headers)["DELAY_MS"] == b"%d" % (40 * DAY_MS)
+    (record,) = caplog.records
+    assert "next attempt in 40 d, at" in record.message
+    assert record.delay_ms == 40 * DAY_MS  # type: ignore[attr-defined]
 
 
 def test_a_message_that_was_sent_back_is_logged_with_its_stack_trace(caplog: pytest.LogCaptureFixture) -> None:
