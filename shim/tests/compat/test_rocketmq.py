@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Message as Record
 
 from rocketshim import ConsumeFromWhere
 from rocketshim.clock import SystemClock
@@ -122,6 +123,14 @@ def test_a_message_without_any_values_has_empty_properties(kafka: InMemoryKafka,
     producer.shutdown()
     got = viewed(kafka)
     assert (got.body, got.tags, got.keys) == (b"", b"", b"")
+
+
+def test_text_that_is_not_utf8_is_received_as_the_bytes_that_were_sent() -> None:
+    headers = [("TAGS", b"\xe4"), ("KEYS", b"\xfc 7"), ("UNIQ_KEY", b"\xff")]
+    got = ReceivedMessage(MessageView(Record("orders", 0, 1, value=b"x", headers=headers), trusted=False))
+    assert (got.tags, got.keys, got["TAGS"], got["KEYS"], got["UNIQ_KEY"]) == (
+        b"\xe4", b"\xfc 7", b"\xe4", b"\xfc 7", b"\xff",
+    )  # fmt: skip
 
 
 def test_messages_of_one_sharding_key_share_a_queue(kafka: InMemoryKafka, producer: Producer) -> None:

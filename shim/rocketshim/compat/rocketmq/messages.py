@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import rocketshim
 from rocketshim_topics import wire
+from rocketshim_topics.hops.record import text_bytes
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.wire import read_headers
 
@@ -134,12 +135,12 @@ class ReceivedMessage:
     @property
     def tags(self) -> bytes:
         """The tag; `b""` if there is none."""
-        return _bytes(self._view.tag or "")
+        return text_bytes(self._view.tag)
 
     @property
     def keys(self) -> bytes:
         """Business keys, separated by spaces; `b""` if there are none."""
-        return _bytes(" ".join(self._view.keys))
+        return text_bytes(" ".join(self._view.keys))
 
     @property
     def body(self) -> bytes:
@@ -204,7 +205,7 @@ class ReceivedMessage:
         of_ours = {
             "TAGS": lambda: self.tags,
             "KEYS": lambda: self.keys,
-            "UNIQ_KEY": lambda: _bytes(self.id),
+            "UNIQ_KEY": lambda: text_bytes(self.id),
             "RECONSUME_TIME": lambda: _bytes(str(self.reconsume_times)),
         }.get(name)
         if of_ours is not None:
