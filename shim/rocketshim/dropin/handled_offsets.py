@@ -94,6 +94,8 @@ class HandledOffsets:
             SendTimeoutError: see `ClientGate.ask`.
         """
         unknown = TopicPartition(*key, OFFSET_INVALID)
+        if key not in self._tracker.assigned_keys():  # if asked, the client refuses a later `seek` by another error
+            return unknown
 
         def now() -> TopicPartition:
             try:

@@ -52,7 +52,7 @@ class RebalancingConsumer(_Original):
         names = ("on_assign", "on_revoke", "on_lost")
         given = dict(zip(names, args, strict=False)) | kwargs
         wrong = given.keys() - set(names) or not all(map(callable, given.values()))
-        if wrong or not is_a(topics, list) or not topics or len(args) > len(names):
+        if wrong or not is_a(topics, list) or not topics or len(given) < len(args) + len(kwargs):
             super().subscribe(topics, *args, **kwargs)  # the original raises the error
             return
         topics = [str(each) for each in topics]  # as the client does
@@ -76,7 +76,7 @@ class RebalancingConsumer(_Original):
         found = super().assignment()
         return [each for each in found if not state.retries.is_internal(each.topic)] if state.retries.is_read else found
 
-    def assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+    def assign(self, partitions: list[TopicPartition], /) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
         rebalance = state.rebalance
         if rebalance is not None:
@@ -85,21 +85,23 @@ class RebalancingConsumer(_Original):
             retry_partitions = self._starts(state.retry_partitions(), [], _COMMITTED_TIMEOUT_S)[0]
         else:
             retry_partitions = []
-        super().assign([*partitions, *retry_partitions])
+        both = _joined(partitions, retry_partitions)
+        super().assign(both)
         if rebalance is not None:
             rebalance.done = True
         state.retries.is_read = state.subscribed or rebalance is not None
         state.tracker.remove(state.tracker.assigned_keys())
-        self._begin([*partitions, *retry_partitions], {} if rebalance is None else rebalance.starts)
+        self._begin(both, {} if rebalance is None else rebalance.starts)
 
-    def incremental_assign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+    def incremental_assign(self, partitions: list[TopicPartition], /) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
         rebalance = state.rebalance
         retry_partitions = [] if rebalance is None or rebalance.done else rebalance.retry_partitions
-        super().incremental_assign([*partitions, *retry_partitions])
+        both = _joined(partitions, retry_partitions)
+        super().incremental_assign(both)
         if rebalance is not None:
             rebalance.done = True
-        self._begin([*partitions, *retry_partitions], {} if rebalance is None else rebalance.starts)
+        self._begin(both, {} if rebalance is None else rebalance.starts)
 
     def unassign(self) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
@@ -108,14 +110,15 @@ class RebalancingConsumer(_Original):
             state.rebalance.done = True
         state.tracker.remove(state.tracker.assigned_keys())
 
-    def incremental_unassign(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
+    def incremental_unassign(self, partitions: list[TopicPartition], /) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
         rebalance = state.rebalance
         retry_partitions = [] if rebalance is None or rebalance.done else rebalance.retry_partitions
-        super().incremental_unassign([*partitions, *retry_partitions])
+        both = _joined(partitions, retry_partitions)
+        super().incremental_unassign(both)
         if rebalance is not None:
             rebalance.done = True
-        state.tracker.remove([TopicPartitionKey.of(each) for each in (*partitions, *retry_partitions)])
+        state.tracker.remove([TopicPartitionKey.of(each) for each in both])
         self._follow_pauses()
 
     def _begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
@@ -340,6 +343,11 @@ def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
     state.tracker.remove([TopicPartitionKey.of(each) for each in partitions])  # another member already has them
     consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
+
+
+def _joined(partitions: list[TopicPartition], retry_partitions: list[TopicPartition]) -> list[TopicPartition]:
+    """Return both in one list; anything but a list is returned as it is, and the original refuses it."""
+    return [*partitions, *retry_partitions] if is_a(partitions, list) else partitions
 
 
 def is_a(value: object, kind: type) -> bool:

@@ -199,8 +199,10 @@ class RetryingConsumer(RebalancingConsumer):
             self._settle()
         return super().commit(*args, **kwargs)
 
-    def store_offsets(self, *args: Any, **kwargs: Any) -> None:  # noqa: D102 - the original's
-        given = [each for each in (*args, *kwargs.values()) if each is not None]
+    def store_offsets(  # noqa: D102 - the original's
+        self, message: Message | None = None, offsets: list[TopicPartition] | None = None
+    ) -> None:
+        given: list[Any] = [each for each in (message, offsets) if each is not None]
         is_right = len(given) == 1 and isinstance(given[0], Message | list)
         if is_right and not self._rocketshim.closing:
             if self._rocketshim.stores:
@@ -216,7 +218,7 @@ class RetryingConsumer(RebalancingConsumer):
                 if isinstance(given[0], list) and assigned:
                     super().store_offsets(offsets=assigned)
                 return
-        super().store_offsets(*args, **kwargs)
+        super().store_offsets(message, offsets)
 
     def _has_left(self, each: object) -> bool:
         """Return whether this belongs to a revoked partition of the retry topic; no callback tells the user of it."""

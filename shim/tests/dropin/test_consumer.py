@@ -4,6 +4,7 @@ import gc
 import re
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import confluent_kafka
@@ -20,6 +21,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
 ON = {**NOWHERE, "rocketshim.retry.enable": True}
 PARTITION = TopicPartitionKey("t", 0)
+PLACE = TopicPartition("t", 0, 1)
 
 
 @pytest.mark.parametrize("config", [NOWHERE, {**NOWHERE, "rocketshim.retry.enable": "false"}])
@@ -236,6 +238,43 @@ def test_subscribing_to_nothing_is_refused_as_by_the_original() -> None:
         for consumer in (ours, theirs):
             with pytest.raises(KafkaException, match="_INVALID_ARG"):
                 consumer.subscribe([])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda consumer: consumer.assign((PLACE,)),
+        lambda consumer: consumer.assign("t"),
+        lambda consumer: consumer.assign(None),
+        lambda consumer: consumer.assign(partitions=[PLACE]),
+        lambda consumer: consumer.incremental_assign((PLACE,)),
+        lambda consumer: consumer.incremental_unassign((PLACE,)),
+        lambda consumer: consumer.seek(PLACE),
+        lambda consumer: consumer.seek(5),
+        lambda consumer: consumer.store_offsets(foo=[PLACE]),
+        lambda consumer: consumer.store_offsets(None, message=Message("t", 0, 1)),
+        lambda consumer: consumer.store_offsets(None, None, Message("t", 0, 1)),
+        lambda consumer: consumer.store_offsets(offsets=(PLACE,)),
+        lambda consumer: consumer.store_offsets(Message("t", 0, 1), [PLACE]),
+        lambda consumer: consumer.store_offsets(),
+        lambda consumer: consumer.subscribe(["t"], print, on_assign=print),
+        lambda consumer: consumer.subscribe(["t"], on_assign=None),
+        lambda consumer: consumer.subscribe(["t"], print, print, print, print),
+        lambda consumer: consumer.subscribe(("t",)),
+    ],
+)
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_wrong_argument_is_refused_as_by_the_original(call: Callable[[Any], None], *, is_closed: bool) -> None:
+    errors = []
+    for consumer in (Consumer(ON), confluent_kafka.Consumer(NOWHERE)):
+        with consumer:
+            if is_closed:
+                consumer.close()
+            with pytest.raises((TypeError, ValueError, KafkaException, RuntimeError)) as caught:
+                call(consumer)
+            code = caught.value.args[0].code() if isinstance(caught.value, KafkaException) else None
+            errors.append((caught.type, code))
+    assert errors[0] == errors[1]
 
 
 def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
