@@ -10,7 +10,16 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self, TypedDict
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
@@ -63,6 +72,13 @@ class Settings(BaseModel):
             found = "; ".join(_error_text(item, cls) for item in error.errors(include_url=False))
             raise ConfigError(f"{cls.__name__}: {found}") from error
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in {int, float, int | None}:
+            raise ValueError("give a number")
+        return value
+
     @classmethod
     def shown(cls, field: str) -> str:
         """Return the name by which users know a field."""
@@ -93,8 +109,8 @@ def _error_text(item: Any, settings: type[Settings]) -> str:
 def _safe_value(item: Any) -> str:
     """Return the refused value as text, with secrets hidden."""
     name = str(item["loc"][-1]) if item["loc"] else ""
-    if "client" in item["loc"]:
-        return "…"  # `client` may contain passwords
+    if not {"client", "producer"}.isdisjoint(item["loc"]):
+        return "…"  # they may contain passwords
     return str(mask({name: item.get("input")})[name]) if name else "…"
 
 

@@ -60,6 +60,8 @@ def test_each_setting_of_a_push_consumer_is_described() -> None:
         {"group": "DEFAULT_CONSUMER"},
         {"group": ""},
         {"bootstrap": ""},
+        {"max_reconsume_times": True},
+        {"consume_timestamp_ms": True},
     ],
     ids=str,
 )

@@ -16,6 +16,7 @@ from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
 from rocketshim.settings import Levels, Settings
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.limits import INT_MAX
 
 __all__ = [
     "PREFIX",
@@ -79,11 +80,11 @@ class ConsumerDropinSettings(_DropinSettings):
         namespace: `rocketshim.namespace`: prefix of every topic that rocketshim creates, `""` (default) for none.
         create_topics: `rocketshim.create.topics`: create missing rocketshim topics at `subscribe`. Default True.
         hop_timeout_ms: `rocketshim.hop.timeout.ms`: how long a send-back tries to store its record, in ms, at least
-            100. Default 30 s.
+            100 and at most 2,147,483,647. Default 30 s.
         fail_stack: `rocketshim.fail.stack`: write the stack trace of the exception that a message is sent back with (at
             most 2 KiB, without texts) into the header `FAIL_STACK`. Default True.
         producer: `rocketshim.producer.<key>`: librdkafka settings of the inner producer; they override those it
-            inherits.
+            inherits. A dict of them as `rocketshim.producer` is accepted, too.
     """
 
     retry_enable: Truth = False
@@ -91,7 +92,7 @@ class ConsumerDropinSettings(_DropinSettings):
     delay_levels: Levels = Field(default_factory=DelayLevels.default)
     namespace: str = ""
     create_topics: Truth = True
-    hop_timeout_ms: int = Field(default=30_000, ge=100)
+    hop_timeout_ms: int = Field(default=30_000, ge=100, le=INT_MAX)
     fail_stack: Truth = True
     producer: dict[str, Any] = Field(default_factory=dict, repr=False)
 
@@ -129,11 +130,15 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any],
     if not ours:
         return {}, args, kwargs
     values: dict[str, Any] = {}
+    producer: dict[str, Any] = {}
     for key, value in ours.items():
         if key.startswith(_PRODUCER_PREFIX):
-            values.setdefault("producer", {})[key.removeprefix(_PRODUCER_PREFIX)] = value
+            producer[key.removeprefix(_PRODUCER_PREFIX)] = value
         else:
             values[key.removeprefix(PREFIX).replace(".", "_")] = value
+    if producer:
+        whole = values.get("producer", {})
+        values["producer"] = whole | producer if isinstance(whole, dict) else whole
     if isinstance(first, dict):
         args = ({key: value for key, value in first.items() if not _is_ours(key)}, *args[1:])
     return values, args, {key: value for key, value in kwargs.items() if not _is_ours(key)}

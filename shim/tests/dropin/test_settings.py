@@ -2,7 +2,14 @@
 
 import pytest
 
-from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true, take
+from rocketshim.dropin.settings import (
+    ConsumerDropinSettings,
+    ProducerDropinSettings,
+    connection,
+    inner_producer_config,
+    is_true,
+    take,
+)
 from rocketshim.errors import ConfigError
 
 
@@ -26,6 +33,15 @@ def test_our_keys_are_removed_from_a_copy_and_keywords_win() -> None:
     assert (left, named, config) == ({"group.id": "g"}, {"client.id": "c"}, before)
 
 
+def test_settings_of_the_inner_producer_may_be_a_dict_which_stays_unchanged() -> None:
+    own = {"acks": "all", "linger.ms": 5}
+    values, _, _ = take(({"rocketshim.producer": own, "rocketshim.producer.linger.ms": 7},), {})
+    assert (values, own) == ({"producer": {"acks": "all", "linger.ms": 7}}, {"acks": "all", "linger.ms": 5})
+    values, _, _ = take(({"rocketshim.producer": "x", "rocketshim.producer.linger.ms": 7},), {})
+    with pytest.raises(ConfigError, match=r"rocketshim\.producer=…: .*dictionary"):
+        ConsumerDropinSettings.make(**values)
+
+
 def test_the_defaults_are_those_of_the_documentation() -> None:
     settings = ConsumerDropinSettings.make()
     assert not settings.retry_enable
@@ -35,7 +51,14 @@ def test_the_defaults_are_those_of_the_documentation() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"retry_enabled": True}, {"retry_enable": "maybe"}, {"hop_timeout_ms": 1}, {"delay_levels": "1x"}],
+    [
+        {"retry_enabled": True},
+        {"retry_enable": "maybe"},
+        {"hop_timeout_ms": 1},
+        {"hop_timeout_ms": 2**31},
+        {"delay_levels": "1x"},
+        {"max_reconsume_times": True},
+    ],
 )
 def test_an_unknown_key_or_a_value_out_of_range_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -68,3 +91,10 @@ def test_the_inner_producer_inherits_only_the_connection() -> None:
     assert made["topic.metadata.refresh.interval.ms"] == 3_000
     with pytest.raises(ConfigError, match="acks"):
         inner_producer_config(config, ConsumerDropinSettings.make(producer={"acks": 1}))
+
+
+def test_errors_do_not_show_settings_of_the_inner_producer() -> None:
+    values, _, _ = take(({"rocketshim.producer.sasl.password": "secret"},), {})
+    with pytest.raises(ConfigError, match="there is no such setting") as caught:
+        ProducerDropinSettings.make(**values)
+    assert "secret" not in str(caught.value)
