@@ -130,12 +130,17 @@ class _Program:
 
     def _send(self) -> None:
         dice = random.Random(self.job.name)  # noqa: S311 - what is sent, no secret
-        client: dict[str, Any] = {**self.job.client, "message.timeout.ms": int(_SEND_S * 1_000)}
         pending: set[Future[SendResult]] = set()
         number, began_s, skipped = 0, time.monotonic(), 0
         with (
             StopSignals() as stopping,
-            Producer(self.job.bootstrap, namespace=self.lane.name, delay_levels=LEVELS, client=client) as producer,
+            Producer(
+                self.job.bootstrap,
+                namespace=self.lane.name,
+                delay_levels=LEVELS,
+                delivery_timeout_ms=int(_SEND_S * 1_000),
+                client=self.job.client,
+            ) as producer,
         ):
             while not stopping.asked:
                 time.sleep(_TICK_S)
