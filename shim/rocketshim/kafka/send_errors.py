@@ -1,4 +1,8 @@
-"""Typed errors for failed sends: which error a `KafkaError` means, and what the user can do about it."""
+"""Typed errors for failed sends: which error a `KafkaError` means, and what the user can do about it.
+
+librdkafka's local errors have no public spelling, hence the underscores.
+"""
+# ruff: noqa: SLF001
 
 from typing import Final
 
@@ -19,13 +23,27 @@ __all__ = ["send_error"]
 
 _UNCERTAIN: Final = frozenset(
     {
-        KafkaError._MSG_TIMED_OUT,  # noqa: SLF001 - librdkafka's local errors have no public spelling
-        KafkaError._TIMED_OUT,  # noqa: SLF001
+        KafkaError._MSG_TIMED_OUT,
+        KafkaError._TIMED_OUT,
+        KafkaError._TRANSPORT,
+        KafkaError._SSL,
+        KafkaError._BAD_MSG,
+        KafkaError._DESTROY,
+        KafkaError._PURGE_INFLIGHT,
+        KafkaError._PURGE_QUEUE,  # also of a record that was sent and waits to be sent again
+        KafkaError.UNKNOWN,
         KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
         KafkaError.DUPLICATE_SEQUENCE_NUMBER,  # of `kafka.reports`: a success without an offset
     }
 )
-"""Errors of a send that may be stored. For other requests they only mean that no broker answers."""
+"""Errors of a send that may be stored: librdkafka calls it possibly persisted, or does not know.
+
+For other requests most of them only mean that no broker answers. `_FATAL` is not among them: the client refuses the
+call with it, and nothing is sent.
+"""
 
 
 def send_error(error: KafkaError, topic: str) -> RocketshimError:
@@ -53,7 +71,7 @@ def send_error(error: KafkaError, topic: str) -> RocketshimError:
         )
     if code in _UNCERTAIN:
         return SendTimeoutError(
-            f"no broker confirmed the message for {topic!r} in time ({what}); it may be stored or not"
+            f"no broker confirmed that the message for {topic!r} is stored ({what}); it may be stored or not"
         )
     if code in AWAY:
         return BrokerUnavailableError(f"no broker accepts messages for {topic!r} ({what}); check the bootstrap address")

@@ -17,7 +17,19 @@ from rocketshim.kafka.queue_lookup import cluster_errors
 from rocketshim.kafka.send_errors import send_error
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN, TOO_LARGE
 
-UNCERTAIN = {KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError.REQUEST_TIMED_OUT}
+UNCERTAIN = {
+    KafkaError._MSG_TIMED_OUT,
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._DESTROY,
+    KafkaError._PURGE_INFLIGHT,
+    KafkaError._PURGE_QUEUE,
+    KafkaError.UNKNOWN,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.NETWORK_EXCEPTION,
+    KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+}
 OF_A_SEND = [
     *((code, TopicMissingError) for code in MISSING),
     *((code, NotAuthorizedError) for code in DENIED | NO_LOGIN),
@@ -25,6 +37,7 @@ OF_A_SEND = [
     *((code, SendTimeoutError) for code in UNCERTAIN),
     *((code, BrokerUnavailableError) for code in AWAY - UNCERTAIN),
     (KafkaError.INVALID_MSG, SendError),
+    (KafkaError._FATAL, SendError),
 ]
 OF_A_QUESTION = [
     *((code, TopicMissingError) for code in MISSING),
