@@ -4,7 +4,7 @@ A delivery report without an offset is not believed (`kafka.reports`). Such a re
 is and so with the same identity, until a report has an offset or its time is over.
 
 The producer is made at the first send. After a fatal error it can send nothing more: the next send makes another one,
-and the former one still reports what it had.
+and the former one still reports what it had. `outstanding`, `flush` and `close` cover both.
 
 Threads: any thread sends. One thread of the sender polls the producer; it processes the reports and calls back. The
 thread knows the producer and not the sender, so that a sender that nobody uses any more ends it.
@@ -66,6 +66,7 @@ class _Link:
         again: records that were reported without an offset, and when they are sent again, in monotonic seconds.
         is_broken: it has had a fatal error.
         is_over: nothing more is sent with it; its thread ends when every record has its report.
+        thread: its poll thread; None: not started.
     """
 
     def __init__(self, producer: ProducerClient, on_unconfirmed: Callable[[OutgoingRecord], None]) -> None:
@@ -74,12 +75,25 @@ class _Link:
         self.again: deque[tuple[float, _Sending]] = deque()
         self.is_broken = False
         self.is_over = False
+        self.thread: threading.Thread | None = None
         self._on_unconfirmed = on_unconfirmed
 
     @property
     def outstanding(self) -> int:
         """Number of records without a result."""
         return len(self.producer) + len(self.again)
+
+    def start(self, thread_name: str, on_error: Callable[[BaseException], None]) -> None:
+        """Start the poll thread."""
+        self.thread = threading.Thread(target=self.serve, args=(on_error,), name=thread_name, daemon=True)
+        self.thread.start()
+
+    def give_up(self) -> None:
+        """Send nothing more, and give the records without a result an error; they may or may not be stored."""
+        self.is_over = True
+        self.producer.purge()
+        with suppress(KafkaException):  # its fatal error
+            self.producer.flush(_PURGED_S)
 
     def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
         """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
@@ -150,15 +164,15 @@ class RecordSender:
         self._on_unconfirmed = on_unconfirmed
         self._on_error = on_error
         self._lock = threading.Lock()
-        self._link: _Link | None = None
-        self._thread: threading.Thread | None = None
+        self._links: tuple[_Link, ...] = ()  # the last one sends; those before it are broken and have not ended yet
         self._is_closed = False
 
     @property
     def producer(self) -> ProducerClient | None:
         """The Kafka client; None: no record was sent yet, or the sender is closed."""
         with self._lock:  # one that is being made counts
-            return None if self._link is None else self._link.producer
+            link = self._link
+        return None if link is None else link.producer
 
     @property
     def is_open(self) -> bool:
@@ -169,8 +183,12 @@ class RecordSender:
     @property
     def outstanding(self) -> int:
         """Number of records without a result."""
-        link = self._link
-        return 0 if link is None else link.outstanding
+        return sum(link.outstanding for link in self._links)
+
+    @property
+    def _link(self) -> _Link | None:
+        links = self._links
+        return links[-1] if links else None
 
     def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
         """Send a record; return when the client has taken it.
@@ -186,15 +204,16 @@ class RecordSender:
             KafkaException: the client refused the record.
             ClosedError: the sender is closed.
         """
-        link = self._link
-        if link is None or link.is_broken:
-            link = self._open()
-        sending = _Sending(link, out, done, again_until_s)
         partition = -1 if out.partition is None else out.partition
-        produce = link.producer.produce
         while True:
+            link = self._link
+            if link is None or link.is_broken:
+                link = self._open()
+            sending = _Sending(link, out, done, again_until_s)
             try:
-                produce(out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers)
+                link.producer.produce(
+                    out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers
+                )
             except BufferError:
                 if time.monotonic() >= room_until_s:
                     raise
@@ -203,6 +222,8 @@ class RecordSender:
                 link.is_broken = link.is_broken or _is_fatal(error)
                 raise
             else:
+                if link.is_over:
+                    link.give_up()  # its thread may have ended before this record came
                 return
 
     def list_topics(self, *, timeout: float) -> Any:
@@ -216,8 +237,7 @@ class RecordSender:
 
     def flush(self, until_s: float) -> int:
         """Wait for the results of all records, until a monotonic time; return the number of records without one."""
-        link = self._link
-        return 0 if link is None else _flush(link, until_s)
+        return sum(_flush(link, until_s) for link in self._links)
 
     def close(self, until_s: float) -> None:
         """Wait for the results until a monotonic time, and end the poll thread. A second call does nothing.
@@ -226,39 +246,31 @@ class RecordSender:
         """
         with self._lock:
             self._is_closed = True
-            link, self._link = self._link, None
-            thread, self._thread = self._thread, None
-        if link is None or thread is None:
-            return
-        _flush(link, until_s)
-        link.is_over = True
-        link.producer.purge()
-        with suppress(KafkaException):  # its fatal error
-            link.producer.flush(_PURGED_S)
-        thread.join()
+            links, self._links = self._links, ()
+        for link in links:
+            _flush(link, until_s)
+        for link in links:
+            link.give_up()
+            if link.thread is not None:
+                link.thread.join(max(_PURGED_S, until_s - time.monotonic()))  # a deleted topic's records stay longer
 
     def __del__(self) -> None:
-        if self._link is not None:
-            self._link.is_over = True  # a sender that is collected without close() leaves no thread running
+        for link in self._links:
+            link.is_over = True  # a sender that is collected without close() leaves no thread running
 
     def _open(self) -> _Link:
-        link = self._link
-        if link is not None and not link.is_broken:
-            return link
         with self._lock:
             if self._is_closed:
                 raise ClosedError(self._closed_text)
-            if self._link is not None and self._link.is_broken:
-                self._link.is_over = True
-                self._link = None
-            if self._link is None:
+            link = self._link
+            if link is None or link.is_broken:
+                if link is not None:
+                    link.is_over = True
                 link = _Link(self._make_producer(), self._on_unconfirmed)
-                self._thread = threading.Thread(
-                    target=link.serve, args=(self._on_error,), name=self._thread_name, daemon=True
-                )
-                self._thread.start()
-                self._link = link
-            return self._link
+                link.start(self._thread_name, self._on_error)
+                former = (each for each in self._links if each.thread is not None and each.thread.is_alive())
+                self._links = (*former, link)
+            return link
 
 
 def _flush(link: _Link, until_s: float) -> int:

@@ -4,7 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
 from typing import Any
 
@@ -132,6 +132,61 @@ def test_a_full_queue_is_waited_for_as_long_as_asked(notes: Notes) -> None:
     assert future.result(GUARD_S) is not None, "closed without a report: it may or may not be stored"
 
 
+class Full(Manual):
+    """A producer whose queue is full until it is purged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_full = threading.Event()
+        self.has_room = False
+
+    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
+        if not self.has_room:
+            self.was_full.set()
+            raise BufferError
+        super().produce(*record, on_delivery=on_delivery, headers=headers)
+
+    def purge(self) -> None:
+        super().purge()
+        self.has_room = True
+
+
+def test_close_ends_a_send_that_waits_for_room(notes: Notes) -> None:
+    producer = Full()
+    sender = notes.sender(lambda: producer)
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(send, sender, room_s=GUARD_S)
+        assert producer.was_full.wait(GUARD_S)
+        sender.close(monotonic())
+        with pytest.raises(ClosedError, match="it is closed"):
+            waiting.result(GUARD_S)
+
+
+class Slow(Manual):
+    """A producer that takes a record when the test lets it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_called = threading.Event()
+        self.may_go = threading.Event()
+
+    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
+        self.was_called.set()
+        assert self.may_go.wait(GUARD_S)
+        super().produce(*record, on_delivery=on_delivery, headers=headers)
+
+
+def test_a_record_that_the_client_takes_after_close_has_a_result(notes: Notes) -> None:
+    producer = Slow()
+    sender = notes.sender(lambda: producer)
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(send, sender)
+        assert producer.was_called.wait(GUARD_S)
+        sender.close(monotonic())
+        producer.may_go.set()
+        assert sending.result(GUARD_S).result(GUARD_S) is not None
+
+
 def test_a_refused_call_is_raised_and_the_callback_not_called(notes: Notes) -> None:
     producer = Manual()
     sender = notes.sender(lambda: producer)
@@ -178,6 +233,25 @@ def test_after_a_fatal_error_the_next_record_goes_through_another_producer(notes
     assert waiting.result(GUARD_S) is not None, "the former producer still reports what it had"
     assert later.result(GUARD_S) is not None
     sender.close(monotonic() + GUARD_S)
+
+
+def test_records_of_the_former_producer_count_until_they_have_their_result(notes: Notes) -> None:
+    made: list[Manual] = []
+
+    def make() -> Manual:
+        made.append(Manual())
+        return made[-1]
+
+    sender = notes.sender(make)
+    former = send(sender)
+    made[0].refuses = [KafkaException(KafkaError(KafkaError._FATAL, fatal=True))]
+    with pytest.raises(KafkaException):
+        send(sender)
+    later = send(sender)
+    assert sender.outstanding == 2
+    assert sender.flush(monotonic()) == 2
+    sender.close(monotonic())
+    assert [former.done(), later.done()] == [True, True]
 
 
 def test_an_error_of_a_callback_does_not_end_the_poll_thread(kafka: InMemoryKafka, notes: Notes) -> None:
