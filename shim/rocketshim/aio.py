@@ -139,14 +139,24 @@ async def send_message(
 async def _begin(
     producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float
 ) -> Future[SendResult]:
+    """Give a message to the Kafka client, with the hooks around it."""
+    with producer._hooks.around(message) as context:  # noqa: SLF001 - the two are one, here and below
+        return producer._hooks.observed(context, await _given(producer, context.message, selector, arg, deadline))  # noqa: SLF001
+
+
+async def _given(
+    producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float
+) -> Future[SendResult]:
     """Give a message to the Kafka client, in a thread if that may block."""
-    if selector is not None or producer._may_block(message):  # noqa: SLF001 - the two are one, here and below
-        return await asyncio.to_thread(producer._send, message, selector, arg, deadline)  # noqa: SLF001
+    if selector is not None or producer._may_block(message):  # noqa: SLF001
+        return await asyncio.to_thread(producer._send_now, message, selector, arg, deadline)  # noqa: SLF001
+    out, send = producer._prepared(message)  # noqa: SLF001
     while True:
+        is_late = time.monotonic() >= deadline
         try:
-            return producer._send(message, None, None, 0.0)  # noqa: SLF001
+            return producer._give(out, send, 0.0, is_last_try=is_late)  # noqa: SLF001
         except BufferError:
-            if time.monotonic() >= deadline:
+            if is_late:
                 raise
             await asyncio.sleep(_FULL_S)
 

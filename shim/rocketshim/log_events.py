@@ -78,7 +78,7 @@ EVENTS: Final[dict[str, str]] = {
     "dropin.parked": "A failed message was parked.",
     "producer.clock-differs": "This machine's clock differs from the brokers' clock.",
     "producer.poll-failed": "A callback of the producer raised.",
-    "producer.hook-failed": "A send-message hook raised; the message is not affected.",
+    "producer.hook-failed": "A send-message hook raised, or its message is not a message; the send is not affected.",
     "producer.send-unconfirmed": "A message was reported without an offset; it is sent again with the same identity.",
     "run.member-killed": "A member did not stop in time and was killed.",
     "run.stop-asked": "The supervisor asked this member to stop.",

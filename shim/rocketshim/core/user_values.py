@@ -1,10 +1,12 @@
 """Read the objects of user code with care: `str()` may raise, an attribute may be a property, a class may lie."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Final
 
-__all__ = ["as_int", "attribute", "class_name", "safe_text"]
+from rocketshim.errors import ConfigError
+
+__all__ = ["as_int", "attribute", "check_hook", "class_name", "safe_text"]
 
 _MAX_SHOWN_CHARS: Final = 4_096  # a record stores 1 KiB, and a log line needs no more
 _QUALNAME: Final = type.__dict__["__qualname__"]
@@ -34,6 +36,15 @@ def attribute(value: object, name: str, default: object = None) -> object:
         return getattr(value, name, default)
     except BaseException:  # noqa: BLE001 - `__getattribute__` and properties are user code
         return default
+
+
+def check_hook(hook: object, methods: Sequence[str]) -> None:
+    """Raise a ConfigError if an object lacks one of the methods of a hook."""
+    missing = [name for name in methods if isinstance(hook, type) or not callable(attribute(hook, name))]
+    if missing:
+        raise ConfigError(
+            f"{safe_text(hook, repr):.80} is not a hook: pass an object with the method {' and '.join(missing)}"
+        )
 
 
 def as_int(value: object) -> int | None:

@@ -1,24 +1,28 @@
 """Hooks around every send. A producer without hooks has no extra cost.
 
-A send hook only observes, except that it may replace the message before it is sent, for example to add a property. An
-exception that it raises is logged and changes nothing.
+A send hook only observes, except that it may replace the message before it is sent, for example to add a property. If
+it raises, or replaces the message by something else, that is logged and changes nothing.
 
 Source: `SendMessageHook`, `SendMessageContext` of RocketMQ.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from rocketshim.core.user_values import safe_text
+from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.logs import safe_logger
+from rocketshim.producer.arguments import NO_BODY, message_of
 from rocketshim.producer.result import SendResult
 from rocketshim_topics import Message
 
 __all__ = ["SendHooks", "SendMessageContext", "SendMessageHook"]
 
 _LOG = safe_logger("rocketshim.producer")
+_BEFORE: Final = "send_message_before"
+_AFTER: Final = "send_message_after"
 
 
 @dataclass(slots=True)
@@ -61,21 +65,32 @@ class SendHooks:
         return bool(self._hooks)
 
     def add(self, hook: SendMessageHook) -> None:
-        """Add a hook; hooks nest in the order in which they were added."""
+        """Add a hook; hooks nest in the order in which they were added.
+
+        Raises:
+            ConfigError: one of the two methods is missing.
+        """
+        check_hook(hook, (_BEFORE, _AFTER))
         self._hooks = (*self._hooks, hook)
 
-    def around(self, message: Message, send: "Callable[[Message], Future[SendResult]]") -> "Future[SendResult]":
-        """Send a message with the hooks around it; return a future that has its result after the hooks had it."""
+    @contextmanager
+    def around(self, message: Message) -> Iterator[SendMessageContext]:
+        """Call the hooks before a send, and after it if the block, which sends `context.message`, raises."""
         context = SendMessageContext(message)
         for hook in self._hooks:
-            _quietly(hook.send_message_before, context)
-        result: Future[SendResult] = Future()
-        result.set_running_or_notify_cancel()
+            _quietly(hook, _BEFORE, context)
         try:
-            sent = send(context.message)
+            yield context
         except BaseException as error:
             self._after(context, error)
             raise
+
+    def observed(self, context: SendMessageContext, sent: "Future[SendResult]") -> "Future[SendResult]":
+        """Return a future that has the result of a send after the hooks had it."""
+        if not self._hooks:
+            return sent
+        result: Future[SendResult] = Future()
+        result.set_running_or_notify_cancel()
         sent.add_done_callback(lambda done: self._resolve(context, done, result))
         return result
 
@@ -92,11 +107,14 @@ class SendHooks:
     def _after(self, context: SendMessageContext, error: BaseException | None) -> None:
         context.error = error
         for hook in reversed(self._hooks):
-            _quietly(hook.send_message_after, context)
+            _quietly(hook, _AFTER, context)
 
 
-def _quietly(hook: Callable[[SendMessageContext], None], context: SendMessageContext) -> None:
+def _quietly(hook: SendMessageHook, method: str, context: SendMessageContext) -> None:
+    message = context.message
     try:
-        hook(context)
+        getattr(hook, method)(context)
+        context.message = message_of(context.message, NO_BODY, {})
     except BaseException as error:  # noqa: BLE001 - user code that only observes; it must not fail sends
+        context.message = message
         _LOG.error("producer.hook-failed", extra={"hook": safe_text(hook, repr), "error": safe_text(error, repr)})

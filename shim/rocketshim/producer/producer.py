@@ -267,6 +267,9 @@ class Producer:
     def register_send_message_hook(self, hook: SendMessageHook) -> None:
         """Register a hook that is called before and after every send; before the first send.
 
+        Raises:
+            ConfigError: one of the two methods is missing.
+
         Source: `DefaultMQProducerImpl#registerSendMessageHook` of RocketMQ.
         """
         self._hooks.add(hook)
@@ -310,28 +313,41 @@ class Producer:
         )
 
     def _send(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
-        if self._hooks:
-            return self._hooks.around(message, lambda given: self._send_now(given, selector, arg, deadline))
-        return self._send_now(message, selector, arg, deadline)
+        if not self._hooks:
+            return self._send_now(message, selector, arg, deadline)
+        with self._hooks.around(message) as context:
+            return self._hooks.observed(context, self._send_now(context.message, selector, arg, deadline))
 
     def _send_now(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
+        return self._give(*self._prepared(message, selector, arg), deadline)
+
+    def _prepared(
+        self, message: Message, selector: Selector | None = None, arg: Any = None
+    ) -> tuple[OutgoingRecord, PendingSend]:
         self._check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
+        return out, PendingSend(message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
 
-        done = partial(self._reported, PendingSend(message.topic, out.topic, uniq_key, sent_ns, sent_ms, future))
+    def _give(
+        self, out: OutgoingRecord, send: PendingSend, room_until_s: float, *, is_last_try: bool = True
+    ) -> "Future[SendResult]":
+        """Give a record to the Kafka client. Unless `is_last_try`, a full queue does not count as a refusal."""
         again_until_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
         try:
-            self._sender.send(out, done, room_until_s=deadline, again_until_s=again_until_s)
+            self._sender.send(
+                out, partial(self._reported, send), room_until_s=room_until_s, again_until_s=again_until_s
+            )
         except BufferError:
-            self._sends.refuse()
+            if is_last_try:
+                self._sends.refuse()
             raise
         except KafkaException as error:
             self._sends.refuse()
             raise send_error(error.args[0], out.topic) from error
-        return future
+        return send.future
 
     def _reported(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
         topic, counts = send.physical, self._sends

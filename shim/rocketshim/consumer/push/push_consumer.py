@@ -23,7 +23,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
 from rocketshim.core.subscriptions import Subscription, Subscriptions, is_pattern
-from rocketshim.core.user_values import safe_text
+from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -253,9 +253,7 @@ class PushConsumer:
         self._add_hook(self._hooks.filtering, hook, ("filter_message",))
 
     def _add_hook(self, hooks: list[Any], hook: Any, methods: Sequence[str]) -> None:
-        missing = [name for name in methods if isinstance(hook, type) or not callable(getattr(hook, name, None))]
-        if missing:
-            raise ConfigError(f"{hook!r:.80} is not a hook: pass an object with the method {' and '.join(missing)}")
+        check_hook(hook, methods)
         if self._loop is not None:
             raise ConfigError("Cannot register a hook after start(): register it before")
         hooks.append(hook)
