@@ -23,7 +23,7 @@ from rocketshim.codecs import Codec
 from rocketshim.core.clock import Clock
 from rocketshim.errors import SendTimeoutError
 from rocketshim.kafka.clients import Clients
-from rocketshim.producer.arguments import NO_BODY, MessageOptions
+from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, messages_of
 from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.producer.selectors import Selector
@@ -94,8 +94,9 @@ class AsyncProducer:
         Raises:
             As `Producer.send`.
         """
+        deadline = time.monotonic() + check_timeout(timeout_s)
         made = self.producer._message(message, body, codec, options)  # noqa: SLF001 - the two are one
-        return await send_message(self.producer, made, selector, arg, timeout_s=timeout_s)
+        return await _send(self.producer, made, selector, arg, deadline, timeout_s=timeout_s)
 
     async def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:
         """Send several messages and wait until all are stored.
@@ -103,8 +104,8 @@ class AsyncProducer:
         Raises:
             As `send`, for the first message in order that failed. The other messages may be stored.
         """
-        deadline = time.monotonic() + timeout_s
-        made = [self.producer._message(message, NO_BODY, None, {}) for message in messages]  # noqa: SLF001
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        made = messages_of(messages)
         begun = [(await _begin(self.producer, message, None, None, deadline), message) for message in made]
         return [await _result(self.producer, future, message, deadline, timeout_s) for future, message in begun]
 
@@ -123,15 +124,19 @@ class AsyncProducer:
         await asyncio.shield(asyncio.ensure_future(self.close()))  # also if the task is cancelled
 
 
-async def send_message(
-    producer: Producer, message: Message, selector: Selector | None = None, arg: Any = None, *, timeout_s: float
-) -> SendResult:
+async def send_message(producer: Producer, message: Message, *, timeout_s: float) -> SendResult:
     """Send a message with a `Producer` and wait until it is stored, without blocking the event loop.
 
     Raises:
         As `Producer.send`.
     """
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + check_timeout(timeout_s)
+    return await _send(producer, message, None, None, deadline, timeout_s=timeout_s)
+
+
+async def _send(
+    producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float, *, timeout_s: float
+) -> SendResult:
     future = await _begin(producer, message, selector, arg, deadline)
     return await _result(producer, future, message, deadline, timeout_s)
 

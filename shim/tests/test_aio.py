@@ -1,6 +1,7 @@
 """`AsyncProducer` and `async with`: sends are awaited, the event loop is never blocked, nothing is left behind."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,7 +37,7 @@ def test_a_send_is_awaited_until_it_is_stored(kafka: InMemoryKafka) -> None:
         async with producer_on(kafka, codec=JsonCodec()) as producer:
             result = await producer.send("orders", {"id": 7}, key="o-7", tag="paid")
             assert result.status is SendStatus.SEND_OK
-            await producer.send(Message("orders", b"raw", key="o-7"))
+            await producer.send(Message("orders", b"raw", key="o-7"), timeout_s=math.inf)
             await asyncio.gather(*(producer.send("orders", number, key="o-7") for number in range(50)))
 
     asyncio.run(main())
@@ -64,6 +65,10 @@ def test_bad_input_is_refused_at_the_call_and_nothing_is_sent(kafka: InMemoryKaf
         async with producer_on(kafka) as producer:
             with pytest.raises(MessageError, match="'soon' is not a duration"):
                 await producer.send("orders", b"x", delay="soon")
+            with pytest.raises(MessageError, match="timeout_s is -1: give seconds, 0 or more"):
+                await producer.send("orders", b"x", timeout_s=-1)
+            with pytest.raises(MessageError, match="as a batch: give a list of messages"):
+                await producer.send_batch(Message("orders", b"x"))  # type: ignore[arg-type]
             with pytest.raises(MessageError, match="cannot send b'x'"):
                 await producer.send_batch([Message("orders", b"1"), b"x"])  # type: ignore[list-item]
             with pytest.raises(TopicMissingError):

@@ -23,6 +23,7 @@ from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
 from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
+from rocketshim.producer.arguments import is_delayed
 from rocketshim_topics.hops import OutgoingRecord, delayed_record
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames
@@ -180,7 +181,6 @@ class Producer(confluent_kafka.Producer):
         self, message: ShimMessage, timestamp: int, partition: int | None, sent_ns: int, sent_ms: int
     ) -> OutgoingRecord:
         prefix, counter = self._ids
-        is_delayed = message.delay_ms or message.deliver_at_ms is not None or (message.delay_level or 0) > 0
         return delayed_record(
             message,
             self._names,
@@ -189,7 +189,7 @@ class Producer(confluent_kafka.Producer):
             born_ms=timestamp or sent_ms,
             now_ms=self._broker_clock.now_ms(sent_ns, sent_ms),
             sender_ms=sent_ms,
-            lane=self._lanes.choose(message.key_bytes, self._topics) if is_delayed else 0,
+            lane=self._lanes.choose(message.key_bytes, self._topics) if is_delayed(message) else 0,
             real_qid=partition,
             max_delay_ms=self._settings.max_delay_ms,
         )

@@ -252,7 +252,8 @@ class RecordSender:
         for link in links:
             link.give_up()
             if link.thread is not None:
-                link.thread.join(max(_PURGED_S, until_s - time.monotonic()))  # a deleted topic's records stay longer
+                rest_s = max(_PURGED_S, until_s - time.monotonic())  # records of a deleted topic may stay longer
+                link.thread.join(min(rest_s, threading.TIMEOUT_MAX))
 
     def __del__(self) -> None:
         for link in self._links:

@@ -1,6 +1,7 @@
 """The arguments of a send: a `Message`, or what a `Message` is made of."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from difflib import get_close_matches
@@ -11,7 +12,7 @@ from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
 from rocketshim_topics.message import Message, Properties
 
-__all__ = ["NO_BODY", "MessageOptions", "is_delayed", "message_of"]
+__all__ = ["NO_BODY", "MessageOptions", "check_timeout", "is_delayed", "message_of", "messages_of"]
 
 NO_BODY: Final[Any] = object()
 """Stands for a body that was not given; None is a tombstone."""
@@ -75,6 +76,28 @@ def message_of(given: object, body: object, options: Mapping[str, Any], codec: C
     return Message(given, encoded, **options)
 
 
+def messages_of(given: object) -> list[Message]:
+    """Return the messages of a batch.
+
+    Raises:
+        MessageError: it is not several messages.
+    """
+    if isinstance(given, Message) or not isinstance(given, Iterable):
+        raise MessageError(f"cannot send {given!r:.80} as a batch: give a list of messages, or send() one message")
+    return [message_of(each, NO_BODY, {}) for each in given]
+
+
+def check_timeout(timeout_s: object) -> float:
+    """Return a time-out in seconds that Python can wait for; `math.inf` and the like become some hundred years.
+
+    Raises:
+        MessageError: it is not a number, or negative.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+        raise MessageError(f"timeout_s is {timeout_s!r:.80}: give seconds, 0 or more; math.inf waits without a limit")
+    return min(timeout_s, threading.TIMEOUT_MAX)
+
+
 def is_delayed(message: Message) -> bool:
     """Return whether a message has a delay, so that it may go to the schedule topic."""
-    return bool(message.delay_ms) or message.delay_level is not None or message.deliver_at_ms is not None
+    return bool(message.delay_ms) or (message.delay_level or 0) > 0 or message.deliver_at_ms is not None

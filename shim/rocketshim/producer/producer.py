@@ -33,7 +33,7 @@ from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
-from rocketshim.producer.arguments import NO_BODY, MessageOptions, is_delayed, message_of
+from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed, message_of, messages_of
 from rocketshim.producer.config import producer_config
 from rocketshim.producer.hooks import SendHooks, SendMessageHook
 from rocketshim.producer.result import PendingSend, SendResult, SendStatus
@@ -147,19 +147,20 @@ class Producer:
             selector: chooses the partition: a function of (queues, message, arg), or an object with such a method
                 `select`. None: by key (murmur2), or any partition if there is no key.
             arg: passed to the selector.
-            timeout_s: how long to wait for the delivery report, in seconds. A delay or a selector needs the topic's
-                number of partitions, once a minute; an unreachable cluster may make that take 10 s more.
+            timeout_s: how long to wait for the delivery report, in seconds; `math.inf`: without a limit. A delay or a
+                selector needs the topic's number of partitions, once a minute; an unreachable cluster may make that
+                take 10 s more.
 
         Raises:
-            MessageError: the message is invalid, the codec refuses its body, or `selector` cannot be called; nothing
-                was sent.
+            MessageError: the message or `timeout_s` is invalid, the codec refuses the body, or `selector` cannot be
+                called; nothing was sent.
             BufferError: the queue of unsent messages stayed full; nothing was sent.
             TopicMissingError, NotAuthorizedError: the topic cannot be written to; nothing is stored.
             SendTimeoutError: no delivery report arrived in time; the message may or may not be stored.
             SendError: the message is not stored.
             ClosedError: the producer is closed; nothing was sent.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + check_timeout(timeout_s)
         made = self._message(message, body, codec, options)
         future = self._send(made, selector, arg, deadline)
         try:
@@ -238,9 +239,8 @@ class Producer:
             As `send`, for the first message in order that failed or has no delivery report in time. The other messages
             may be stored.
         """
-        deadline = time.monotonic() + timeout_s
-        made = [self._message(message, NO_BODY, None, {}) for message in messages]
-        futures = [self._send(message, None, None, deadline) for message in made]
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        futures = [self._send(message, None, None, deadline) for message in messages_of(messages)]
         try:
             return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
         except FutureTimeoutError as error:

@@ -1,5 +1,6 @@
 """The producer on the in-memory Kafka: the topics, partitions and headers of its records, and its errors."""
 
+import math
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -152,6 +153,37 @@ def test_options_beside_a_message_are_refused(kafka: InMemoryKafka, producer: Pr
     assert records(kafka, "orders") == []
 
 
+@pytest.mark.parametrize("timeout_s", [-1, -0.001, math.nan, None, "3", True])
+def test_an_invalid_timeout_is_named_and_nothing_is_sent(
+    kafka: InMemoryKafka, producer: Producer, timeout_s: Any
+) -> None:
+    text = f"timeout_s is {timeout_s!r}: give seconds, 0 or more; math.inf waits without a limit"
+    for send in (
+        lambda: producer.send("orders", b"x", timeout_s=timeout_s),
+        lambda: producer.send_orderly(Message("orders", b"x"), "o-7", timeout_s=timeout_s),
+        lambda: producer.send_batch([Message("orders", b"x")], timeout_s=timeout_s),
+    ):
+        with pytest.raises(MessageError, match=text):
+            send()
+    producer.flush()
+    assert records(kafka, "orders") == []
+
+
+@pytest.mark.parametrize("timeout_s", [math.inf, 1e10, 10**400])
+def test_a_very_long_timeout_waits_until_the_message_is_stored(producer: Producer, timeout_s: float) -> None:
+    assert producer.send("orders", b"x", timeout_s=timeout_s).status is SendStatus.SEND_OK
+    (result,) = producer.send_batch([Message("orders", b"x")], timeout_s=timeout_s)
+    assert result.status is SendStatus.SEND_OK
+    producer.close(timeout_s=math.inf)
+
+
+@pytest.mark.parametrize("given", [Message("orders", b"x"), None])
+def test_a_batch_is_several_messages(kafka: InMemoryKafka, producer: Producer, given: Any) -> None:
+    with pytest.raises(MessageError, match=r"cannot send .* as a batch: give a list of messages"):
+        producer.send_batch(given)
+    assert records(kafka, "orders") == []
+
+
 def test_ids_never_repeat(producer: Producer) -> None:
     results = producer.send_batch([Message("orders", b"x") for _ in range(200)])
     assert len({result.msg_id for result in results}) == 200
@@ -188,9 +220,9 @@ def test_an_arbitrary_delay_is_in_a_header_and_starts_in_the_longest_queue_that_
 def test_a_message_without_delay_goes_directly_to_its_topic(
     kafka: InMemoryKafka, producer: Producer, delay: dict[str, Any]
 ) -> None:
+    kafka.delete_topic(SCHEDULE)
     producer.send(Message("orders", b"x", **delay))
     assert len(records(kafka, "orders")) == 1
-    assert not records(kafka, SCHEDULE)
 
 
 class Shifted(SystemClock):
