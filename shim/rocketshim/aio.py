@@ -8,18 +8,21 @@
 Consumers need no other class: `PushConsumer` runs `async def` listeners, and `async with` starts and stops it.
 
 How it works: the producer's own thread reports the result to the event loop. A send that may have to look something up
-(the first one, a delayed one, one with a selector) runs in a thread, so that the event loop is never blocked. If the
-queue of unsent messages is full, `send` waits without blocking. Messages of one task that are awaited one after the
-other keep their order; the order of sends in progress at the same time is not defined.
+(the first one, a delayed one, one with a selector) runs in a thread, so that the event loop is never blocked. So does a
+codec other than `JsonCodec` and `PydanticCodec`: it may ask a schema registry. If the queue of unsent messages is full,
+`send` waits without blocking. Messages of one task that are awaited one after the other keep their order; the order of
+sends in progress at the same time is not defined.
 """
 
 import asyncio
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future
+from functools import partial
+from types import NoneType
 from typing import Any, Final, Self, Unpack, overload
 
-from rocketshim.codecs import Codec
+from rocketshim.codecs import Codec, JsonCodec, PydanticCodec
 from rocketshim.core.clock import Clock
 from rocketshim.errors import SendTimeoutError
 from rocketshim.kafka.clients import Clients
@@ -95,7 +98,10 @@ class AsyncProducer:
             As `Producer.send`.
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
-        made = self.producer._message(message, body, codec, options)  # noqa: SLF001 - the two are one
+        make = partial(self.producer._message, message, body, codec, options)  # noqa: SLF001 - the two are one
+        encodes = self.producer._codec if codec is None else codec  # noqa: SLF001
+        waits = body is not NO_BODY and type(encodes) not in {NoneType, JsonCodec, PydanticCodec}
+        made = await asyncio.to_thread(make) if waits else make()
         return await _send(self.producer, made, selector, arg, deadline, timeout_s=timeout_s)
 
     async def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:

@@ -11,7 +11,7 @@ import pytest
 from rocketshim import ConsumeFromWhere, Message, MessageView, PushConsumer, SendStatus
 from rocketshim.aio import AsyncProducer
 from rocketshim.clock import SystemClock
-from rocketshim.codecs import JsonCodec
+from rocketshim.codecs import JsonCodec, SerializerCodec
 from rocketshim.errors import ClosedError, ConfigError, MessageError, SendTimeoutError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
@@ -139,6 +139,25 @@ def test_looking_up_the_cluster_does_not_block_the_event_loop(kafka: InMemoryKaf
             await opening(gate, lambda: producer.send("orders", b"x", selector=lambda queues, *_: queues[0]))
 
     asyncio.run(main())
+
+
+def test_a_codec_that_waits_does_not_block_the_event_loop(kafka: InMemoryKafka) -> None:
+    gate = threading.Event()
+
+    def serialize(value: int, context: object) -> bytes:
+        del context
+        assert gate.wait(30)
+        return b"%d" % value
+
+    async def main() -> None:
+        async with producer_on(kafka, codec=SerializerCodec(serialize)) as producer:
+            await opening(gate, lambda: producer.send("orders", 7))
+            gate.clear()
+            await producer.send("orders", 8, codec=JsonCodec())
+            await producer.send(Message("orders", b"9"))
+
+    asyncio.run(main())
+    assert {record.value() for record in kafka.records("orders")} == {b"7", b"8", b"9"}
 
 
 def test_a_full_queue_is_waited_for_without_blocking_the_event_loop(kafka: InMemoryKafka) -> None:
