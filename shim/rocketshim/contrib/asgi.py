@@ -55,8 +55,9 @@ def lifespan(
         stop_timeout_s: time in seconds for the messages in progress of each consumer, and for the delivery reports.
         wrapping: another lifespan, for example of a database pool that the listeners use.
 
-    The application does not start if a consumer does not: the lifespan raises what `PushConsumer.start` raises. A
-    consumer that fails later logs it, and its error is raised when the application ends.
+    The application does not start if a consumer does not: the lifespan raises what `PushConsumer.start` raises, or
+    ConfigError if `producer` is something else, such as an `AsyncProducer`; `send` awaits a `Producer`. A consumer that
+    fails later logs it, and its error is raised when the application ends.
     """
 
     @asynccontextmanager
@@ -64,7 +65,9 @@ def lifespan(
         state: dict[str, Any] = {}
         async with AsyncExitStack() as running:
             if producer is not None:
-                state[_STATE] = used = producer if isinstance(producer, Producer) else producer()
+                state[_STATE] = used = producer() if callable(producer) else producer
+                if not isinstance(used, Producer):
+                    raise ConfigError(f"producer={used!r:.80}: give a Producer, or a function that makes one")
                 running.push_async_callback(asyncio.to_thread, used.close, stop_timeout_s)
             if wrapping is not None:
                 yielded = await running.enter_async_context(wrapping(app))

@@ -11,6 +11,7 @@ from fastapi import Depends, FastAPI
 from fastapi.testclient import TestClient
 
 from rocketshim import ConsumeFromWhere, Message, MessageView, Producer, PushConsumer
+from rocketshim.aio import AsyncProducer
 from rocketshim.clock import SystemClock
 from rocketshim.contrib.asgi import Lifespan, get_producer, lifespan, send
 from rocketshim.errors import ClosedError, ConfigError, NotAuthorizedError, SendTimeoutError, TopicMissingError
@@ -131,6 +132,14 @@ def test_an_application_does_not_start_if_a_consumer_does_not(kafka: InMemoryKaf
         producer.send(Message("orders", b"x"))
     assert first._thread is not None
     assert not first._thread.is_alive()
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+def test_an_application_does_not_start_with_another_kind_of_producer(kafka: InMemoryKafka, is_made: bool) -> None:
+    other: Any = AsyncProducer("memory:1", clients=kafka.clients())
+    app = shop(lifespan(producer=other if is_made else lambda: other))
+    with pytest.raises(ConfigError, match=r"AsyncProducer object .*: give a Producer, or a function"), TestClient(app):
+        pass
 
 
 def test_the_error_of_a_consumer_is_raised_when_the_application_ends(kafka: InMemoryKafka) -> None:

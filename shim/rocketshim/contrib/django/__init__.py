@@ -12,7 +12,7 @@
     def charge(message):
         Order.objects.filter(pk=message.key.decode()).update(paid=True)
 
-    send_on_commit(Message("orders", b"…", key=order.pk))  # anywhere, for example in a view
+    send_on_commit(Message("orders", b"…", key=str(order.pk)))  # anywhere, for example in a view
 
 `manage.py rocketshim_consume --group payments` runs the listeners. Around each call, database connections that are
 broken or too old are closed, as Django does around each request. This concerns plain functions; an `async def` listener
