@@ -144,7 +144,8 @@ class HeaderShape:
 
     def _choice(self, sample: _Sample, outgoing: OutgoingRecord) -> Choose:
         candidates = self.candidates(sample.given, b"sample/0/0", _SAMPLE_MS, _SAMPLE_DUE_MS, 1)
-        return itemgetter(*map(candidates.index, outgoing.headers))
+        first = {header: at for at, header in reversed([*enumerate(candidates)])}
+        return itemgetter(*map(first.__getitem__, outgoing.headers))
 
 
 class HeaderShapes:

@@ -312,3 +312,22 @@ def test_header_names_that_are_too_long_or_too_many_are_not_remembered() -> None
         assert shape.count == len(headers)
         assert same == headers
     assert not shapes._by_names
+
+
+class _CountedName(str):
+    """A header name that counts how often it is compared with another one."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_the_cost_of_a_record_grows_in_proportion_to_its_headers() -> None:
+    headers: Headers = [("REAL_TOPIC", b"o"), ("UNIQ_KEY", b"u"), *[(_CountedName(f"x{at}"), b"") for at in range(500)]]
+    HeaderShapes(NAMES).make_plain(headers)
+    assert _CountedName.compared <= 20 * len(headers)
