@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AtLeastOnce"]
 
-_UNREADY_MS: Final = 2  # while records wait for the lookup of their targets, or for other topics to be finished
+_UNREADY_MS: Final = 2  # while records wait for a lookup or for other topics, or the producer has refused them
 _MOST_TOPICS: Final = 200
 _TOPICS_BESIDE_LATE: Final = 5
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may stay unread
@@ -199,7 +199,7 @@ class AtLeastOnce:
     def process_reports(self, now_ns: int) -> None:
         """Process reports, produce failed records again, and handle targets that do not answer."""
         self._poll(0)
-        while self._writer.inbox:
+        for _ in range(len(self._writer.inbox)):  # not those that are refused meanwhile: this could go on forever
             self._process_batch(self._writer.inbox.popleft(), now_ns)
         if self._writer.failure is not None:
             self._replace_producer(now_ns)
@@ -348,7 +348,7 @@ class AtLeastOnce:
     def wait_ns(self, now_ns: int) -> int | None:
         """Return a short wait while reports are outstanding, else None."""
         del now_ns
-        if self._unready or self._backlog or len(self._open_topics) >= self._most_topics:
+        if self._writer.inbox or self._unready or self._backlog or len(self._open_topics) >= self._most_topics:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
 

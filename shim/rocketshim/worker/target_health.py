@@ -85,7 +85,7 @@ class TargetHealth:
 
     def failed(self, now_ns: int, reason: str) -> bool:
         """Note that it refused a record because of its own state, or did not answer; return True if that is new."""
-        if now_ns < self.last_failure_ns + _AVOID_NS:
+        if self.failures and now_ns < self.last_failure_ns + _AVOID_NS:
             return False
         self.last_failure_ns = now_ns
         self.avoid_until_ns = now_ns + _BACKOFF_NS.pause(self.failures)

@@ -3,13 +3,14 @@
 from types import SimpleNamespace as Of
 from typing import Any
 
-from confluent_kafka import KafkaError, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.hop_group import HopGroup, Kind
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopWriter
-from rocketshim.worker.refusals import RecordMarks
+from rocketshim.worker.refusals import RecordMarks, Verdict
+from rocketshim.worker.target_health import TargetHealth
 
 STORED = Message(topic="t", partition=0, offset=7)
 
@@ -127,3 +128,36 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     much_later.reported(None, STORED)
     out.process_reports(101)
     assert replaced == [slow]
+
+
+def test_a_producer_that_refuses_a_record_each_time_does_not_block_the_loop() -> None:
+    made: list[Producer] = []
+    out, flight, confirmed = delivery(made)
+    out._refusals = Of(refused=lambda *_, **__: Verdict.ROUTE_AGAIN)  # type: ignore[assignment]
+    refused: list[bytes] = []
+    accept = made[0].produce
+
+    def refuse(topic: str, value: bytes, *arguments: Any, **named: Any) -> None:
+        if len(refused) >= 300:
+            accept(topic, value, *arguments, **named)
+            return
+        refused.append(value)
+        raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+
+    made[0].produce = refuse  # type: ignore[method-assign]
+    out._send(flight, [0, 1, 2], 0)
+    for turn in range(2, 5):
+        out.process_reports(turn)
+        assert len(refused) == 3 * turn, "a turn of the loop tries each record once"
+        assert out.wait_ns(turn) is not None, "the next turn is soon"
+    assert confirmed == []
+    assert out._in_flight_count == 3
+
+
+def test_a_target_that_fails_right_after_a_success_is_avoided_again() -> None:
+    target = TargetHealth("t")
+    assert target.failed(0, "first")
+    assert not target.failed(1, "same"), "records that were in flight at the same time tell nothing new"
+    target.record_success()
+    assert target.failed(2, "second")
+    assert not target.let_through(3)
