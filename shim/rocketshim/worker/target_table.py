@@ -4,18 +4,21 @@
   unknown target wait for the answer; other records continue. After 3 s a target is looked up again, and its old answer
   remains valid meanwhile. The old answer expires 2 s later, so an idle target is looked up before it is written to.
   More than 1,000 targets are looked up less often, 333 of them a second. The answer "does not exist" is valid for 1 s.
+  If the cluster does not answer, the last number of partitions remains valid. If there is none, records wait, and the
+  target is looked up again a second later: a record for a topic that does not exist could create it.
 * Producers have their own metadata, five minutes old at most. If a target has got more partitions, the producers are
   made to refresh, and the worker uses the new partitions a moment later. A producer may refuse a record because it does
   not know the topic or the partition. Then the record waits for both answers; the target has not failed unless this
   lasts for 2 s.
 
-Bounded: 10,000 targets; the target that was looked up first is removed first.
+Bounded: 10,000 targets, and those that records wait for. The target that was looked up first is removed first.
 One owner thread: the worker's.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from itertools import islice
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
@@ -59,6 +62,11 @@ class TargetTable:
         """Ask this lookup from now on."""
         self._lookup = lookup
 
+    @property
+    def failure(self) -> Exception | None:
+        """Why targets cannot be looked up."""
+        return None if self._lookup is None else self._lookup.failure
+
     def set_producers(self, *producers: ProducerClient) -> None:
         """Set the producers that write to the targets from now on. The worker's thread owns them."""
         self._producers = producers
@@ -82,13 +90,22 @@ class TargetTable:
         target = self._targets.get(topic)
         if target is None:
             if len(self._targets) >= _MOST_TARGETS:
-                del self._targets[next(iter(self._targets))]
+                self._make_room()
             target = self._targets[topic] = TargetHealth(topic)
         if now_ns >= target.ask_ns:
             idle_ns = target.answered_ns + self._known_ns() + _IDLE_NS
             target.ask_ns = idle_ns
             self._ask(target, is_urgent=not target.partitions or now_ns >= idle_ns)
         return target
+
+    def _make_room(self) -> None:
+        """Remove the two oldest targets. A target that records wait for stays, and becomes the newest."""
+        for topic in list(islice(self._targets, 2)):
+            target = self._targets.pop(topic)
+            if target.ready_ns == NEVER_NS:
+                self._targets[topic] = target
+            else:
+                target.ask_ns = 0  # the router may remember this object; it asks the table now
 
     def _known_ns(self) -> int:
         return max(_KNOWN_NS, _KNOWN_NS_PER_TARGET * len(self._targets))
@@ -107,9 +124,11 @@ class TargetTable:
         if self._lookup is None:
             return
         fresh: list[str] = []
+        last_error = ""
         for answer in self._lookup.answers():
-            if answer.error:
+            if answer.error and answer.error != last_error:  # one request asks for many topics
                 self._alarm("worker.metadata-failed", topic=answer.topic, error=answer.error)
+            last_error = answer.error
             target = self._targets.get(answer.topic)
             if target is None or target.ticket != answer.ticket:
                 continue
@@ -119,19 +138,20 @@ class TargetTable:
             if found > known > 0:
                 self._grown.append((now_ns + _GROWN_NS, answer))
             else:
-                self._know(target, answer.partitions, now_ns)
+                self._know(target, answer, now_ns)
         self._refresh_producers(fresh)
         while self._grown and self._grown[0][0] <= now_ns:
             _, answer = self._grown.popleft()
             target = self._targets.get(answer.topic)
             if target is not None and target.ticket == answer.ticket:
-                self._know(target, answer.partitions, now_ns)
+                self._know(target, answer, now_ns)
 
-    def _know(self, target: TargetHealth, partitions: int | None, now_ns: int) -> None:
-        target.partitions = (target.partitions or None) if partitions is None else partitions
+    def _know(self, target: TargetHealth, answer: Answer, now_ns: int) -> None:
+        target.partitions = (target.partitions or None) if answer.partitions is None else answer.partitions
         target.answered_ns = now_ns
-        target.ready_ns = target.not_before_ns
-        target.ask_ns = now_ns + (self._known_ns() if partitions else _MISSING_NS)
+        target.ask_ns = now_ns + (self._known_ns() if answer.partitions else _MISSING_NS)
+        is_unknown = bool(answer.error) and not target.partitions
+        target.ready_ns = target.ask_ns if is_unknown else target.not_before_ns
 
     def _refresh_producers(self, topics: Iterable[str]) -> None:
         """Make the producers refresh their metadata of these topics, which exist. Do not wait for the answers."""

@@ -9,8 +9,9 @@ client it takes 1 ms.
   counts as missing only after a lookup by name.
 * The client is a consumer that never subscribes: a producer's request may create the topic that it names.
 * An urgent lookup wakes the thread. A refresh waits for up to a second, so that one request serves many topics.
-* If the cluster does not answer within 5 s, the partitions of all requested topics stay unknown. `TargetTable` asks
-  again a second later at the earliest.
+* If the cluster does not answer within 5 s, the partitions of all topics without an answer stay unknown. `TargetTable`
+  asks again a second later at the earliest.
+* Any other failure, as of a setting that the client refuses, ends the worker (`failure`).
 
 Without a background thread (the in-memory Kafka, which answers immediately) `answers` does the lookups itself. Then one
 thread drives everything, and the result is deterministic.
@@ -49,7 +50,7 @@ class Answer(NamedTuple):
         topic: physical name.
         ticket: the ticket of the question.
         partitions: number of partitions; 0: the topic does not exist; None: unknown at the moment.
-        error: why the cluster did not answer; only one of the answers with the same cause has it.
+        error: why the cluster did not answer; empty if it did.
     """
 
     topic: str
@@ -65,10 +66,14 @@ class TopicLookup:
         make_client: creates the consumer for lookups; called at the first lookup, in the thread that will own it.
         in_background: whether a separate thread does the lookups; without it, `answers` does.
 
+    Attributes:
+        failure: why it cannot look up topics.
+
     Thread-safety: the worker's thread calls all methods.
     """
 
     def __init__(self, make_client: Callable[[], _MetadataClient], *, in_background: bool) -> None:
+        self.failure: Exception | None = None
         self._make_client = make_client
         self._client: _MetadataClient | None = None
         self._asked: deque[tuple[str, int]] = deque()
@@ -140,17 +145,17 @@ class TopicLookup:
             if len(wanted) > _MOST_BY_NAME:
                 self._look_up_all(self._client, wanted)
             else:
-                self._unconfirmed = {**wanted, **self._unconfirmed}
+                self._unconfirmed, wanted = {**wanted, **self._unconfirmed}, {}
             for topic in list(self._unconfirmed)[:_MOST_BY_NAME]:
                 found = self._client.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
                 self._answers.append(Answer(topic, self._unconfirmed.pop(topic), _partitions(found)))
             self._client.poll(0)  # calls its error callbacks, which nothing needs
         except KafkaException as error:
-            text = str(error)
             for topic, ticket in (wanted | self._unconfirmed).items():
-                self._answers.append(Answer(topic, ticket, None, text))
-                text = ""
+                self._answers.append(Answer(topic, ticket, None, str(error)))
             self._unconfirmed = {}
+        except Exception as error:  # noqa: BLE001 - the loop raises it
+            self.failure, self._unconfirmed = error, {}
 
     def _look_up_all(self, client: _MetadataClient, wanted: dict[str, int]) -> None:
         """Answer for topics that are found among all topics; the others are looked up by name later."""

@@ -261,7 +261,7 @@ class DelayWorker:
         """
         self.heart.beat()
         consumer, delivery = self._started()
-        failure = self._fetcher.failure or self._assignment.failure
+        failure = self._fetcher.failure or self._assignment.failure or self._targets.failure
         if failure is not None:
             raise WorkerError(f"the worker cannot continue: {failure}") from failure
         errors = self._clients.errors

@@ -85,14 +85,25 @@ class WorkerClients:
     def consumer(self) -> ConsumerClient:
         """Return the consumer of the schedule topic."""
         required = {
-            **PROTECTED_CONSUMER,
-            "group.id": self._group,
+            "error_cb": self.errors.append,
             "auto.offset.reset": "error",  # the worker seeks to the earliest record itself, and logs an alarm
             "partition.assignment.strategy": "cooperative-sticky",
             "on_commit": self._on_commit,
         }
+        return self._clients.consumer(self._consumer_config(required, {}))
+
+    def lookup_consumer(self) -> ConsumerClient:
+        """Return the consumer that looks up targets; it never joins the group.
+
+        It has the settings of the other consumer, so that the same settings of the user are legal for both.
+        """
+        return self._clients.consumer(self._consumer_config({}, LastClientError().settings))
+
+    def _consumer_config(self, required: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         session_ms = int(self._settings.client.get("session.timeout.ms", _SESSION_MS))
+        required = {**PROTECTED_CONSUMER, "group.id": self._group, **required}
         defaults = {
+            **defaults,
             "client.id": "rocketshim-worker",
             "queued.min.messages": 5_000,
             "queued.max.messages.kbytes": 16_384,
@@ -103,15 +114,7 @@ class WorkerClients:
             "heartbeat.interval.ms": 2_000,
             "topic.metadata.refresh.interval.ms": 5_000,  # bounds the time to notice new lanes and re-created topics
         }
-        return self._clients.consumer(self._connection(required, defaults))
-
-    def lookup_consumer(self) -> ConsumerClient:
-        """Return the consumer that looks up targets; it never joins the group."""
-        config = self._settings.client_config(
-            {**PROTECTED_CONSUMER, "group.id": self._group},
-            {"client.id": "rocketshim-worker", **LastClientError().settings},
-        )
-        return self._clients.consumer(config)
+        return self._settings.client_config(required, defaults)
 
     def producer_config(self) -> dict[str, Any]:
         """Return the settings of a producer of hops."""

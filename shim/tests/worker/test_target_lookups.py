@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, murmur2
 
+from rocketshim.errors import ConfigError, WorkerError
+from rocketshim.kafka.clients import Clients
+from rocketshim.settings import WorkerSettings
+from rocketshim.worker import target_table
+from rocketshim.worker.target_health import NEVER_NS
+from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import Answer
+from rocketshim.worker.worker import DelayWorker
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
@@ -19,6 +26,7 @@ class Lookup:
         self.sim = sim
         self.asked: list[tuple[str, int]] = []
         self.is_silent = False
+        self.failure = None
 
     def ask(self, topic: str, ticket: int, *, is_urgent: bool) -> None:
         del is_urgent
@@ -146,6 +154,76 @@ def test_a_failed_lookup_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
     client.list_topics = answers
     sim.until(worker, lambda: len(sim.delivered()) == 1, 5_000)
     assert not sim.parked()
+
+
+def test_a_record_for_a_topic_that_was_never_known_is_not_written_while_the_cluster_does_not_answer(sim: Any) -> None:
+    """The write could create the topic."""
+    worker, lookup = watched(sim)
+    answers = lookup.answers
+    lookup.answers = lambda: (answer._replace(partitions=None, error="nobody answers") for answer in answers())  # type: ignore[method-assign]
+    sent = sim.schedule(topic="audit.gone")
+    sim.run(worker, 4_000)
+    assert worker.counts.alarms.keys() == {"worker.metadata-failed"}
+    assert worker.counts.alarms["worker.metadata-failed"] <= 5, "it is looked up once a second"
+    assert sim.position() <= sent.offset()
+    lookup.answers = answers  # type: ignore[method-assign]
+    sim.until(worker, lambda: bool(sim.parked()), 2_000)
+    assert sim.parked()[0][0] == "unknown-topic:audit.gone"
+    assert worker.counts.re_appended == worker.counts.aborted == 0
+
+
+def test_a_target_that_was_known_gets_its_records_while_the_cluster_does_not_answer(sim: Any) -> None:
+    worker, lookup = watched(sim)
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    answers = lookup.answers
+    lookup.answers = lambda: (answer._replace(partitions=None, error="nobody answers") for answer in answers())  # type: ignore[method-assign]
+    sim.run(worker, 10_000)
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 1_100)
+
+
+def test_a_client_for_lookups_that_cannot_be_made_ends_the_worker_with_an_error(sim: Any) -> None:
+    worker = sim.worker()
+
+    def refuse() -> Any:
+        raise ConfigError("a setting is wrong")
+
+    worker._lookup._make_client = refuse
+    sim.schedule()
+    with pytest.raises(WorkerError, match="a setting is wrong"):
+        sim.run(worker, 1_000)
+
+
+@pytest.mark.parametrize("session_ms", [6_000, 400_000])
+def test_both_consumers_have_legal_settings_with_any_session_time_out(session_ms: int) -> None:
+    made: list[dict[str, Any]] = []
+    settings = WorkerSettings.make(bootstrap="b:1", allow=("orders",), client={"session.timeout.ms": session_ms})
+    clients = DelayWorker(settings, clients=Clients(consumer=made.append, producer=made.append))._clients  # type: ignore[arg-type]
+    clients.consumer()
+    clients.lookup_consumer()
+    assert len(made) == 2
+    for config in made:
+        assert config["heartbeat.interval.ms"] < config["session.timeout.ms"] == session_ms
+        assert config["max.poll.interval.ms"] >= session_ms
+
+
+def test_a_target_that_records_wait_for_stays_in_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_table, "_MOST_TARGETS", 5)
+    targets, lookup = TargetTable(lambda *_, **__: None), Lookup(None)
+    asked: list[Answer] = []
+    lookup.answers = lambda: iter(asked)  # type: ignore[method-assign]
+    targets.set_lookup(lookup)  # type: ignore[arg-type]
+    awaited = [targets.target(f"audit.{number}", 0) for number in range(10)]
+    asked += [Answer(topic, ticket, 1) for topic, ticket in lookup.asked]
+    targets.hear(1)
+    assert all(target.ready_ns < NEVER_NS for target in awaited)
+    for number in range(10, 20):
+        targets.target(f"audit.{number}", 2)
+        asked[:] = [Answer(topic, ticket, 1) for topic, ticket in lookup.asked]
+        targets.hear(2)
+    assert len(targets._targets) <= 5
+    assert all(target.ask_ns == 0 for target in awaited), "the router asks the table about them again"
 
 
 # --- targets that grow -----------------------------------------------------------------------------------------------

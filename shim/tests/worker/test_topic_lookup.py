@@ -102,8 +102,40 @@ def test_a_cluster_that_does_not_answer_is_asked_once_and_all_topics_stay_unknow
     client.is_silent = True
     _, answers = asked(client, [f"t{number}" for number in range(count)])
     assert [answer.partitions for answer in answers] == [None] * count
-    assert sum(bool(answer.error) for answer in answers) == 1
+    assert all(answer.error for answer in answers)
     assert len(client.asked) == 1
+
+
+def test_a_topic_that_is_answered_keeps_its_answer_if_the_next_one_gets_none() -> None:
+    client = Client({"a": 1})
+    lookup = TopicLookup(lambda: client, in_background=False)
+    for ticket, name in enumerate(["a", "gone", "b"]):
+        lookup.ask(name, ticket, is_urgent=True)
+    by_name = client.list_topics
+
+    def silent_about_b(topic: str | None = None, timeout: float = -1) -> Any:
+        client.is_silent = topic == "b"
+        return by_name(topic, timeout)
+
+    client.list_topics = silent_about_b  # type: ignore[method-assign]
+    found = [(answer.topic, answer.partitions) for answer in lookup.answers()]
+    assert found == [("a", 1), ("gone", 0), ("b", None)]
+
+
+def test_a_client_that_cannot_be_made_is_a_failure_and_the_thread_still_ends_when_it_is_closed() -> None:
+    is_tried = threading.Event()
+
+    def refuse() -> Any:
+        is_tried.set()
+        raise ValueError("a setting is wrong")
+
+    lookup = TopicLookup(refuse, in_background=True)
+    lookup.ask("a", 1, is_urgent=True)
+    assert is_tried.wait(GUARD_S)
+    lookup.close()
+    assert str(lookup.failure) == "a setting is wrong"
+    assert lookup._thread is not None
+    assert not lookup._thread.is_alive()
 
 
 def test_the_thread_answers_while_the_loop_continues_and_ends_with_its_client() -> None:
