@@ -7,6 +7,7 @@ the worker's.
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
@@ -82,6 +83,8 @@ class Prober:
             producer.produce(out.topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)
         except (BufferError, KafkaException) as error:
             self._alarm("worker.probe-failed", partition=assigned.number, error=str(error))
+            with suppress(KafkaException):  # it always times out; the partition may be one of a new lane
+                producer.list_topics(out.topic, timeout=0)
         else:
             self.outstanding += 1
 

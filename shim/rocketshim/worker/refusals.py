@@ -44,7 +44,7 @@ _NO_CAUSE: Final = frozenset(
 A record that was not sent in time says that the broker is slow. A silent target is found out in another way.
 """
 _PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
-"""Errors caused by a producer's metadata, which may be older than the router's."""
+"""Errors caused by a producer's metadata, which may be older than the router's or the consumer's."""
 
 
 class Verdict(Enum):
@@ -126,6 +126,8 @@ class Refusals:
         if error.code() in _NO_CAUSE:
             return Verdict.ROUTE_AGAIN
         if kind is not Kind.DELIVER:
+            if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
+                self._targets.producer_lacks(self._targets.target(topic, now_ns), now_ns)
             return self._own_hop_refused(record, kind, error)
         self._delivery_refused(record, self._targets.target(topic, now_ns), error, now_ns, alone=alone)
         return Verdict.ROUTE_AGAIN

@@ -9,7 +9,7 @@
 * Producers have their own metadata, five minutes old at most. If a target has got more partitions, the producers are
   made to refresh, and the worker uses the new partitions a moment later. A producer may refuse a record because it does
   not know the topic or the partition. Then the record waits for both answers; the target has not failed unless this
-  lasts for 2 s.
+  lasts for 2 s. The same holds for the schedule topic, which may get new lanes.
 
 Bounded: 10,000 targets, and those that records wait for. The target that was looked up first is removed first.
 One owner thread: the worker's.
@@ -170,11 +170,11 @@ class TargetTable:
         if now_ns >= last_ns + _PRODUCER_LACKS_NS:
             since_ns = now_ns
         target.lacking_ns = since_ns, now_ns
-        if now_ns >= since_ns + _PRODUCER_LACKS_NS:
-            return False
         if target.not_before_ns <= now_ns:
             target.not_before_ns = now_ns + _GROWN_NS
             if target.partitions:
                 self._refresh_producers([target.topic])
+        if now_ns >= since_ns + _PRODUCER_LACKS_NS:
+            return False
         self._ask(target, is_urgent=True)
         return True

@@ -285,6 +285,23 @@ def test_a_target_that_a_producer_does_not_know_for_long_is_avoided(sim: Any) ->
     assert not worker.counts.parked
 
 
+def test_a_lane_that_is_added_while_the_worker_runs_is_used_within_seconds(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.schedule(relative=False, headers=[("DELAY_MS", b"4700")], level=3)  # it hops
+    sim.until(worker, lambda: len(sim.delivered()) == 2)
+    sim.kafka.add_partitions(SCHEDULE, 64)
+    sim.until(worker, lambda: len(worker._assignment.held) == 64, 10_000)
+    sim.schedule(relative=False, headers=[("DELAY_MS", b"4700")], partition=32 + 2)
+    sim.until(worker, lambda: len(sim.delivered()) == 3, 6_500)
+    assert worker.counts.re_appended == 0
+    for _ in range(10):
+        sim.schedule(partition=32)
+        sim.run(worker, 2_000)
+    assert len(sim.delivered()) == 13
+    assert worker.counts.alarms["worker.probe-failed"] <= 3, "probes are written there, too"
+
+
 def test_a_target_recreated_with_fewer_partitions_gets_its_records(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(key=b"k")
