@@ -23,6 +23,7 @@ __all__ = ["Fetcher"]
 
 _NS: Final = 1_000_000
 _FETCH_COUNT: Final = 1_000
+_STAMPED: Final = {TIMESTAMP_LOG_APPEND_TIME}  # a timestamp that is not the sender's clock
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 
 
@@ -107,7 +108,7 @@ class Fetcher:
 
     def offer(self, assigned: AssignedPartition, run: list[Any], seen_ns: int) -> None:
         """Put fetched records of a partition into its queue."""
-        if not (_is_stamped(run[0]) and _is_stamped(run[-1])):
+        if {message.timestamp()[0] for message in run} != _STAMPED:  # 0.1 µs a record (measured)
             self._without_append_time(assigned, run)
         # a probe has no value, and a message without a value is falsy, so the length is tested
         if 0 in map(len, run):
@@ -133,7 +134,7 @@ class Fetcher:
         them now; if it does not, the worker ends with an error.
         """
         for message in run:
-            if not _is_stamped(message):
+            if message.timestamp()[0] not in _STAMPED:
                 self._marks.park(message, "no-append-time")
         if self._prober.confirmed_ns == 0 and self._prober.outstanding == 0:
             self._prober.probe(assigned, self._clock.monotonic_ns())
@@ -159,9 +160,3 @@ class Fetcher:
             self._assignment.overtaken(message.partition())
         else:
             self._alarm("worker.client-error", error=str(error))
-
-
-def _is_stamped(message: Any) -> bool:
-    """Return whether the record's timestamp is its append time, not its sender's clock."""
-    kind, _ = message.timestamp()
-    return bool(kind == TIMESTAMP_LOG_APPEND_TIME)

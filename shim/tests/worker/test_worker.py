@@ -846,6 +846,20 @@ def test_records_from_before_the_topic_stamped_append_times_are_parked_and_later
     assert len(sim.parked()) == 2
 
 
+def test_a_record_without_append_time_between_others_is_parked_and_not_delivered_early(sim: Any) -> None:
+    sim.schedule(level=4, value=b"before")
+    topic = sim.kafka._topic(SCHEDULE)
+    topic.config["message.timestamp.type"] = "CreateTime"
+    long_ago_ms = sim.clock.wall_ms() - 3_600_000
+    sim.kafka.append(SCHEDULE, b"old", partition=3, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=long_ago_ms)
+    topic.config["message.timestamp.type"] = "LogAppendTime"
+    sim.schedule(level=4, value=b"after")
+    worker = sim.worker()
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 11_000)
+    assert [record.value() for record in sim.delivered()] == [b"before", b"after"]
+    assert sim.parked() == [("no-append-time", f"{SCHEDULE}/3/1")]
+
+
 def test_a_recreated_topic_is_read_from_its_beginning(sim: Any) -> None:
     worker = sim.worker()
     for _ in range(5):
