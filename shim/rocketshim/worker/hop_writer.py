@@ -6,7 +6,7 @@
   counting: a report's number identifies its record. If the order is unreliable (time-outs), none of the batch counts
   as stored.
 * If the producer's queue is full, the batch ends, and the writer polls until there is room. A record that the producer
-  refuses becomes a batch of its own, with the error.
+  refuses becomes a batch of its own, with the error. So does a record for which even an empty queue has no room.
 * Callbacks only count and hand over. The delivery decides what a failure means.
 """
 
@@ -28,6 +28,7 @@ from rocketshim_topics.wire import coordinates
 __all__ = ["Flight", "HopBatch", "HopWriter"]
 
 _FULL_S: Final = 0.02  # how long to wait at a time while the producer's queue is full
+_LARGER_THAN_QUEUE: Final = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "larger than queue.buffering.max.kbytes")
 _UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})  # noqa: SLF001
 
 
@@ -145,10 +146,11 @@ class HopWriter:
             start += len(batch.indexes)
             if batch.indexes:
                 batches.append(batch)
-            if isinstance(problem, BufferError):
+            if isinstance(problem, BufferError) and len(producer):
                 self.failure = poll_callbacks(producer, _FULL_S) or self.failure  # reports make room
             elif problem is not None:
-                batches.append(self._refused(flight, group, start, problem.args[0], now_ns))
+                error = _LARGER_THAN_QUEUE if isinstance(problem, BufferError) else problem.args[0]
+                batches.append(self._refused(flight, group, start, error, now_ns))
                 start += 1
         return batches
 

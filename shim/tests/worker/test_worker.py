@@ -592,6 +592,36 @@ def test_a_record_too_large_to_be_parked_is_parked_without_its_body(sim: Any) ->
     assert header(record, "PARK_FROM") == f"{SCHEDULE}/0/{sent.offset()}"
 
 
+def test_a_record_larger_than_the_whole_queue_of_the_producer_is_parked_without_its_body(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, refused = sim.kafka.producer, []
+
+    def small(config: dict[str, Any]) -> Any:
+        producer = make(config)
+        produce = producer.produce
+
+        def refuse(topic: str, value: bytes | None, *arguments: Any, **named: Any) -> None:
+            if len(value or b"") > 5_000:
+                refused.append(topic)
+                assert len(refused) < 100, "the writer waits for room that there never is"
+                raise BufferError("Local: Queue full")
+            produce(topic, value, *arguments, **named)
+
+        monkeypatch.setattr(producer, "produce", refuse)
+        return producer
+
+    monkeypatch.setattr(sim.kafka, "producer", small)
+    worker = sim.worker()
+    sim.schedule(value=b"x" * 10_000)
+    sim.schedule(value=b"small")
+    sim.until(worker, lambda: bool(sim.parked()) and bool(sim.delivered()))
+    assert [record.value() for record in sim.kafka.records("rmq.parked")] == [None]
+    assert sim.parked()[0][0] == "target-refused:MSG_SIZE_TOO_LARGE"
+    assert [record.value() for record in sim.delivered()] == [b"small"]
+    assert "worker.target-avoided" not in worker.counts.alarms
+
+
 def test_a_keyless_record_for_a_compacted_target_is_parked_alone(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config={"cleanup.policy": "compact"})
     worker = sim.worker()
