@@ -186,24 +186,24 @@ class DelayWorker:
         """
         if self._consumer is not None:
             return
-        clients, levels = self._clients, self.settings.delay_levels
-        clients.ensure_topics(Layout(self.names, levels))
-        consumer = self._consumer = clients.consumer()
-        self._lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
-        self._targets.set_lookup(self._lookup)
-        self._delivery = self._make_delivery()
-        self._delivery.start(consumer)
+        clients, levels, topic = self._clients, self.settings.delay_levels, self.names.schedule
         assignment = self._assignment
-        consumer.subscribe(
-            [self.names.schedule],
-            on_assign=assignment.on_assign,
-            on_revoke=assignment.on_revoke,
-            on_lost=assignment.on_lost,
-        )
-        _LOG.info(
-            "worker.started",
-            extra={"topic": self.names.schedule, "group": self.group, "levels": str(levels)},
-        )
+        clients.ensure_topics(Layout(self.names, levels))
+        delivery = self._delivery = self._make_delivery()
+        consumer = self._consumer = clients.consumer()
+        lookup = self._lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
+        self._targets.set_lookup(lookup)
+        try:
+            delivery.start(consumer)
+            consumer.subscribe(
+                [topic], on_assign=assignment.on_assign, on_revoke=assignment.on_revoke, on_lost=assignment.on_lost
+            )
+        except BaseException:
+            self._consumer = self._delivery = None
+            for each in (delivery, lookup, consumer):
+                each.close()
+            raise
+        _LOG.info("worker.started", extra={"topic": topic, "group": self.group, "levels": str(levels)})
 
     def stop(self) -> None:
         """Ask the worker to stop; `run` returns when it has stopped.

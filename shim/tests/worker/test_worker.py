@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.errors import TopicMismatchError, WorkerError
+from rocketshim.errors import ConfigError, TopicMismatchError, WorkerError
 from rocketshim.worker.hop_writer import HopBatch
 from rocketshim_topics.levels import DelayLevels
 
@@ -846,6 +846,31 @@ def test_close_commits_the_confirmed_position(sim: Any) -> None:
 def test_steps_before_the_start_are_refused(sim: Any) -> None:
     with pytest.raises(WorkerError, match="not started"):
         sim.worker(start=False).step()
+
+
+def test_a_start_that_fails_leaves_no_client_open_and_can_be_repeated(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make, consumers = sim.kafka.consumer, []
+
+    def refuse(_: dict[str, Any]) -> Any:
+        raise ConfigError("a setting is wrong")
+
+    def noted(config: dict[str, Any]) -> Any:
+        consumers.append(make(config))
+        return consumers[-1]
+
+    monkeypatch.setattr(sim.kafka, "consumer", noted)
+    worker = sim.worker(start=False)
+    make_producer, worker._clients.make_producer = worker._clients.make_producer, refuse
+    with pytest.raises(ConfigError, match="a setting is wrong"):
+        worker.run()
+    with pytest.raises(RuntimeError, match="closed"):
+        consumers[0].poll(0)
+    worker._clients.make_producer = make_producer
+    worker.start()
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
 
 
 def test_a_schedule_topic_that_does_not_stamp_ends_the_worker(sim: Any) -> None:
