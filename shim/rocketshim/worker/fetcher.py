@@ -121,9 +121,10 @@ class Fetcher:
         self._mean_bytes = extra_bytes + len(run[-1]) if run else 0
         try:
             assigned.queue.offer(run, seen_ns, extra_bytes)
-        except ValueError:
-            assigned = self._assignment.restarted(assigned.number)
-            assigned.queue.offer(run, seen_ns, extra_bytes)
+        except ValueError:  # the run may begin with records of the old log
+            last_fall = max((at for at in range(1, len(run)) if run[at].offset() <= run[at - 1].offset()), default=0)
+            self.offer(self._assignment.restarted(assigned.number), run[last_fall:], seen_ns)
+            return
         if not assigned.queue.has_due(seen_ns):  # otherwise the router looks the targets up when the records leave
             self._router.expect(run, seen_ns)
 

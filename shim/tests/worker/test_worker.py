@@ -927,6 +927,29 @@ def test_a_recreated_topic_is_read_from_its_beginning(sim: Any) -> None:
     assert worker._assignment.held[0].queue.waiting_count == 1
 
 
+def test_records_of_a_recreated_topic_may_arrive_with_the_last_ones_of_the_old_topic(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    for number in range(6):
+        sim.schedule(value=b"%d" % number)
+    records = sim.kafka.records(SCHEDULE, 0)
+    worker._fetcher.offer(worker._assignment.held[0], [*records[4:], *records[:3]], sim.clock.monotonic_ns())
+    assert worker.counts.alarms == {"worker.log-restarted": 1}
+    assert worker._assignment.held[0].queue.waiting_count == 3, "those of the new log"
+
+
+def test_marks_of_the_records_that_show_that_a_log_was_recreated_are_kept(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka._topic(SCHEDULE).config["message.timestamp.type"] = "CreateTime"
+    for _ in range(2):
+        sim.kafka.append(SCHEDULE, b"old", partition=0, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=1)
+    first, second = sim.kafka.records(SCHEDULE, 0)
+    for run in ([second], [first]):
+        worker._fetcher.offer(worker._assignment.held[0], run, sim.clock.monotonic_ns())
+    assert worker._marks.reasons == {(0, 0): "no-append-time"}
+
+
 def test_a_producer_is_replaced_after_a_fatal_error_and_no_record_is_lost(sim: Any) -> None:
     worker = sim.worker()
     for number in range(5):
