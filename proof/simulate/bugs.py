@@ -270,16 +270,16 @@ def _uncertain_is_aborted(_: Any) -> Any:
 
 def _read_uncommitted(original: Any) -> Any:
     def consumer(self: Any) -> Any:
-        made = self._connection
+        made = self._consumer_config
 
-        def connection(required: Any, defaults: Any) -> Any:
+        def config(required: Any, defaults: Any) -> Any:
             return {**made(required, defaults), "isolation.level": "read_uncommitted"}
 
-        self._connection = connection
+        self._consumer_config = config
         try:
             return original(self)
         finally:
-            del self._connection
+            del self._consumer_config
 
     return consumer
 
