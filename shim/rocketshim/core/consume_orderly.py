@@ -108,7 +108,9 @@ def orderly_status(answer: object) -> ConsumeOrderlyStatus:
     """
     if answer is None:
         return ConsumeOrderlyStatus.SUCCESS
-    return answer if isinstance(answer, ConsumeOrderlyStatus) else ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+    if type(answer) is ConsumeOrderlyStatus:  # `isinstance` would ask the answer for its `__class__`
+        return answer
+    return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
 class OrderlyMessage(Protocol):

@@ -8,6 +8,12 @@ SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
+class FalseStatus:
+    """It names a class that is not its own, as `unittest.mock.Mock(spec=ConsumeOrderlyStatus)` does."""
+
+    __class__ = ConsumeOrderlyStatus  # type: ignore[assignment]
+
+
 def test_a_listener_that_returns_none_has_succeeded() -> None:
     assert orderly_status(None) is SUCCESS
 
@@ -17,7 +23,7 @@ def test_a_status_is_returned_unchanged(status: ConsumeOrderlyStatus) -> None:
     assert orderly_status(status) is status
 
 
-@pytest.mark.parametrize("answer", [0, 3, True, False, "SUCCESS", b"", object()])
+@pytest.mark.parametrize("answer", [0, 3, True, False, "SUCCESS", b"", object(), FalseStatus()])
 def test_any_other_value_is_a_failure(answer: object) -> None:
     assert orderly_status(answer) is SUSPEND
 
