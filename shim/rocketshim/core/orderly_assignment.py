@@ -195,6 +195,11 @@ class OrderlyAssignment(Generic[KeyT]):
         return [key for key, each in self._partitions.items() if each.state not in _UNWANTED]
 
     @property
+    def waiting(self) -> list[KeyT]:
+        """The partitions that wait for the locks of their queues."""
+        return [key for key, each in self._changing.items() if each.state is _S.WANTED]
+
+    @property
     def starting(self) -> list[KeyT]:
         """The partitions that wait for their start offset."""
         return [key for key, each in self._changing.items() if each.state is _S.STARTING]

@@ -214,6 +214,7 @@ class History:
         assert self.assignment.started(KEY) == model.lock
         assert self.assignment.lease_of(KEY) == (model.lock.lease if model.lock and model.usable else None)
         assert self.assignment.wanted == ([KEY] if model.assigned else [])
+        assert bool(self.assignment.waiting) == (model.assigned and model.lock is None)
         assert bool(self.assignment.starting) == (model.usable and not model.runs)
         assert bool(self.assignment.draining) == model.ended
         assert self.assignment.is_changing == (model.ended or (model.assigned and not model.runs))

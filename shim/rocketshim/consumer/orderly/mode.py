@@ -10,7 +10,8 @@ events and performs the actions. The rules that concern offsets:
   operator reset the group, or the group was consumed concurrently meanwhile. Then the commit alone counts. If there is
   no commit at all, the topic was created again.
 * The start offset is committed with the new token before the partition is read.
-* Broadcasting needs no locks: there each assigned partition is granted immediately.
+* Broadcasting needs no locks: there each assigned partition is granted in the next turn, or when the run before it is
+  drained.
 * There is no consume timeout: a listener call that hangs blocks its partition (as in RocketMQ).
 """
 
@@ -87,6 +88,9 @@ class OrderlyMode(Mode[OrderlyPartition]):
             self._take_events(self._log)
             if self._log.error is not None:
                 raise self._log.error
+        else:
+            for key in self._assignment.waiting:
+                self._assignment.grant(key, _NO_LOCK)
         self._start()
         self._end_drained()
         if self._log is not None and self._report.is_due(now_ms):
@@ -130,13 +134,9 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._reader.assign_paused(partitions, PauseReason.LOCK)
         if self._reader.is_closing:
             return
-        keys = [TopicPartitionKey.of(item) for item in partitions]
-        self._assignment.assign(keys)
+        self._assignment.assign(TopicPartitionKey.of(item) for item in partitions)
         if self._log is not None:
             self._want(self._log)
-            return
-        for key in keys:
-            self._assignment.grant(key, _NO_LOCK)
 
     def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
         """Release the locks of partitions, now or when they are drained."""

@@ -10,11 +10,13 @@ import pytest
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.orderly_assignment import PartitionState
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 
 GUARD_S = 60.0
@@ -121,6 +123,40 @@ def test_broadcasting_in_order_needs_no_lock_and_no_topic_of_ours(tmp_path: Path
     with consumer_of(kafka, again, client_id="a", **options):
         kafka.wait_until(lambda: len(again.offsets) >= 1, guard_s=GUARD_S)
     assert again.offsets == [20]
+
+
+def test_broadcasting_reads_a_topic_again_once_the_listener_of_its_former_run_returns(tmp_path: Path) -> None:
+    kafka = InMemoryKafka(SystemClock())
+    kafka.create_topic("orders")
+    kafka.create_topic("others")
+    fill(kafka, 1)
+    heard, may_return = Heard(), threading.Event()
+
+    def wait(message: Any, context: Any) -> None:
+        heard(message, context)
+        assert may_return.wait(GUARD_S)
+
+    consumer: Any = consumer_of(
+        kafka,
+        wait,
+        client_id="a",
+        message_model=MessageModel.BROADCASTING,
+        offset_store_dir=str(tmp_path),
+        rebalance_interval_ms=20,
+        revoke_drain_ms=10,
+    )
+    consumer.register_message_listener("others", print, orderly=True)
+    with consumer:
+        kafka.wait_until(lambda: heard.offsets == [0], guard_s=GUARD_S)
+        consumer.unsubscribe("orders")
+        kafka.wait_until(lambda: [queue.topic for queue in consumer._loop.queues] == ["others"], guard_s=GUARD_S)
+        consumer.subscribe("orders")
+        state_of, key = consumer._loop.mode._assignment.state_of, TopicPartitionKey("orders", 0)
+        kafka.wait_until(lambda: state_of(key) is PartitionState.RETURNING, guard_s=GUARD_S)
+        may_return.set()
+        fill(kafka, 2)
+        kafka.wait_until(lambda: heard.offsets[-1] == 2, guard_s=GUARD_S)
+    assert heard.offsets == [0, 0, 1, 2], "its former run has committed nothing"
 
 
 def test_broadcasting_at_the_limit_drops_a_message_and_goes_on(tmp_path: Path) -> None:
