@@ -128,16 +128,18 @@ class ConsumerQueueState:
         queue_id: number of the partition.
         epoch: number of its assignment.
         position: the offset after the longest finished prefix; None: nothing has finished since the assignment.
-        committed: the last committed offset, or the start offset.
+        committed: the last committed offset, or the start offset; -1: it was taken away.
         lag: messages between `position` and the end of the log; None: not known yet.
         msg_count: buffered messages that are not finished.
         msg_bytes: bytes of their bodies.
-        oldest_in_work_ms: age of the oldest listener call at the last sweep, in ms.
+        oldest_in_work_ms: age of the oldest listener call at the last sweep, in ms; of an orderly listener up to 100 ms
+            more.
         reconsume_times: failed attempts of the oldest unfinished message that has failed here; 0: there is none; None:
             not in orderly mode, where failed messages are sent back.
         failing_ms: time since that message's first failure in this consumer, in ms.
         paused: why it is not read now: names of `PauseReason` (`FLOW`, `SUSPENDED`, `UNRESOLVED`, `USER`, `LOCK`), with
-            `|` between several; empty: it is read.
+            `|` between several; `REVOKED`: it was taken away, and an orderly listener still has messages of it; empty:
+            it is read.
     """
 
     topic: str
@@ -171,7 +173,7 @@ class ConsumerState(LoopState):
         listener_s: seconds that listeners have spent on messages.
         send_back: counts of sent-back messages.
         subscription_conflicts: topics on which another subscription of the group has committed, with its text.
-        queues: the queues that the consumer reads.
+        queues: the queues that the consumer reads, and those of which an orderly listener still has messages.
         listener_times: seconds per message, by bucket (`DispatchCounts.listener_times`).
         latencies: seconds from the append of a message to the end of its call, by bucket.
         failures: retries by attempt, and dead letters by cause.

@@ -1,6 +1,6 @@
 """What concurrent and orderly consumption do differently; the poll loop calls it."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, Protocol
 
 from confluent_kafka import TopicPartition
@@ -25,6 +25,11 @@ class Mode(Protocol[QueueT]):
     dispatch: Dispatch[QueueT, Any, Any]
     queues: AssignedQueues[QueueT]
     commit_interval_ms: int
+
+    @property
+    def ended(self) -> Iterable[QueueT]:
+        """Return the queues that are read no longer while a listener still has messages of them."""
+        return ()
 
     def take_up(self, partitions: list[TopicPartition]) -> None:
         """Accept partitions that were assigned. Raises as `PartitionOwner.take_up`."""

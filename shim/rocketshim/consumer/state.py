@@ -19,7 +19,7 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
     dispatch, commits = mode.dispatch, mode.queues.commits
     counts, since_ms = dispatch.counts, commits.failing_since_ms
 
-    def of_queue(queue: PartitionQueue) -> ConsumerQueueState:
+    def of_queue(queue: PartitionQueue, unpaused: str = "") -> ConsumerQueueState:
         key = TopicPartitionKey.of(queue)
         position, committed = queue.next_offset, commits.positions.stored(key)
         try:
@@ -38,7 +38,7 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
             msg_count=queue.msg_count,
             msg_bytes=queue.msg_bytes,
             oldest_in_work_ms=queue.oldest_in_work_ms(now_ms),
-            paused="|".join(reason.name or "" for reason in reader.pauses.why(key)),
+            paused="|".join(reason.name or "" for reason in reader.pauses.why(key)) or unpaused,
             reconsume_times=times,
             failing_ms=failing_ms,
         )
@@ -59,5 +59,5 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
         send_back=replace(dispatch.send_back.counts),
         failures=dispatch.send_back.failures.copy(),
         subscription_conflicts=dict(reader.starts.conflicts),
-        queues=tuple(map(of_queue, mode.queues)),
+        queues=(*map(of_queue, mode.queues), *(of_queue(queue, "REVOKED") for queue in mode.ended)),
     )

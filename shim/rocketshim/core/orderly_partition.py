@@ -1,8 +1,8 @@
 """A partition of an orderly consumer under its lease, and a run of it for a listener thread.
 
 An `OrderlyPartition` has the same interface for the loop as a `ProcessQueue`; the rules are in `OrderlyQueue`. The poll
-thread owns both classes. A listener thread reads its `OrderlyTask` and sets `failure`, `malformed` and `passed` of
-the task.
+thread owns both classes. A listener thread reads its `OrderlyTask` and sets `began_ms`, `failure`, `malformed` and
+`passed` of the task.
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -31,6 +31,7 @@ class OrderlyTask:
         messages: the messages in order; the same list as in the core.
         counts: failed attempts by offset.
         withheld: set by the poll thread: start no further call.
+        began_ms: set by the listener thread: when it began the run; None: it has not.
         failure: set by the listener thread: why the run stopped early.
         malformed: set by the listener thread: why the message that stopped the run violates the wire format.
         passed: set by the listener thread if the order is by key: `failure` and `malformed` of the messages that failed
@@ -38,7 +39,9 @@ class OrderlyTask:
         key_of: returns a message's key, if the order is by key; None: a failure ends the run.
     """
 
-    __slots__ = ("counts", "failure", "key_of", "lease", "malformed", "messages", "passed", "queue", "withheld")
+    __slots__ = (
+        "began_ms", "counts", "failure", "key_of", "lease", "malformed", "messages", "passed", "queue", "withheld",
+    )  # fmt: skip
 
     def __init__(
         self, queue: "OrderlyPartition", run: OrderlyRun[Any], key_of: Callable[[Any], Hashable] | None = None
@@ -48,6 +51,7 @@ class OrderlyTask:
         self.messages = run.messages
         self.counts = run.reconsume_counts
         self.withheld = False
+        self.began_ms: int | None = None
         self.failure: Failure | None = None
         self.malformed: str | None = None
         self.passed: dict[int, tuple[Failure | None, str | None]] = {}
@@ -188,9 +192,9 @@ class OrderlyPartition:
         return self._queue.next_offset if self.holds() else None
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
-        """Return 0: orderly consumption has no consume timeout, so the duration is not tracked."""
-        del now_ms
-        return 0
+        """Return how long a listener thread has had the run, in ms; its last call began at most 100 ms later."""
+        began_ms = None if self.out is None else self.out.began_ms
+        return 0 if began_ms is None else now_ms - began_ms
 
     @property
     def settled(self) -> bool:

@@ -80,6 +80,11 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._report = Timer(_REPORT_MS)
 
+    @property
+    def ended(self) -> Iterable[OrderlyPartition]:
+        """Return the queues that are read no longer while a listener still has messages of them."""
+        return self._ended.values()
+
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def turn(self, now_ms: int) -> float:

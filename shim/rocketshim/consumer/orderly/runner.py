@@ -69,6 +69,7 @@ class OrderlyRunner(Runner):
         Returns:
             The answers, which cover the beginning of the run; an answer that stops is the last one.
         """
+        task.began_ms = self._clock.monotonic_ns() // _NS
         topic = task.queue.topic
         if topic == self._retry_topic:
             return self._in_batches(

@@ -540,6 +540,34 @@ def test_what_holds_up_a_queue_is_a_metric_while_it_does(stage: Stage) -> None:
     assert {(queue.reconsume_times, queue.failing_ms) for queue in member.loop.state.queues} == {(0, 0)}
 
 
+def test_a_listener_call_that_does_not_return_is_visible_also_after_its_queue_was_taken_away(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(1)
+    a = stage.join("a")
+    shown: list[tuple[int, str]] = []
+
+    def show(ms: int) -> None:
+        stage.wait(ms, work=False)
+        (queue,) = [queue for queue in a.loop.state.queues if queue.topic == "orders"]
+        assert a.loop.state.oldest_in_work_ms == queue.oldest_in_work_ms
+        shown.append((queue.oldest_in_work_ms // 1_000, queue.paused))
+
+    def hang(message: Any) -> None:
+        del message
+        show(5_100)
+        a.loop.reader._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
+        show(2_000)
+        a.loop.reader._on_assign(a.consumers[0], [TopicPartition("orders", 0)])
+        show(2_000)
+
+    stage.answer = hang
+    stage.turn()
+    assert shown == [(5, ""), (7, "REVOKED"), (9, "LOCK")]
+    stage.answer = lambda _: None
+    show(3_000)
+    assert shown[-1] == (0, "")
+
+
 # --- locks --------------------------------------------------------------------------------------------------------
 
 
