@@ -45,6 +45,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.timed-out": "A listener call takes longer than the consume timeout; the message is retried.",
     "consumer.level-ignored": "A listener asked for a delay level that is not a number; the level table applies.",
     "consumer.status-misplaced": "An orderly listener returned COMMIT or ROLLBACK although auto-commit is on.",
+    "consumer.commit-missing": "A queue is full of messages that an orderly listener has not committed, and waits.",
     "consumer.suspend-time-ignored": "An orderly listener asked for a pause that is not a number; the setting applies.",
     "consumer.message-stuck": "A message has failed so often that it blocks its orderly queue.",
     "consumer.retry-policy-failed": "The retry policy raised or returned an invalid value; the level table applies.",

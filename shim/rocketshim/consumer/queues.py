@@ -92,17 +92,25 @@ class AssignedQueues(Generic[QueueT]):
         """Resume the queues that were paused and have little again."""
         if self._dispatch.in_flight * 2 > _MAX_IN_FLIGHT:
             return
-        ready = [queue for queue in self.by_key.values() if queue.paused and should_resume(queue, self._limits)]
+        ready = [
+            queue
+            for queue in self.by_key.values()
+            if queue.paused and should_resume(queue, self._limits, is_waiting=queue.is_waiting)
+        ]
         for queue in ready:
             queue.paused = False
         self._reader.pauses.release(map(TopicPartitionKey.of, ready), PauseReason.FLOW)
+
+    def is_full(self, queue: QueueT) -> bool:
+        """Return whether a queue is above a threshold."""
+        return must_pause(queue, self._limits)
 
     @property
     def _listeners_are_full(self) -> bool:
         return self._dispatch.in_flight >= _MAX_IN_FLIGHT
 
     def _must_pause(self, queue: QueueT) -> bool:
-        return not queue.paused and must_pause(queue, self._limits)
+        return not queue.paused and self.is_full(queue)
 
     def _share_limits(self) -> None:
         """Divide the thresholds of a topic among all assigned queues."""

@@ -70,8 +70,14 @@ def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
     )
 
 
-def should_resume(queue: FlowCounts, limits: FlowLimits) -> bool:
-    """Return whether a paused queue is down to half of every threshold, or to `resume_span`."""
+def should_resume(queue: FlowCounts, limits: FlowLimits, *, is_waiting: bool = False) -> bool:
+    """Return whether a paused queue is down to half of every threshold, or to `resume_span`.
+
+    A queue that `is_waiting` may never get that far: what it buffers waits for another attempt or for a commit, which
+    may need further messages. It resumes when it is above no threshold.
+    """
+    if is_waiting:
+        return not must_pause(queue, limits)
     if queue.msg_count * 2 > limits.count or queue.msg_bytes * 2 > limits.size_bytes:
         return False
     if limits.span is None:

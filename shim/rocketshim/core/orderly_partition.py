@@ -129,6 +129,7 @@ class OrderlyPartition:
         out: the run that a listener thread has.
         reported: the progress last reported to the group's log.
         is_fresh: no message was put yet.
+        is_alarmed: an alarm reports that it awaits a commit.
         next_put: offset after the last message that was put.
         suspect_until: set by the listener thread: offsets up to this one are retried because a message among them has
             unreadable headers; -1: there is no such message.
@@ -156,6 +157,7 @@ class OrderlyPartition:
         self.out: OrderlyTask | None = None
         self.reported: Progress | None = None
         self.is_fresh = True
+        self.is_alarmed = False
         self.next_put = 0
         self.suspect_until = -1
         self._queue = queue
@@ -200,6 +202,17 @@ class OrderlyPartition:
     def settled(self) -> bool:
         """Whether no listener has a message and no dead letter is in flight."""
         return not self._queue.busy
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether nothing is in progress or can be handed out now."""
+        wakeup_ms = self._queue.next_wakeup_ms
+        return self.settled and (wakeup_ms is None or wakeup_ms > self._now_ms())
+
+    @property
+    def awaits_commit(self) -> bool:
+        """Whether every buffered message was answered with success and is not committed."""
+        return self.settled and self._queue.next_wakeup_ms is None and self.msg_count > 0
 
     def put(self, messages: Sequence[Any]) -> None:
         """Add fetched messages; raise ValueError if their offsets do not increase."""

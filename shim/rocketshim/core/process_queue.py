@@ -445,6 +445,11 @@ class ProcessQueue(Generic[MessageT]):
         ages.extend(now_ms - min(c.seen_calls.values()) for c in self._chunks if c.seen_calls)
         return max(ages, default=0)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Return False: no message waits here for another attempt."""
+        return False
+
     def drop(self) -> None:
         """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice.
 

@@ -66,6 +66,12 @@ def test_queue_resumes_when_every_count_is_down_to_half(open_one: str) -> None:
     assert not should_resume(counts, limits)
 
 
+def test_a_queue_that_waits_resumes_at_its_thresholds() -> None:
+    limits = FlowLimits(count=10, size_bytes=10, span=10)
+    assert should_resume(Counts(10, 10, 10), limits, is_waiting=True)
+    assert not should_resume(Counts(11, 10, 10), limits, is_waiting=True)
+
+
 @given(counts=COUNTS, limits=LIMITS)
 def test_no_queue_must_pause_and_resume_at_the_same_time(counts: Counts, limits: FlowLimits) -> None:
     assert not (must_pause(counts, limits) and should_resume(counts, limits))

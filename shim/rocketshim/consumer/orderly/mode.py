@@ -98,8 +98,10 @@ class OrderlyMode(Mode[OrderlyPartition]):
                 self._assignment.grant(key, _NO_LOCK)
         self._start()
         self._end_drained()
-        if self._log is not None and self._report.is_due(now_ms):
-            self._report_progress(self._log)
+        if self._report.is_due(now_ms):
+            self._log_uncommitted()
+            if self._log is not None:
+                self._report_progress(self._log)
         if self._assignment.starting or self._assignment.draining:
             return _AWAITING_S
         if self._assignment.is_changing:
@@ -123,6 +125,14 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._take_events(log)
         self.dispatch.take_results(self._now_ms())
         self._end_drained()
+
+    def _log_uncommitted(self) -> None:
+        """Log, once for each queue, that only a commit lets it be read further, and no call can make one."""
+        for queue in self.queues:
+            if queue.awaits_commit and self.queues.is_full(queue) and not queue.is_alarmed:
+                queue.is_alarmed = True
+                facts = {"partition": str(TopicPartitionKey.of(queue)), "messages": queue.msg_count}
+                _LOG.error("consumer.commit-missing", extra=facts)
 
     def _report_progress(self, log: GroupLogThread) -> None:
         """Report changed progress, so that renewals carry it to the next owner."""

@@ -78,6 +78,7 @@ class Member:
         batch_count: int = 1,
         by_key: bool = False,
         span: int | None = None,
+        count: int = 1_000,
         fetch_count: int = 1_000,
         matches: Callable[[Any], bool] | None = None,
         where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
@@ -141,7 +142,7 @@ class Member:
             pool=self.pool,
             send_back=send_back,
             settings=settings,
-            limits=FlowLimits(span=span, resume_span=span),
+            limits=FlowLimits(count, span=span, resume_span=span),
             clock=clock,
             log=self.log,
         )
@@ -393,6 +394,41 @@ def test_manual_commits_cover_what_is_open_and_rollback_takes_it_back(stage: Sta
     assert stage.committed() == 2
 
 
+def commit_each(count: int, stage: Stage) -> Callable[[Any], Any]:
+    """Return a listener that commits after each `count` messages."""
+
+    def manual(message: Any) -> Any:
+        del message
+        stage.contexts[-1].auto_commit = False
+        return COMMIT if len(stage.seen) % count == 0 else None
+
+    return manual
+
+
+def test_a_queue_that_waits_for_a_commit_is_read_up_to_its_limit(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(100)
+    stage.answer = commit_each(7, stage)
+    stage.join("a", count=10, fetch_count=20)
+    stage.wait(3_000)
+    assert stage.offsets == [(0, number) for number in range(100)]
+    assert stage.committed() == 98
+
+
+def test_a_queue_that_is_full_before_its_listener_commits_is_an_alarm(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    stage.topic()
+    stage.fill(100)
+    stage.answer = commit_each(30, stage)
+    member = stage.join("a", count=10, fetch_count=20)
+    stage.wait(5_000)
+    assert len(stage.seen) == 20
+    assert {queue.paused for queue in member.loop.state.queues if queue.topic == "orders"} == {"FLOW"}
+    (alarm,) = [record for record in caplog.records if getattr(record, "event", "") == "consumer.commit-missing"]
+    assert (alarm.__dict__["partition"], alarm.__dict__["messages"]) == ("orders/0", 20)
+
+
 def test_what_the_filter_skips_is_finished_and_leaves_open_what_is_open(stage: Stage) -> None:
     stage.topic()
     stage.fill(6)
@@ -463,6 +499,16 @@ def test_by_key_the_others_go_on_only_as_far_ahead_as_the_span(stage: Stage) -> 
     stage.wait(10_000)
     assert sorted({offset for _, offset in stage.offsets}) == list(range(30))
     assert stage.committed() == 30
+
+
+def test_by_key_a_full_queue_is_read_again_when_only_failing_messages_below_its_limit_are_left(stage: Stage) -> None:
+    stage.topic()
+    for number in range(100):
+        stage.kafka.append("orders", b"%d" % number, key=b"%d" % number)
+    stage.answer = lambda m: SUSPEND if m.queue_offset < 7 else None
+    stage.join("a", by_key=True, span=1_000, count=10, fetch_count=20)
+    stage.wait(5_000)
+    assert {offset for _, offset in stage.offsets} == set(range(100))
 
 
 def test_however_many_keys_fail_the_others_go_on_and_the_log_is_told_once_a_second(stage: Stage) -> None:
