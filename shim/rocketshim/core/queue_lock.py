@@ -63,8 +63,8 @@ __all__ = ["QueueLockHolder"]
 
 _NEVER_MS: Final = 2**62
 
-_ENTRIES_PER_RECORD: Final = 5_000
-"""Maximum number of queues and counts together in one record: well below 1 MB of JSON."""
+_ENTRIES_PER_RECORD: Final = 2_000
+"""Maximum number of queues and counts together in one record: below 1 MB of JSON, also with the longest topic names."""
 
 
 class _Stamp(TypedDict):

@@ -714,12 +714,23 @@ def test_entries_that_exceed_one_record_go_into_several() -> None:
         bench.holder.progress(queue, bench.token(queue) or 0, 0, counts)
     bench.wait(RENEW)
     renewals = [a.record for a in bench.of(SendRenew) if isinstance(a, SendRenew)]
-    assert len(renewals) == 3
-    assert max(len(encode_group_record(record)) for record in renewals) < 900_000
+    assert len(renewals) == len(queues)
     assert {entry.queue for record in renewals for entry in record.queues} == set(queues)
     assert {len(entry.reconsume_counts) for record in renewals for entry in record.queues} == {1_000}
     bench.wait(HOLD)
     assert all(bench.token(queue) for queue in queues)
+
+
+def test_a_record_of_many_queues_with_long_names_can_be_sent() -> None:
+    queues = [MessageQueue("t" * 249, "kafka", i) for i in range(4_000)]
+    bench = Bench(*queues)
+    for queue in queues:
+        bench.holder.progress(queue, bench.token(queue) or 0, 2**63 - 1, ())
+    bench.wait(RENEW)
+    claims = [a.record for a in bench.of(SendClaim) if isinstance(a, SendClaim)]
+    renewals = [a.record for a in bench.of(SendRenew) if isinstance(a, SendRenew)]
+    assert max(len(encode_group_record(record)) for record in (*claims, *renewals)) < 1_000_000
+    assert {entry.queue for record in renewals for entry in record.queues} == set(queues)
 
 
 def test_every_state_is_reached_and_left() -> None:
