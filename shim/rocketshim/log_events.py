@@ -19,6 +19,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.start-chosen": "Where a new group begins on partitions that it has never consumed.",
     "consumer.message-parked": "A message failed and was parked, because no retry can be made from it.",
     "consumer.not-left": "The consumer stopped, but the group may count it as a member until its session ends.",
+    "consumer.lock-awaited": "This member waits for the locks of these queues for longer than two leases.",
     "consumer.locked": "This member has the locks of these queues and begins to read them.",
     "consumer.share": "A member that allocates its queues itself wants these from now on.",
     "consumer.start-unknown": "Partitions cannot begin yet, because their start offsets cannot be looked up.",

@@ -106,6 +106,7 @@ class LogReader:
             floor = self._find_floor(consumer)
             bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)
             if bounds is None:
+                _LOG.warning("group.log-unreachable", extra={"topic": self.topic, "error": "no answer in time"})
                 return None
             consumer.assign([TopicPartition(self.topic, 0, bounds[0])])
         except KafkaException as error:

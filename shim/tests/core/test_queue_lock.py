@@ -729,7 +729,8 @@ def test_a_record_of_many_queues_with_long_names_can_be_sent() -> None:
     bench.wait(RENEW)
     claims = [a.record for a in bench.of(SendClaim) if isinstance(a, SendClaim)]
     renewals = [a.record for a in bench.of(SendRenew) if isinstance(a, SendRenew)]
-    assert max(len(encode_group_record(record)) for record in (*claims, *renewals)) < 1_000_000
+    records: list[GroupRecord] = [*claims, *renewals]
+    assert max(len(encode_group_record(record)) for record in records) < 1_000_000
     assert {entry.queue for record in renewals for entry in record.queues} == set(queues)
 
 

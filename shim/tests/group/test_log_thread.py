@@ -371,6 +371,19 @@ def test_an_unreachable_broker_ends_leases_in_time_but_not_the_thread(fleet: Fle
     assert fleet.holds("a")
 
 
+def test_a_log_whose_bounds_are_not_answered_in_time_is_logged_and_read_later(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.join("a", Q0)
+    consumer: Any = fleet.members["a"]._reader._consumer
+    answer, consumer.get_watermark_offsets = consumer.get_watermark_offsets, lambda *_, **__: None
+    fleet.turn()
+    assert [record.__dict__.get("event") for record in caplog.records] == ["group.log-unreachable"]
+    consumer.get_watermark_offsets = answer
+    fleet.wait(2_000)
+    assert fleet.holds("a")
+
+
 def test_a_producer_that_is_broken_is_replaced(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()

@@ -614,6 +614,22 @@ def test_a_listener_call_that_does_not_return_is_visible_also_after_its_queue_wa
     assert shown[-1] == (0, "")
 
 
+def test_a_member_that_waits_long_for_a_lock_logs_it(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    stage.topic()
+    stage.fill(1)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    b = stage.join("b")
+    stage.kafka.evict(a.consumers[0])
+    stage.wait(250_000, work=False)
+    assert not b.held, "a listener of the other member has not returned"
+    logged = [record for record in caplog.records if getattr(record, "event", "") == "consumer.lock-awaited"]
+    assert [record.__dict__["partitions"] for record in logged] == [["orders/0"]] * 2
+    a.pool.work_all()
+    stage.wait(1_000)
+    assert a.held or b.held
+
+
 # --- locks --------------------------------------------------------------------------------------------------------
 
 
