@@ -28,7 +28,6 @@ from typing import Final
 from urllib.parse import quote, unquote
 
 __all__ = [
-    "DEFAULT_TIMESTAMP_AGE_MS",
     "AtTimestamp",
     "CommitMetadata",
     "ConsumeFromWhere",
@@ -43,12 +42,11 @@ __all__ = [
     "encode_metadata",
     "latest_offset",
     "resolve_start",
+    "timestamp_or_default",
 ]
 
-DEFAULT_TIMESTAMP_AGE_MS: Final = 1_800_000
-"""Age of the time at which `ConsumeFromWhere.TIMESTAMP` begins if none is set."""
-
 _MARK: Final = "rs1"
+_DEFAULT_TIMESTAMP_AGE_MS: Final = 1_800_000
 _MAX_DIGEST: Final = 64
 _MAX_SUBSCRIPTION: Final = 300
 
@@ -136,6 +134,11 @@ class AtTimestamp:
 
 
 Start = StartAt | Earliest | LastOffset | AtTimestamp
+
+
+def timestamp_or_default(timestamp_ms: int | None, now_ms: int) -> int:
+    """Return the time at which `ConsumeFromWhere.TIMESTAMP` begins, in epoch ms; None: half an hour ago."""
+    return now_ms - _DEFAULT_TIMESTAMP_AGE_MS if timestamp_ms is None else timestamp_ms
 
 
 def resolve_start(

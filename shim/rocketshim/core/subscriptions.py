@@ -148,6 +148,10 @@ class Subscriptions:
         """Return the physical names of the topics that are subscribed by name."""
         return [topic for topic in self._active if not is_pattern(topic)]
 
+    def is_matched(self, topic: str) -> bool:
+        """Return whether a topic is read because a pattern matches it."""
+        return topic in self._matched
+
     def add(self, subscription: Subscription) -> None:
         """Add a topic or pattern.
 

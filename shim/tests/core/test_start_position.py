@@ -18,6 +18,7 @@ from rocketshim.core.start_position import (
     encode_metadata,
     latest_offset,
     resolve_start,
+    timestamp_or_default,
 )
 
 POLICY: dict[ConsumeFromWhere, Start] = {
@@ -215,3 +216,8 @@ def test_latest_is_the_start_of_a_young_log_only(
     first: int, end: int, young_queue_max_messages: int, start: int
 ) -> None:
     assert latest_offset(first, end, young_queue_max_messages) == start
+
+
+@pytest.mark.parametrize(("configured_ms", "starts_ms"), [(None, 200_000), (0, 0), (7, 7)])
+def test_the_epoch_is_a_time_to_begin_at(configured_ms: int | None, starts_ms: int) -> None:
+    assert timestamp_or_default(configured_ms, now_ms=2_000_000) == starts_ms

@@ -16,7 +16,7 @@ from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.pull_positions import PullPositions
-from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS, StartRules
+from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of
 from rocketshim.core.timer import Timer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
@@ -64,7 +64,7 @@ class PullPartitions:
             rules=StartRules(
                 retry_topic,
                 settings.consume_from_where,
-                settings.consume_timestamp_ms or self.session.clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS,
+                timestamp_or_default(settings.consume_timestamp_ms, self.session.clock.wall_ms()),
                 young_queue_max_messages=settings.young_queue_max_messages,
             ),
             ownership=Ownership(now_ms),

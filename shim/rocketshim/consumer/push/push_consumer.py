@@ -21,7 +21,7 @@ from rocketshim.consumer.subscribing import subscription_of
 from rocketshim.consumer_metrics import ConsumerState, OrderlyCounts, SendBackCounts
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.start_position import DEFAULT_TIMESTAMP_AGE_MS
+from rocketshim.core.start_position import timestamp_or_default
 from rocketshim.core.subscriptions import Subscription, Subscriptions, is_pattern
 from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
@@ -92,7 +92,7 @@ class PushConsumer:
         self._codec = None if codec is None else check_codec(codec)
         self._clock: Clock = clock or SystemClock()
         is_broadcast = settings.message_model is MessageModel.BROADCASTING
-        self._timestamp_ms = settings.consume_timestamp_ms or self._clock.wall_ms() - DEFAULT_TIMESTAMP_AGE_MS
+        self._timestamp_ms = timestamp_or_default(settings.consume_timestamp_ms, self._clock.wall_ms())
         self._subscriptions = Subscriptions(self.names, None if is_broadcast else self.names.retry(settings.group))
         self._hooks = Hooks(settings.consume_timeout_ms)
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async

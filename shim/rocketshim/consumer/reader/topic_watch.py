@@ -1,8 +1,8 @@
 """Which topics a consumer reads, and whether they exist.
 
 Topics that match patterns are looked up at an interval. A topic that the cluster reports as unknown may be new, or the
-broker's metadata may be outdated. So the consumer waits for half a minute, and then looks the topic up. Owned by the
-poll thread.
+broker's metadata may be outdated. So the consumer waits for half a minute, and then looks the topic up. A missing topic
+is an error only if it is subscribed by name. Owned by the poll thread.
 """
 
 from typing import Final
@@ -58,7 +58,11 @@ class TopicWatch:
         self._unknown.setdefault(topic, now_ms + _MISSING_GRACE_MS)
 
     def missing(self, lookups: LookupClient, now_ms: int) -> TopicMissingError | None:
-        """Look up topics that were reported as unknown half a minute ago; return an error for a missing one."""
+        """Look up topics that were reported as unknown half a minute ago; return an error for a missing one.
+
+        Topics that are no longer read are not looked up. For a topic that a pattern matched, the patterns are.
+        """
+        self._unknown = {topic: until_ms for topic, until_ms in self._unknown.items() if topic in self.topics}
         for topic in [topic for topic, until_ms in self._unknown.items() if now_ms >= until_ms]:
             del self._unknown[topic]
             try:
@@ -67,6 +71,9 @@ class TopicWatch:
                 _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
                 self.doubt(topic, now_ms)
                 continue
-            if found is None or not found.partitions:
+            if found is not None and found.partitions:
+                continue
+            if not self._source.is_matched(topic):
                 return no_such_topics([topic])
+            self._look.next_ms = 0
         return None

@@ -7,9 +7,10 @@ from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import TopicNames
 
 
-def subscribed(topic: str) -> Subscriptions:
+def subscribed(*topics: str) -> Subscriptions:
     made = Subscriptions(TopicNames())
-    made.add(Subscription(topic, print))
+    for topic in topics:
+        made.add(Subscription(topic, print))
     return made
 
 
@@ -41,7 +42,7 @@ def test_without_patterns_nothing_is_looked_up_and_a_change_is_looked_up_immedia
 
 def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
-    watch = TopicWatch(subscribed("orders"), 1_000)
+    watch = TopicWatch(subscribed("orders", "gone"), 1_000)
     for topic in ("orders", "gone"):
         watch.doubt(topic, 0)
         watch.doubt(topic, 29_000)  # the first doubt counts
@@ -52,10 +53,33 @@ def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKaf
 
 def test_without_brokers_the_wait_for_an_unknown_topic_starts_again(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
-    watch = TopicWatch(subscribed("orders"), 1_000)
+    watch = TopicWatch(subscribed("gone"), 1_000)
     watch.doubt("gone", 0)
     kafka.stop_broker()
     assert watch.missing(consumer, 30_000) is None
     kafka.start_broker()
     assert watch.missing(consumer, 59_999) is None
     assert watch.missing(consumer, 60_000) is not None
+
+
+def test_an_unsubscribed_topic_may_be_deleted(kafka: InMemoryKafka) -> None:
+    consumer = kafka.consumer({"group.id": "g"})
+    source = subscribed("orders", "gone")
+    watch = TopicWatch(source, 1_000)
+    watch.doubt("gone", 0)
+    source.remove("gone")
+    watch.refresh()
+    watch.doubt("gone", 0)  # the client may report it once more
+    assert watch.missing(consumer, 30_000) is None
+
+
+def test_a_deleted_topic_that_a_pattern_matched_is_no_longer_read(kafka: InMemoryKafka) -> None:
+    consumer = kafka.consumer({"group.id": "g"})
+    kafka.create_topic("orders.eu")
+    watch = TopicWatch(subscribed("^orders"), 3_600_000)
+    watch.look(consumer, 0)
+    kafka.delete_topic("orders.eu")
+    watch.doubt("orders.eu", 1)
+    assert watch.missing(consumer, 30_001) is None
+    assert watch.look(consumer, 30_001), "the patterns are not due for an hour, but they are looked up"
+    assert watch.topics == ["orders"]
