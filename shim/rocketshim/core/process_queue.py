@@ -488,7 +488,8 @@ class ProcessQueue(Generic[MessageT]):
     @property
     def late(self) -> Sequence[Chunk[MessageT]]:
         """Chunks with a call that has timed out and with other messages that may be completed."""
-        return [chunk for chunk in self._chunks if chunk.expired and len(chunk.messages) > len(chunk.expired)]
+        late = [(chunk, chunk.expired) for chunk in self._chunks if chunk.expired]
+        return [chunk for chunk, expired in late if any(message.offset() not in expired for message in chunk.messages)]
 
     @property
     def next_offset(self) -> int | None:

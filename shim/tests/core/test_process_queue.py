@@ -562,6 +562,23 @@ def test_call_that_hangs_blocks_neither_its_neighbours_nor_their_positions() -> 
     assert (queue.msg_count, queue.span) == (1, 2)
 
 
+def test_a_call_that_never_ends_lets_its_neighbour_be_reported_after_another_late_call_has_ended() -> None:
+    queue = queue_of(0, 1, 2)
+    chunk = taken(queue)
+    slow, endless, neighbour = chunk.take_back()
+    chunk.calls = {1: [slow], 2: [endless]}
+    queue.expire(0, TIMEOUT_MS)
+    expired = queue.expire(TIMEOUT_MS, TIMEOUT_MS)
+    chunk.calls = {2: [endless], 3: [neighbour]}
+    queue.report_part(chunk, still_open={1, 2}, failed=())
+    queue.stored(chunk, [message for _, message in expired])
+    chunk.calls = {2: [endless]}
+    assert list(queue.late) == [chunk]
+    queue.report_part(chunk, still_open={1}, failed=())
+    assert queue.next_offset == 3
+    assert list(queue.late) == []
+
+
 def test_age_of_the_oldest_call_counts_from_first_sight() -> None:
     queue = queue_of(0, 1)
     assert queue.oldest_in_work_ms(5) == 0

@@ -81,26 +81,23 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
             self._sizes.note(result.elapsed_ns, count)
         self._add_call(result.elapsed_ns, chunk.messages)
         queue = chunk.queue
-        if outcomes is not None and chunk.outcomes_taken:
-            outcomes = outcomes[chunk.outcomes_taken :]
-        if outcomes:
-            self._send_failed(chunk, outcomes, queue.report(chunk, [outcome.message for outcome in outcomes]))
-            count -= len(outcomes)
-        else:
-            queue.report(chunk)
-        self.counts.succeeded += count
+        unfinished = queue.msg_count
+        new = outcomes[chunk.outcomes_taken :] if outcomes else []
+        to_send = queue.report(chunk, [outcome.message for outcome in new])
+        self.counts.succeeded += unfinished - queue.msg_count  # not those that have timed out, which count as failed
+        if new:
+            self._send_failed(chunk, new, to_send)
 
     def _take_part(self, chunk: Chunk[Any], still_open: Collection[int], outcomes: list[FailedMessage]) -> None:
-        queue, count = chunk.queue, len(chunk.messages)
+        queue, count, unfinished = chunk.queue, len(chunk.messages), chunk.queue.msg_count
         if queue.dropped or chunk.reported:
             return
         new = outcomes[chunk.outcomes_taken :]
         chunk.outcomes_taken = max(chunk.outcomes_taken, len(outcomes))
         to_send = queue.report_part(chunk, still_open, [outcome.message for outcome in new])
-        finished = count - len(chunk.messages)
-        self.in_flight -= finished
+        self.in_flight -= count - len(chunk.messages)
+        self.counts.succeeded += unfinished - queue.msg_count
         self._send_failed(chunk, new, to_send)
-        self.counts.succeeded += finished - len(new)
 
     def _send_failed(self, chunk: Chunk[Any], outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
         by_offset = {outcome.message.offset(): outcome for outcome in outcomes}

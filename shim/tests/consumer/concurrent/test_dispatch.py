@@ -134,6 +134,19 @@ def test_finished_messages_of_a_stuck_chunk_count_immediately(batch_count: int) 
     assert (desk.queue.next_offset, desk.queue.msg_count, desk.queue.msg_bytes) == (64, 0, 0)
 
 
+def test_a_timed_out_call_that_succeeds_later_is_not_a_success() -> None:
+    desk = Desk(2)
+    desk.dispatch.hand_out([desk.queue])
+    late, timely = desk.pool.given
+    late.in_work = next(late.todo)
+    desk.queue.expire(0, 100)
+    assert len(desk.queue.expire(100, 100)) == 1
+    for chunk in (late, timely):
+        desk.work(chunk)
+    desk.dispatch.take_results(100)
+    assert (desk.dispatch.counts.succeeded, desk.dispatch.in_flight) == (1, 0)
+
+
 def test_withheld_messages_are_no_longer_in_flight() -> None:
     desk = Desk(10)
     desk.dispatch.hand_out([desk.queue])
