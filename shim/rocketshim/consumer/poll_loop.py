@@ -12,14 +12,15 @@ the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
 * No message of a partition is handed out before its start is known and committed (`PartitionReader.start`).
 * Commits are the offsets after the longest finished prefixes, every `commit_interval_ms`, and at revoke, suspend
   and close. `core.commit_positions` prevents them from going backwards.
-* Closing: no new call begins, and running calls may finish until the deadline while the group is still served. Then the
-  loop commits once, and leaves the group.
+* Closing: no new call begins, and the loop commits. Running calls may finish until the deadline while the group is
+  still served; a rebalance does not wait for them. Then the loop commits again, and leaves the group.
 """
 
 import threading
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from queue import SimpleQueue
+from contextlib import suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Final, Generic
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -29,7 +30,6 @@ from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.consumer.state import state_of
-from rocketshim.consumer_metrics import ConsumerState
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
@@ -109,11 +109,20 @@ class PollLoop(Generic[QueueT]):
     def ask(self, act: Callable[["PollLoop[QueueT]"], None]) -> "Future[None]":
         """Have the poll thread call a function with this loop between two turns; any thread may call this.
 
-        The answer is an exception if the function raised, or if the loop ended before.
+        The answer is an exception if the function raised, or if the loop closes or has ended.
         """
         answer: Future[None] = Future()
         self._asked.put((act, answer))
+        if self.reader.is_closing:
+            self._refuse_asked()
         return answer
+
+    def _refuse_asked(self) -> None:
+        """Answer everything that was asked with an error; any thread may call this."""
+        why = "" if self.error is None else f": it stopped after an error: {safe_text(self.error)}"
+        with suppress(Empty):
+            while True:
+                self._asked.get_nowait()[1].set_exception(ConsumerError(f"the consumer is not running{why}"))
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -170,6 +179,7 @@ class PollLoop(Generic[QueueT]):
         """Finish running calls within the deadline, commit, leave the group. A second call is safe."""
         deadline_ms = self._now_ms() if self._stop_by_ms is None else self._stop_by_ms
         self.reader.is_closing = True
+        self._refuse_asked()
         try:
             if self.reader.is_open:
                 self._finish_up(deadline_ms)
@@ -183,8 +193,6 @@ class PollLoop(Generic[QueueT]):
             self._leave(deadline_ms)
             self.dispatch.send_back.close()
             self.mode.close()
-            while self._asked.qsize():
-                self._asked.get()[1].set_exception(ConsumerError("the consumer is not open"))
 
     def _finish_up(self, deadline_ms: int) -> None:
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
@@ -193,6 +201,7 @@ class PollLoop(Generic[QueueT]):
             self._poll_while(lambda: self.reader.is_joining and self.error is None, deadline_ms)
         self.reader.suspend()
         self.dispatch.withhold(self.queues)
+        self.queues.commit()  # the process may be killed while it waits
         while self.error is None and any(not queue.settled for queue in self.queues):
             if self._now_ms() >= deadline_ms:
                 break
@@ -298,6 +307,7 @@ class PollLoop(Generic[QueueT]):
         source = self._parts.source
         self.reader.starts.subscribe(source.digest(), source.text())
         self.queues.commits.commit_again(self.queues.by_key)  # even if no message arrives
+        self.queues.commit()
         if self._watch.refresh():
             self.reader.subscribe(self._watch.topics)
 
@@ -367,8 +377,9 @@ class PollLoop(Generic[QueueT]):
         return self.queues.position(key)
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Wait for the listeners of partitions that leave, and commit."""
-        self.queues.finish(keys, self._now_ms() + self._settings.revoke_drain_ms)
+        """Wait for the listeners of partitions that leave, and commit; a closing consumer only commits."""
+        drain_ms = 0 if self.reader.is_closing else self._settings.revoke_drain_ms
+        self.queues.finish(keys, self._now_ms() + drain_ms)
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Give up partitions."""

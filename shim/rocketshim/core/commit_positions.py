@@ -54,7 +54,12 @@ class CommitPositions:
         if offset <= self.sent(key):
             self._stored[key] = max(self._stored[key], offset)
 
-    def refuse(self, key: TopicPartitionKey, offset: int) -> None:
-        """Note that an offset was refused; it may be sent again, if no later one or another assignment replaced it."""
-        if key in self._sent and self._sent[key] == offset:
-            self._sent[key] = self._stored[key]
+    def refuse(self, key: TopicPartitionKey, offset: int) -> bool:
+        """Note that an offset was refused; return whether no later one and no other assignment has replaced it.
+
+        Then it may be sent again.
+        """
+        if key not in self._sent or self._sent[key] != offset:
+            return False
+        self._sent[key] = self._stored[key]
+        return True

@@ -758,6 +758,46 @@ def test_closing_commits_what_was_finished_while_the_commit_before_was_not_answe
     assert b.committed() == 2
 
 
+def test_closing_commits_before_it_waits_for_running_calls(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 2)
+    b = bench(nothing)
+    b.turn(3)
+    b.pool.work()
+    b.loop.dispatch.take()
+    running = b.pool.tasks[0]
+    running.in_work = (next(running.todo),)
+    seen: list[int | None] = []
+    b.pool.on_wait = lambda: seen.append(b.committed())
+    b.loop.stop(100)
+    b.loop.close()
+    assert seen[1] == 1
+
+
+def test_a_rebalance_while_closing_commits_what_is_finished_and_waits_for_no_call(
+    kafka: InMemoryKafka, bench: Make
+) -> None:
+    fill(kafka, 2)
+    b = bench(nothing)
+    b.turn(3)
+    for chunk in b.pool.tasks:
+        chunk.in_work = (next(chunk.todo),)
+    waits: list[int] = []
+
+    def first_call_ends_then_rebalance() -> None:
+        waits.append(1)
+        if len(waits) == 1:
+            b.pool.work()
+        else:
+            b.loop.reader._on_revoke(b.consumer, [TopicPartition("orders", 0)])
+
+    b.pool.on_wait = first_call_ends_then_rebalance
+    began_ms = b.clock.monotonic_ns() // 1_000_000
+    b.loop.stop(5_000)
+    b.loop.close()
+    assert b.committed() == 1
+    assert b.clock.monotonic_ns() // 1_000_000 - began_ms < 100
+
+
 def test_closing_abandons_a_call_that_never_ends_at_the_deadline(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 2)
     b = bench(nothing)
@@ -799,8 +839,17 @@ def test_an_action_asked_of_a_closed_loop_fails(bench: Make) -> None:
     b.loop.stop(0)
     asked = b.loop.ask(PollLoop.suspend)
     b.loop.close()
-    with pytest.raises(ConsumerError, match="not open"):
-        asked.result(0)
+    for each in (asked, b.loop.ask(PollLoop.suspend)):
+        with pytest.raises(ConsumerError, match="not running"):
+            each.result(0)
+
+
+def test_an_action_asked_of_a_loop_that_has_failed_fails_with_the_reason(bench: Make) -> None:
+    b = bench(nothing)
+    b.loop.reader.fail(ConsumerError("no access"))
+    b.loop.close()
+    with pytest.raises(ConsumerError, match="stopped after an error: no access"):
+        b.loop.ask(PollLoop.suspend).result(0)
 
 
 def test_the_neighbours_of_a_slow_message_are_taken_back(kafka: InMemoryKafka, bench: Make) -> None:

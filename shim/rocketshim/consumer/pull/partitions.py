@@ -314,7 +314,7 @@ class PullPartitions:
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
         """Commit what is done of partitions that are about to be revoked; an error is logged."""
-        if self._settings.auto_commit:
+        if self._settings.auto_commit and not self.reader.is_closing:  # `_close` has committed
             try:
                 self.commit(self.positions.unconfirmed(keys))
             except (RocketshimError, RuntimeError) as error:

@@ -45,30 +45,38 @@ class Committer:
         self._ownership = ownership
         self._store = store
         self.positions = CommitPositions()
+        self._again: set[TopicPartitionKey] = set()  # to commit, even if their offsets have not moved
         self.outstanding = 0  # commits without an answer yet; librdkafka may repeat one after a later one: none follows
         self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
 
     def commit(self, queues: Iterable[PartitionQueue], *, asynchronous: bool) -> None:
-        """Commit the finished offsets of these queues; if not `asynchronous`, also those that were sent unanswered."""
+        """Commit the finished offsets of these queues, and again those that were refused.
+
+        If not `asynchronous`, also commit again those that were sent without an answer.
+        """
         asynchronous = asynchronous and self._store is None
         if asynchronous and self.outstanding:
             return
+        self._again = {key for key in self._again if self.positions.sent(key) >= 0}
+        if not self._again and not self.outstanding:
+            self.failing_since_ms = None  # this consumer no longer reads what was refused
         due: dict[TopicPartitionKey, int] = {}
         for queue in queues:
             key, offset = TopicPartitionKey.of(queue), queue.next_offset
             if offset is not None and self.positions.may_send(key, offset, again=not asynchronous):
                 due[key] = offset
+            elif key in self._again:
+                due[key] = self.positions.sent(key)
         self._send(due, asynchronous=asynchronous)
 
     def commit_again(self, keys: Iterable[TopicPartitionKey]) -> None:
-        """Commit the last sent offsets of these partitions again, because the metadata of commits has changed.
+        """Have the next commit contain these partitions, because the metadata of commits has changed.
 
         Do nothing if offsets are not stored in Kafka.
         """
         if self._store is None:
-            sent = {key: sent for key in keys if (sent := self.positions.sent(key)) >= 0}
-            self._send(sent, asynchronous=True)
+            self._again.update(keys)
 
     def _send(self, positions: dict[TopicPartitionKey, int], *, asynchronous: bool) -> None:
         owned = {key: offset for key, offset in positions.items() if self._ownership.owns(key)}
@@ -83,9 +91,11 @@ class Committer:
             else:
                 answers = (self._store or self._client()).commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
+            self._again.update(owned)
             self._refused(str(error))
             return
         self.positions.send(owned)
+        self._again.difference_update(owned)
         if answers:
             self._take(None, answers)
 
@@ -97,8 +107,11 @@ class Committer:
     def _take(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         errors = [item.error for item in partitions if item.error is not None]
         for item in partitions:
-            take = self.positions.confirm if error is None and item.error is None else self.positions.refuse
-            take(TopicPartitionKey.of(item), item.offset)
+            key = TopicPartitionKey.of(item)
+            if error is None and item.error is None:
+                self.positions.confirm(key, item.offset)
+            elif self.positions.refuse(key, item.offset):
+                self._again.add(key)
         if errors or error is not None:
             self._refused(str(error or errors))
         else:

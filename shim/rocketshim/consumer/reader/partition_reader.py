@@ -341,8 +341,7 @@ class PartitionReader:
     def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
-            if not self.is_closing:
-                self._owner.release(keys)
+            self._owner.release(keys)
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
         finally:

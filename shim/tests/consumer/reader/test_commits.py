@@ -136,27 +136,54 @@ def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> N
     commits = Committer(lambda: client, lambda: 0, offsets_with("new"), Ownership(lambda: 0))
     commits.positions.adopt(KEY, 3)
     commits.positions.adopt(TopicPartitionKey("orders", 1), -1)  # its start is not known
-    commits.commit_again([KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)])
-    assert client.commits == [(3, "new")]
-    assert commits.outstanding == 1
+    keys = [KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)]
+    commits.commit_again(keys)
+    for _ in range(2):
+        commits.commit([ProcessQueue(*key) for key in keys], asynchronous=True)
+        assert client.commits == [(3, "new")]
+        commits.answered(None, [TopicPartition(*KEY, 3)])
 
 
 def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
     commits = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0, needs_lease=True))
     commits.positions.adopt(KEY, 3)
     commits.commit_again([KEY])
+    commits.commit([ProcessQueue(*KEY)], asynchronous=True)
     stored = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0), store=client)
     stored.positions.adopt(KEY, 3)
     stored.commit_again([KEY])
+    stored.commit([ProcessQueue(*KEY)], asynchronous=True)
     assert client.commits == []
 
 
-def test_a_refusal_of_a_repeated_commit_is_counted(client: Any) -> None:
-    commits = committer(client)
+def test_a_refused_commit_of_new_metadata_is_sent_again(client: Any) -> None:
+    commits, queue = committer(client), ProcessQueue[Any](*KEY)
+    commits.commit_again([KEY])
     client.error = KafkaError(KafkaError._TRANSPORT)
     client.now_ms = 7
-    commits.commit_again([KEY])
+    commits.commit([queue], asynchronous=True)
     assert (commits.failed, commits.failing_since_ms, commits.outstanding) == (1, 7, 0)
+    client.error = None
+    commits.commit([queue], asynchronous=True)
+    commits.answered(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [TopicPartition(*KEY, 0)])
+    commits.commit([queue], asynchronous=True)
+    commits.answered(None, [TopicPartition(*KEY, 0)])
+    commits.commit([queue], asynchronous=True)
+    assert client.commits == [(0, "of orders")] * 2
+    assert (commits.failed, commits.failing_since_ms) == (2, None)
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_a_refused_commit_of_a_partition_that_is_gone_is_no_longer_failing(client: Any, *, asynchronous: bool) -> None:
+    commits = committer(client)
+    client.error = KafkaError(KafkaError.REBALANCE_IN_PROGRESS)
+    client.now_ms = 7
+    commits.commit([queue_done_to(4)], asynchronous=asynchronous)
+    commits.commit([], asynchronous=True)
+    assert commits.failing_since_ms == 7
+    commits.positions.forget(KEY)
+    commits.commit([], asynchronous=True)
+    assert commits.failing_since_ms is None
 
 
 def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(client: Any) -> None:
