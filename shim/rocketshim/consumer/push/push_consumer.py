@@ -7,6 +7,7 @@ stops the other parts.
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, Self, TypeVar, Unpack
 
@@ -38,6 +39,7 @@ __all__ = ["PushConsumer"]
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
 _JOIN_GRACE_S: Final = 5.0
+_LONGEST_STOP_S: Final = 1e8  # three years, in place of `math.inf`, which locks and threads do not take
 _REQUEST_TIMEOUT_S: Final = 30.0
 _SIGNAL_CHECK_S: Final = 0.2
 
@@ -99,7 +101,7 @@ class PushConsumer:
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
         self._stopped = False
         self._starting_thread: int | None = None
-        self._stop_timeout_s: float | None = None  # of a stop() that interrupted start()
+        self._stop_timeout_s: float | None = None  # of a stop() during start()
         self._loop: PollLoop[Any] | None = None
         self._topics: GroupTopics | None = None
         self._thread: threading.Thread | None = None
@@ -271,6 +273,7 @@ class PushConsumer:
             After each of these nothing runs, and start() may be called again.
         """
         with self._lock:
+            self._stop_timeout_s = None
             self._starting_thread = threading.get_ident()
             try:
                 self._start()
@@ -314,31 +317,44 @@ class PushConsumer:
 
         When it returns, the consumer has stopped. Listener calls that last longer are abandoned: their messages are
         delivered again to the next consumer of their queue. Before `start` it does nothing. If a listener calls it, it
-        requests the stop and returns immediately, since it would otherwise wait for its own call. In a signal handler
-        that interrupts `start` it also returns immediately; `start` then stops what it has started and returns.
+        requests the stop and returns immediately, since it would otherwise wait for its own call. During `start` it
+        requests that `start` stops what it has started, and returns. A signal handler that interrupts `start` does not
+        wait for that; another thread does, for the time.
 
         Args:
-            timeout_s: time in seconds for the messages in progress and for leaving the group. A member that is joining
-                the group finishes joining first, since the other members would otherwise wait for it. The last commit
-                may take one or two seconds more.
+            timeout_s: time in seconds for the messages in progress and for leaving the group; `math.inf`: no limit. A
+                member that is joining the group finishes joining first, since the other members would otherwise wait
+                for it. The last commit may take one or two seconds more.
 
         Raises:
+            ConfigError: the time is not a number; nothing changed.
             ConsumerError, or another RocketshimError: it failed before (see `__cause__`), or did not stop in time.
         """
-        if self._starting_thread == threading.get_ident():
-            self._stop_timeout_s = timeout_s
+        try:
+            limit_s = round(min(max(timeout_s, 0.0), _LONGEST_STOP_S) * 1e3) / 1e3
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"stop({timeout_s!r}): pass a number of seconds; math.inf means no limit") from error
+        until_s = time.monotonic() + limit_s
+        starting = self._starting_thread
+        if starting is not None:
+            self._stop_timeout_s = limit_s
+        if starting == threading.get_ident():
             return
-        with self._lock:
-            loop, thread = self._loop, self._thread
+        too_late = f"the consumer of group {self.settings.group!r} did not stop within {timeout_s} s"
+        if not self._lock.acquire(timeout=limit_s):
+            raise ConsumerError(f"{too_late}: it is still starting, and stops after that")
+        loop, thread = self._loop, self._thread
+        self._lock.release()
         if loop is None or thread is None:
             return
         self._stopped = True
-        loop.stop(round(timeout_s * 1_000))
+        left_s = max(0.0, until_s - time.monotonic())
+        loop.stop(round(left_s * 1_000))
         if loop.dispatch.pool.is_own_thread() or threading.current_thread() is thread:
             return
-        thread.join(timeout_s + _JOIN_GRACE_S)
+        thread.join(left_s + _JOIN_GRACE_S)
         if thread.is_alive():
-            raise ConsumerError(f"the consumer of group {self.settings.group!r} did not stop within {timeout_s} s")
+            raise ConsumerError(too_late)
         error = loop.error
         if isinstance(error, RocketshimError):
             raise error

@@ -1,5 +1,6 @@
 """The facade: what it rejects, how it starts and stops. The tests use the in-memory Kafka on real time."""
 
+import math
 import signal
 import threading
 import time
@@ -127,6 +128,39 @@ def test_a_stop_that_interrupts_start_takes_effect(live: InMemoryKafka, tmp_path
     with pytest.raises(ConsumerError, match="runs only once"):
         consumer.start()
     assert not [thread for thread in threading.enumerate() if thread.name == "rocketshim-poll-g"]
+
+
+def test_a_stop_of_another_thread_during_start_keeps_to_its_time(live: InMemoryKafka) -> None:
+    go_on = threading.Event()
+
+    def slow(settings: dict[str, Any]) -> Any:
+        go_on.wait(GUARD_S)
+        return live.consumer(settings)
+
+    consumer = PushConsumer("memory:1", group="g", clients=Clients(slow, live.producer))
+    consumer.register_message_listener("orders", lambda _: None)
+    starting = threading.Thread(target=consumer.start)
+    starting.start()
+    assert _until(lambda: consumer._starting_thread is not None)
+    with pytest.raises(ConsumerError, match=r"did not stop within 0\.01 s: it is still starting"):
+        consumer.stop(0.01)
+    go_on.set()
+    starting.join()
+    assert live.members("g") == []
+    with pytest.raises(ConsumerError, match="runs only once"):
+        consumer.start()
+
+
+@pytest.mark.parametrize("timeout_s", [None, "5", math.nan])
+def test_a_stop_whose_time_is_not_a_number_changes_nothing(live: InMemoryKafka, timeout_s: Any) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda _: None)
+    consumer.start()
+    with pytest.raises(ConfigError, match=r"stop\(.*\): pass a number of seconds"):
+        consumer.stop(timeout_s)
+    consumer.suspend()
+    consumer.stop(math.inf)
+    assert live.members("g") == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -278,6 +312,17 @@ def test_suspend_and_resume_need_a_running_consumer(live: InMemoryKafka) -> None
         consumer.suspend()
         consumer.suspend()
         consumer.resume()
+
+
+def test_a_consumer_that_has_ended_by_an_error_answers_with_it(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    consumer.start()
+    loop: Any = consumer._loop
+    live.raise_in_poll(loop.reader._consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    assert consumer._ended.wait(GUARD_S)
+    with pytest.raises(ConsumerError, match="not running: it stopped after an error: not authorized"):
+        consumer.suspend()
 
 
 def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
