@@ -3,8 +3,8 @@
 It has the `committed` and `commit` methods of the Kafka consumer, so that the code that finds starts and commits works
 with either. Rules:
 
-* A new file is written beside the old one, synced to the disk, and renamed over it; the old one becomes `.bak`. A crash
-  at any instant leaves the old offsets or the new ones.
+* A new file is written beside the old one, synced to the disk, and renamed over it. The old one becomes `.bak`, unless
+  it is damaged. A crash at any instant leaves the old offsets or the new ones.
 * A damaged file never counts as "no offsets" (in RocketMQ it does, and consumption starts at the end). `.bak` is used
   if it is intact, which repeats some seconds of messages; else it is an error.
 * A lock file excludes a second process with the same client id: the two would overwrite each other's offsets.
@@ -77,6 +77,7 @@ class LocalOffsetStore:
 
     def __init__(self, folder: Path, cluster: str, topic_id: Callable[[str], str]) -> None:
         self._path = folder / _FILE
+        self._is_damaged = False  # the file: then `.bak` has the positions, until the next write
         self._topic_id = topic_id
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -159,6 +160,7 @@ class LocalOffsetStore:
             except OSError as error:
                 raise OffsetStoreError(f"{path} cannot be read: {error}") from error
             except ValueError as error:
+                self._is_damaged = True
                 trouble = trouble or f"{path}: {error}"
                 _LOG.error("consumer.offset-file-broken", extra={"path": str(path), "error": str(error)})
         if trouble:
@@ -174,9 +176,11 @@ class LocalOffsetStore:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        with suppress(FileNotFoundError):
-            self._path.replace(self._path.with_name(f"{_FILE}.bak"))
+        if not self._is_damaged:
+            with suppress(FileNotFoundError):
+                self._path.replace(self._path.with_name(f"{_FILE}.bak"))
         beside.replace(self._path)
+        self._is_damaged = False
         folder = os.open(self._path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)

@@ -114,6 +114,34 @@ def test_a_damaged_file_is_replaced_by_its_backup(tmp_path: Path) -> None:
         assert offsets(again, 0) == [1]
 
 
+def test_a_crash_in_the_first_write_after_damage_leaves_the_backup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(store_of(tmp_path)) as store:
+        store.commit(offsets=[at(1)])
+        store.commit(offsets=[at(2)])
+    (tmp_path / "offsets.json").write_bytes(b"damaged")
+    with closing(store_of(tmp_path)) as store:
+        real = Path.replace
+
+        def replace(path: Path, target: Path) -> Path:
+            if target.name == "offsets.json":
+                raise KeyboardInterrupt
+            return real(path, target)
+
+        monkeypatch.setattr(Path, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            store.commit(offsets=[at(3)])
+        monkeypatch.undo()
+    with closing(store_of(tmp_path)) as store:
+        assert offsets(store, 0) == [1]
+        store.commit(offsets=[at(4)])
+        store.commit(offsets=[at(5)])
+    (tmp_path / "offsets.json").write_bytes(b"damaged")
+    with closing(store_of(tmp_path)) as again:
+        assert offsets(again, 0) == [4], "a whole file becomes the backup again"
+
+
 def test_lost_offsets_are_an_error_and_never_a_new_start(tmp_path: Path) -> None:
     with closing(store_of(tmp_path)) as store:
         store.commit(offsets=[at(1)])
