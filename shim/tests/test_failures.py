@@ -5,8 +5,10 @@ import logging
 from dataclasses import replace
 
 import pytest
+from confluent_kafka import Message
 
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
+from rocketshim.core.next_hop import FailedMessage, HopMaker
 from rocketshim.failures import Attempt, FailureLog, FailureMaker
 from rocketshim.logs import safe_logger
 from rocketshim.testing import VirtualClock
@@ -148,6 +150,14 @@ def test_a_deep_recursion_is_cut() -> None:
     with pytest.raises(ValueError, match="xxx") as caught:
         deep(200)
     assert len(FailureMaker(VirtualClock()).of(caught.value).stack) <= 16_384
+
+
+def test_a_delay_above_the_longest_is_logged_as_the_record_has_it(caplog: pytest.LogCaptureFixture) -> None:
+    maker = HopMaker(TopicNames(), DelayLevels.default(), "payments", limit=16)
+    outcome = FailedMessage(Message("orders", 0, 7, value=b""), FAILURE, asked_delay_ms=41 * 86_400_000)
+    log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
+    log.hop(maker.first(outcome, lane=lambda: 0, unit=0.5), 0)
+    assert "; next attempt in 40 d, at " in caplog.records[-1].getMessage()
 
 
 @pytest.mark.parametrize(

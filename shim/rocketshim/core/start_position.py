@@ -198,7 +198,8 @@ def latest_offset(first_offset: int, end_offset: int, young_queue_max_messages: 
 
 def encode_metadata(metadata: CommitMetadata) -> str:
     """Return the text that a commit carries; at most 1,000 ASCII characters (Kafka accepts 4,096)."""
-    text = quote(metadata.subscription[:_MAX_SUBSCRIPTION], safe=" =|*,.-_()<>'")[: _MAX_SUBSCRIPTION * 3]
+    text = quote(metadata.subscription[:_MAX_SUBSCRIPTION], safe=" =|*,.-_()<>'", errors="backslashreplace")
+    text = text[: _MAX_SUBSCRIPTION * 3]
     token = "" if metadata.token is None else f";{metadata.token}"
     return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born};{text}{token}"
 

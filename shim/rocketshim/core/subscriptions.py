@@ -69,7 +69,7 @@ def is_pattern(topic: str) -> bool:
 def digest_of(digests: Mapping[str, str]) -> str:
     """Return the digest of a consumer's subscriptions from those of its filters, by topic."""
     parts = sorted(f"{topic}={digest}" for topic, digest in digests.items())
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return hashlib.sha256("\n".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def text_of(expressions: Mapping[str, str]) -> str:

@@ -159,6 +159,11 @@ def test_subscription_survives_encoding_including_semicolons(subscription: str) 
     assert decode_metadata(encode_metadata(metadata)) == metadata
 
 
+def test_a_lone_surrogate_of_a_subscription_is_spelled_out() -> None:
+    found = decode_metadata(encode_metadata(CommitMetadata("digest", 3, "orders=a || \ud800")))
+    assert found == CommitMetadata("digest", 3, "orders=a || \\ud800")
+
+
 @given(
     digest=st.text("0123456789abcdef", max_size=200),
     born=st.integers(0, 999_999_999),

@@ -88,7 +88,7 @@ class Hooks:
         self.consuming: list[ConsumeMessageHook] = []
         self.filtering: list[FilterMessageHook] = []
         self._timeout_ms = timeout_ms
-        self._wrapped: dict[int, tuple[Subscription, Subscription]] = {}
+        self._wrapped: dict[str, tuple[Subscription, Subscription]] = {}  # by topic: the last found, and wrapped
 
     def wrap(self, find: Callable[[str], Subscription | None], *, awaits: bool) -> Callable[[str], Subscription | None]:
         """Return `find`, wrapped so that the listeners of what it finds are called with the hooks around them."""
@@ -99,9 +99,9 @@ class Hooks:
             found = find(topic)
             if found is None:
                 return None
-            known = self._wrapped.get(id(found))
+            known = self._wrapped.get(topic)
             if known is None or known[0] is not found:
-                known = self._wrapped[id(found)] = (found, self._with_hooks(found, awaits=awaits))
+                known = self._wrapped[topic] = (found, self._with_hooks(found, awaits=awaits))
             return known[1]
 
         return find_wrapped

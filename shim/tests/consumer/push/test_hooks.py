@@ -1,6 +1,8 @@
 """Hooks see every call and its outcome, can filter messages, and never fail a message by observing it."""
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -57,6 +59,26 @@ def run(hooks: Hooks, listener: Any, count: int = 1, batch_count: int = 1, **sub
 def test_without_hooks_nothing_is_wrapped() -> None:
     found = {"orders": Subscription("orders", adapt(print))}
     assert Hooks(1_000).wrap(found.get, awaits=False)("orders") is found["orders"]
+
+
+def test_a_replaced_subscription_is_not_kept() -> None:
+    hooks = Hooks(1_000)
+    hooks.consuming.append(Broken())
+    found: dict[str, Subscription] = {}
+    find = hooks.wrap(found.get, awaits=False)
+
+    def subscribe() -> weakref.ref[Any]:
+        def listener(message: Any, context: Any) -> None:
+            del message, context
+
+        found["orders"] = Subscription("orders", listener)
+        assert find("orders") is not found["orders"]
+        return weakref.ref(listener)
+
+    first, second = subscribe(), subscribe()
+    gc.collect()
+    assert first() is None
+    assert second() is not None
 
 
 def test_hooks_nest_and_see_the_outcome_of_a_call() -> None:
