@@ -273,13 +273,12 @@ class PushConsumer:
             After each of these nothing runs, and start() may be called again.
         """
         with self._lock:
-            self._stop_timeout_s = None
             self._starting_thread = threading.get_ident()
             try:
                 self._start()
             finally:
                 self._starting_thread = None  # from now on stop() finds the started parts
-        timeout_s, self._stop_timeout_s = self._stop_timeout_s, None
+                timeout_s, self._stop_timeout_s = self._stop_timeout_s, None
         if timeout_s is not None:
             self._stopped = True
             self.stop(timeout_s)
@@ -355,14 +354,14 @@ class PushConsumer:
         thread.join(left_s + _JOIN_GRACE_S)
         if thread.is_alive():
             raise ConsumerError(too_late)
-        error = loop.error
-        if isinstance(error, RocketshimError):
-            raise error
-        if error is not None:
+        reason = loop.error
+        if isinstance(reason, RocketshimError):
+            raise reason
+        if reason is not None:
             group = self.settings.group
             raise ConsumerError(
-                f"the consumer of group {group!r} stopped after an error: {safe_text(error)}"
-            ) from error
+                f"the consumer of group {group!r} stopped after an error: {safe_text(reason)}"
+            ) from reason
 
     def suspend(self) -> None:
         """Stop reading until `resume`; messages already read are handled, the membership is kept. Safe to call twice.
