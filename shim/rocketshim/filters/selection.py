@@ -13,9 +13,18 @@ from rocketshim.errors import ConfigError, FilterEvaluationError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql import SqlFilter
 from rocketshim.filters.tag import TagFilter
-from rocketshim_topics.wire import read_headers
+from rocketshim_topics import MalformedRecordError
+from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates, read_headers
 
-__all__ = ["CallableFilter", "MessageFilter", "MessageSelector", "compile_filter", "matching"]
+__all__ = [
+    "CallableFilter",
+    "MessageFilter",
+    "MessageSelector",
+    "as_selector",
+    "compile_filter",
+    "matching",
+    "unreadable_headers",
+]
 
 
 class CallableFilter:
@@ -212,3 +221,17 @@ def matching(
         else:
             if wanted:
                 yield record
+
+
+def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
+    """Convert a filter argument of a pull consumer: a text is a tag expression, None selects everything."""
+    return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
+
+
+def unreadable_headers(record: Any) -> MalformedRecordError:
+    """Return the error of a pull consumer for a message that no filter can evaluate."""
+    return MalformedRecordError(
+        BAD_HEADER_KEY,
+        f"{coordinates(record)} was skipped: a header name is not UTF-8, so no expression can be evaluated on it; read "
+        "it without an expression",
+    )

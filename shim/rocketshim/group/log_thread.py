@@ -119,7 +119,6 @@ class GroupLogThread:
         self.error: BaseException | None = None
         self.members: tuple[str, ...] = ()
         self.owner = owner
-        self.log_lost_count = 0
         self._topic = reader.topic
         self._settings = settings
         self._now_ms = now_ms_of(clock)
@@ -339,7 +338,6 @@ class GroupLogThread:
     # --- a lost log --------------------------------------------------------------------------------------------------
 
     def _lost(self, why: str) -> None:
-        self.log_lost_count += 1
         _LOG.error("group.log-lost", extra={"topic": self._topic, "why": why})
         self._reading = False
         self._begin_at_ms = 0

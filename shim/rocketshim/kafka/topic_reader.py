@@ -110,8 +110,7 @@ class TopicReader:
                 time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
         if found is None:
             raise BrokerUnavailableError(f"no broker at {self._bootstrap} returned the end of {topic}/{partition}")
-        low, high = found
-        return low, high
+        return found[0], found[1]
 
     def read(
         self,
@@ -205,7 +204,7 @@ class TopicReader:
                     self._paused.add(key)
         finally:
             self._end(reading)
-        return found
+        return found[0], found[1]
 
     def offsets_at(self, partitions: Iterable[TopicPartitionKey], at_ms: int) -> dict[TopicPartitionKey, int]:
         """Return the first offset of each partition that is not older than a time; absent: every record is older.

@@ -264,7 +264,6 @@ def test_a_thread_that_was_frozen_checks_the_topic_id_before_it_reads(fleet: Fle
     fleet.wait(2_000, "b")  # the new log has grown past what a has read
     fleet.clock.advance(30_000)
     fleet.turn("a", times=1)
-    assert fleet.members["a"].log_lost_count == 1
     assert not fleet.holds("a")
 
 

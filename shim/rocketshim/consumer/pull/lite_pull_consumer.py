@@ -4,11 +4,11 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Self, Unpack
 
 from rocketshim.consumer.pull.partitions import PullPartitions, QueuesListener
-from rocketshim.consumer.pull.session import as_selector
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
+from rocketshim.filters.selection import as_selector
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.pull.session import PullSession, unreadable_headers
+from rocketshim.consumer.pull.session import PullSession
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
@@ -21,7 +21,7 @@ from rocketshim.core.subscriptions import digest_of, text_of
 from rocketshim.core.timer import Timer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
-from rocketshim.filters.selection import matching
+from rocketshim.filters.selection import matching, unreadable_headers
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, unsubscribes
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger

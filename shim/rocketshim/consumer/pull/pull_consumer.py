@@ -12,12 +12,13 @@ from typing import Final, Self, Unpack
 from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.pull.prefetch import Prefetch
-from rocketshim.consumer.pull.session import PullSession, as_selector, unreadable_headers
+from rocketshim.consumer.pull.session import PullSession
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.core.clock import Clock
 from rocketshim.core.prefetch_buffer import PrefetchBuffer
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.filters.selection import as_selector, unreadable_headers
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, ConsumerClient
 from rocketshim.kafka.lookups import Lookups

@@ -1,4 +1,4 @@
-"""What both pull consumers share: start, stop, one calling thread at a time, their clients, and expressions."""
+"""What both pull consumers share: start, stop, one calling thread at a time, and their clients."""
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -11,14 +11,11 @@ from rocketshim.client_metrics import PullCounts
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.errors import ConfigError, ConsumerError
-from rocketshim.filters import MessageSelector
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
 from rocketshim.settings import LitePullConsumerSettings, PullConsumerSettings
-from rocketshim_topics import MalformedRecordError
-from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates
 
-__all__ = ["PullSession", "as_selector", "unreadable_headers"]
+__all__ = ["PullSession"]
 
 
 class PullSession:
@@ -112,17 +109,3 @@ class PullSession:
             return self._make(config)
         except (KafkaException, ValueError, TypeError) as error:
             raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
-
-
-def as_selector(expression: MessageSelector | str | None) -> MessageSelector:
-    """Convert a filter argument of a pull consumer: a text is a tag expression, None selects everything."""
-    return expression if isinstance(expression, MessageSelector) else MessageSelector.by_tag(expression)
-
-
-def unreadable_headers(record: Any) -> MalformedRecordError:
-    """Return the error of a pull consumer for a message that no filter can evaluate."""
-    return MalformedRecordError(
-        BAD_HEADER_KEY,
-        f"{coordinates(record)} was skipped: a header name is not UTF-8, so no expression can be evaluated on it; read "
-        "it without an expression",
-    )
