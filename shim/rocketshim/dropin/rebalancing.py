@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim.dropin.handled_offsets import OffsetClient
 from rocketshim.dropin.state import Rebalance, State
 from rocketshim.kafka.clients import with_log
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.kafka.positions import EARLIEST, LATEST, listed_offsets
 from rocketshim.logs import safe_logger
 from rocketshim_topics import provision
@@ -146,11 +147,8 @@ class RebalancingConsumer(_Original):
         if not asked:
             return [], {}
         plain = [TopicPartition(*TopicPartitionKey.of(each)) for each in asked]
-        committed = {TopicPartitionKey.of(each): each for each in self._committed(plain, timeout_s)}
-        for each in committed.values():
-            if each.error is not None:
-                raise KafkaException(each.error)
-        offsets = {key: each.offset for key, each in committed.items() if each.offset >= 0}
+        committed = check_answers(self._committed(plain, timeout_s))
+        offsets = {TopicPartitionKey.of(each): each.offset for each in committed if each.offset >= 0}
         resets = self._resets([TopicPartitionKey.of(each) for each in retry_partitions], offsets, timeout_s)
         ready = [
             TopicPartition(*key, OFFSET_BEGINNING) if key in resets else each

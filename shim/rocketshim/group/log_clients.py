@@ -18,6 +18,7 @@ from rocketshim.core.group_log_results import Continuity
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
@@ -58,9 +59,7 @@ def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
     for topic in topics:
         listed = consumer.list_topics(topic, timeout=_COMMITS_S).topics.get(topic)
         asked = [TopicPartition(topic, number) for number in ([] if listed is None else listed.partitions)]
-        for item in consumer.committed(asked, timeout=_COMMITS_S) if asked else []:
-            if item.error is not None:
-                raise KafkaException(item.error)
+        for item in check_answers(consumer.committed(asked, timeout=_COMMITS_S)) if asked else []:
             found = decode_metadata(item.metadata) if item.offset >= 0 else None
             if found is not None and found.token is not None:
                 tokens.append(found.token)

@@ -12,13 +12,25 @@ client, which it creates at the first need.
 from collections.abc import Callable
 from typing import Any, Final
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.kafka.clients import ConsumerClient, close_consumer
 
-__all__ = ["Lookups"]
+__all__ = ["Lookups", "check_answers"]
 
 _LEAVE_S: Final = 1.0
+
+
+def check_answers(answers: list[TopicPartition]) -> list[TopicPartition]:
+    """Return these answers of a cluster if none of them is an error; otherwise a position would seem to be missing.
+
+    Raises:
+        KafkaException: one of the answers is an error.
+    """
+    for answer in answers:
+        if answer.error is not None:
+            raise KafkaException(answer.error)
+    return answers
 
 
 class Lookups:

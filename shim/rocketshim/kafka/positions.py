@@ -12,6 +12,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPar
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.lookups import check_answers
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, MISSING
 
@@ -39,7 +40,7 @@ def committed_positions(
     until = time.monotonic() + timeout_s
     while True:
         try:
-            return consumer.committed(partitions, timeout=timeout_s)
+            return check_answers(consumer.committed(partitions, timeout=timeout_s))
         except KafkaException as error:
             if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
                 raise

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
+from rocketshim.kafka.lookups import check_answers
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
@@ -121,9 +122,7 @@ class QueueLookup:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         asked = TopicPartition(*self.key_of(queue), timestamp_ms)
         with cluster_errors(f"cannot look up the offset of {queue} at a time", self._complaint):
-            (answer,) = self._client().offsets_for_times([asked], timeout=_TIMEOUT_S)
-            if answer.error is not None:
-                raise KafkaException(answer.error)
+            (answer,) = check_answers(self._client().offsets_for_times([asked], timeout=_TIMEOUT_S))
         return answer.offset if answer.offset >= 0 else self.bounds(queue)[1]
 
     def committed(self, queue: MessageQueue, client: ConsumerClient) -> int | None:
@@ -133,7 +132,5 @@ class QueueLookup:
             BrokerUnavailableError: it cannot be determined.
         """
         with cluster_errors(f"the committed offset of {queue} cannot be read"):
-            (answer,) = client.committed([TopicPartition(*self.key_of(queue))], timeout=_TIMEOUT_S)
-            if answer.error is not None:
-                raise KafkaException(answer.error)
+            (answer,) = check_answers(client.committed([TopicPartition(*self.key_of(queue))], timeout=_TIMEOUT_S))
         return answer.offset if answer.offset >= 0 else None

@@ -9,7 +9,8 @@
 * One request asks for the bounds of all partitions: one request for each takes long on an overloaded machine. If the
   cluster refuses (the leaders of a new topic do not know it yet), the worker asks again for two seconds. If it cannot
   read the positions then or in time, it starts at the broker's own count (`OFFSET_STORED`), which means the same.
-  Kafka's client then waits silently for the answer; so the worker asks again every 10 s, and repeats the alarm.
+  Kafka's client then waits silently for the answer; so the worker asks again every 10 s, and repeats the alarm. If the
+  client has stopped reading, the worker asks every second, and resumes when it knows the committed position.
 * Each assignment of a partition has its own `AssignedPartition`. A revoked one is `gone`, and results that still arrive
   for it are dropped. The same happens if a log starts again below the offsets already read (re-created topic).
 * Fetching pauses when enough records are buffered. The limit is small while the head is due in more than two seconds,
@@ -28,6 +29,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaEr
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.logs import safe_logger
 from rocketshim_topics.levels import DelayLevels
 
@@ -266,17 +268,18 @@ class Assignment:
         if self._unknown_ns:
             asked = [TopicPartition(self.topic, number) for number in sorted(self._unknown)]
             try:
-                consumer.committed(asked, timeout=_LOOK_S)
+                for item in check_answers(consumer.committed(asked, timeout=_LOOK_S)):
+                    self.held[item.partition].committed = max(self.held[item.partition].committed, item.offset)
                 self._unknown.clear()
             except KafkaException as error:
                 self._alarm("worker.positions-unknown", partitions=sorted(self._unknown), error=str(error))
-        self._unknown_ns = now_ns + _LOOK_NS
+        self._unknown_ns = now_ns + (_AGAIN_NS if self._unread & self._unknown else _LOOK_NS)
 
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         starts: list[TopicPartition] = []
         first: list[TopicPartition] = []
         lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
-        for item in consumer.committed(partitions, timeout=_TIMEOUT_S):
+        for item in check_answers(consumer.committed(partitions, timeout=_TIMEOUT_S)):
             low, high = lows[item.partition], highs[item.partition]
             offset = item.offset
             if offset < 0:
@@ -322,14 +325,16 @@ class Assignment:
         if number in self.held:
             self._unread.add(number)
             self._unread_ns = 0
+            self._unknown_ns = min(self._unknown_ns, 1)  # ask now
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
         """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped."""
-        if self._unread and now_ns >= self._unread_ns:
-            self._unread_ns = now_ns + _AGAIN_NS
-            self._resume_reading(consumer, sorted(self._unread))
         if self._unknown and now_ns >= self._unknown_ns:
             self._look_for_positions(consumer, now_ns)
+        unread = self._unread - self._unknown  # without its committed position a queue would be delivered again
+        if unread and now_ns >= self._unread_ns:
+            self._unread_ns = now_ns + _AGAIN_NS
+            self._resume_reading(consumer, sorted(unread))
         for assigned in self.held.values():
             queue = assigned.queue
             if not assigned.paused:
@@ -391,7 +396,4 @@ def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition], which: i
     """Return where the logs begin or end, with one request: `OFFSET_BEGINNING` and `OFFSET_END` are valid times."""
     asked = [TopicPartition(item.topic, item.partition, which) for item in partitions]
     found = consumer.offsets_for_times(asked, timeout=_TIMEOUT_S)
-    for item in found:
-        if item.error is not None:
-            raise KafkaException(item.error)
-    return {item.partition: item.offset for item in found}
+    return {item.partition: item.offset for item in check_answers(found)}

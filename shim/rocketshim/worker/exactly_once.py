@@ -41,6 +41,7 @@ from rocketshim.kafka.clients import (
     poll_callbacks,
     purge_producer,
 )
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import DeliveryParts
@@ -406,7 +407,8 @@ class ExactlyOnce:
         if uncertain:
             numbers = {flight.assigned.number for flight in uncertain}
             asked = [TopicPartition(self._prober.topic, number) for number in numbers]
-            found = {item.partition: item.offset for item in consumer.committed(asked, timeout=self._api_timeout_s)}
+            answers = check_answers(consumer.committed(asked, timeout=self._api_timeout_s))
+            found = {item.partition: item.offset for item in answers}
             for flight in reversed(uncertain):
                 if found[flight.assigned.number] >= flight.due.run.next_offset:
                     self._writer.marks.forget_stored(flight.due.records)

@@ -1,12 +1,13 @@
 """Which client does the lookups: a second client beside the consumer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import ConsumerError
-from rocketshim.kafka.lookups import Lookups
+from rocketshim.kafka.lookups import Lookups, check_answers
 from rocketshim.testing import InMemoryKafka
 
 
@@ -65,6 +66,15 @@ def test_closing_closes_the_second_client_and_not_the_consumer(cluster: InMemory
     with pytest.raises(RuntimeError):
         beside.made[0].list_topics(timeout=1.0)
     assert beside.consumer.assignment() == [TopicPartition("orders", 0)]
+
+
+def test_answers_with_an_error_are_not_returned() -> None:
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    good, bad = TopicPartition("orders", 0, 5), SimpleNamespace(error=error)
+    assert check_answers([good]) == [good]
+    with pytest.raises(KafkaException) as caught:
+        check_answers([good, bad])  # type: ignore[list-item]
+    assert caught.value.args[0] is error
 
 
 def test_without_a_consumer_no_lookup_is_made(cluster: InMemoryKafka) -> None:

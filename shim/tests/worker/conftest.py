@@ -1,10 +1,11 @@
 """One worker on the in-memory Kafka; time passes only while the worker waits."""
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rocketshim.kafka.clients import Clients
 from rocketshim.settings import WorkerSettings
@@ -107,6 +108,11 @@ class Simulation:
             (header(record, "PARK_REASON") or "", header(record, "PARK_FROM") or "")
             for record in self.kafka.records(PARKED)
         ]
+
+    def denied_position(self, asked: TopicPartition) -> Any:
+        """Return the client's answer for a partition whose committed position the broker does not tell."""
+        error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        return SimpleNamespace(topic=asked.topic, partition=asked.partition, offset=-1001, metadata=None, error=error)
 
     def position(self, partition: int = 0) -> int | None:
         return self.kafka.committed(NAMES.worker_group).get((SCHEDULE, partition))

@@ -38,6 +38,20 @@ def test_a_commit_with_an_uncertain_outcome_delivers_each_record_once(
     assert sim.position(0) >= 10
 
 
+def test_an_error_in_place_of_a_position_leaves_the_outcome_uncertain(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    monkeypatch.setattr(worker._consumer, "committed", lambda asked, **_: [sim.denied_position(each) for each in asked])
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), applied=True)
+    sim.schedule()
+    sim.run(worker, 4_000)
+    monkeypatch.undo()
+    sim.run(worker, 4_000)
+    assert len(values(sim)) == 1
+
+
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
 def test_an_abort_delivers_each_record_once(sim: Any, call: str) -> None:
     worker = sim.worker()

@@ -153,6 +153,9 @@ def test_leaders_that_do_not_know_a_new_topic_yet_are_asked_again_at_assignment(
 def test_positions_that_cannot_be_read_are_asked_for_again_and_alarm_until_they_can_be(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    first = sim.worker()
+    sim.run(first, 100)
+    first.close()
     worker = sim.worker()
     answers, is_unstable = worker._consumer.committed, True
 
@@ -167,6 +170,46 @@ def test_positions_that_cannot_be_read_are_asked_for_again_and_alarm_until_they_
     is_unstable = False
     sim.run(worker, 35_000)
     assert worker.counts.alarms["worker.positions-unknown"] == 4
+
+
+def test_an_error_in_place_of_a_position_is_not_taken_for_a_missing_position(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sim.worker()
+    sim.schedule()
+    sim.until(first, lambda: len(sim.delivered()) == 1)
+    sim.run(first, 1_000)
+    first.close()
+    position = sim.position()
+    worker = sim.worker()
+    monkeypatch.setattr(worker._consumer, "committed", lambda asked, **_: [sim.denied_position(each) for each in asked])
+    sim.run(worker, 5_000)
+    assert worker.counts.alarms["worker.positions-unknown"] == 1
+    assert len(sim.delivered()) == 1
+    assert sim.position() == position
+
+
+def test_a_position_that_was_unknown_at_the_start_is_asked_for_before_reading_resumes(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sim.worker()
+    sim.schedule()
+    sim.until(first, lambda: len(sim.delivered()) == 1)
+    sim.run(first, 1_000)
+    first.close()
+    position = sim.position()
+    worker = sim.worker()
+    monkeypatch.setattr(worker._consumer, "committed", lambda asked, **_: [sim.denied_position(asked[0])])
+    sim.run(worker, 2_500)
+    worker._assignment.overtaken(0)  # a leader that has just moved denies the position
+    sim.run(worker, 1_500)
+    assert worker._assignment._unread == {0}
+    monkeypatch.undo()
+    sim.run(worker, 1_500)
+    assert worker._assignment._unread == set()
+    assert len(sim.delivered()) == 1
+    assert sim.position() >= position
+    assert "worker.position-out-of-range" not in worker.counts.alarms
 
 
 def test_a_position_that_retention_has_deleted_starts_at_the_earliest_record_with_an_alarm(sim: Any) -> None:

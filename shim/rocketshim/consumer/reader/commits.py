@@ -13,6 +13,7 @@ from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.commit_positions import CommitPositions
 from rocketshim.core.ownership import Ownership
 from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -23,9 +24,8 @@ _LOG = safe_logger("rocketshim.consumer")
 
 def commit_now(store: ConsumerClient | LocalOffsetStore, offsets: list[TopicPartition]) -> None:
     """Commit offsets, and return when they are stored. Raises KafkaException: refused, or not answered."""
-    for item in store.commit(offsets=offsets, asynchronous=False) if offsets else ():
-        if item.error is not None:
-            raise KafkaException(item.error)
+    if offsets:
+        check_answers(store.commit(offsets=offsets, asynchronous=False))
 
 
 class Committer:

@@ -34,6 +34,7 @@ from rocketshim.core.start_position import (
     resolve_start,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -141,9 +142,7 @@ class StartOffsets:
         self._counts[topic] = len(numbers)
         found: dict[int, Found] = {}
         asked = [TopicPartition(topic, number) for number in numbers]
-        for item in (self._store or self._client()).committed(asked, timeout=timeout_s):
-            if item.error is not None:
-                raise KafkaException(item.error)
+        for item in check_answers((self._store or self._client()).committed(asked, timeout=timeout_s)):
             if item.offset >= 0:
                 found[item.partition] = Found(item.offset, decode_metadata(item.metadata))
         self._compare(topic, [each.metadata for each in found.values()])
@@ -198,9 +197,8 @@ class StartOffsets:
 
     def at_time(self, key: TopicPartitionKey, timestamp_ms: int, timeout_s: float) -> int:
         """Return the offset of the first message of a time (epoch ms) or later, else the end. Raises as `find`."""
-        (answer,) = self._lookups.offsets_for_times([TopicPartition(*key, timestamp_ms)], timeout=timeout_s)
-        if answer.error is not None:
-            raise KafkaException(answer.error)
+        asked = [TopicPartition(*key, timestamp_ms)]
+        (answer,) = check_answers(self._lookups.offsets_for_times(asked, timeout=timeout_s))
         return answer.offset if answer.offset >= 0 else self._bounds(key, timeout_s)[1]
 
     def _bounds(self, key: TopicPartitionKey, timeout_s: float) -> tuple[int, int]:
