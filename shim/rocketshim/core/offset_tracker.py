@@ -10,7 +10,8 @@ Rules of this file:
 * A tracker belongs to one assignment of one partition (its *epoch*). A new assignment needs a new tracker; a tracker
   refuses the runs of another one.
 * A run releases its messages as soon as one of them finishes. From then on it keeps only offsets, and none when it is
-  finished. One stuck message blocks the commit, but does not keep the messages around and after it in memory.
+  finished. One stuck message blocks the commit, but does not keep the messages around and after it in memory. Of
+  neighbouring finished runs the tracker keeps only the last, so memory depends on what is unfinished.
 
 Cost: O(1) for a run that finishes as a whole; O(1) per message, after one pass, for a run that finishes piecemeal.
 `finish` also looks for the run of a message that was not delivered first.
@@ -19,13 +20,14 @@ Cost: O(1) for a run that finishes as a whole; O(1) per message, after one pass,
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from operator import attrgetter, lt
 from typing import Final, Protocol
 
 __all__ = ["HasOffset", "OffsetTracker", "Run"]
 
 _NEXT_OFFSET: Final = attrgetter("next_offset")
+_FEW: Final = 64  # finished runs that are not worth a pass over all runs
 
 
 class HasOffset(Protocol):
@@ -81,12 +83,13 @@ class OffsetTracker:
     Kafka log has holes.
     """
 
-    __slots__ = ("_last_offset", "_owner", "_runs", "_safe", "epoch")
+    __slots__ = ("_finished", "_last_offset", "_owner", "_runs", "_safe", "epoch")
 
     def __init__(self, epoch: int = 0) -> None:
         self.epoch = epoch
         self._owner = object()  # marks our runs; not the tracker itself, so that no reference cycle keeps messages
         self._runs: deque[Run] = deque()
+        self._finished = 0  # how many of the runs are finished and wait for an earlier one
         self._safe: int | None = None
         self._last_offset = -1
 
@@ -286,8 +289,18 @@ class OffsetTracker:
         run.open_offsets = set()
         run.ahead = iter(())
         runs = self._runs
+        self._finished += 1
         while runs and runs[0].unfinished == 0:
             self._safe = runs.popleft().next_offset
+            self._finished -= 1
+        if self._finished > _FEW and 3 * self._finished > 2 * len(runs):  # otherwise there is too little to drop
+            self._drop_finished()
+
+    def _drop_finished(self) -> None:
+        """Keep only the last of neighbouring finished runs: the position moves to its end when the head finishes."""
+        runs = (*self._runs, self._runs[0])  # the head is unfinished, so that the last run is kept
+        self._runs = deque(run for run, after in pairwise(runs) if run.unfinished or after.unfinished)
+        self._finished = sum(not run.unfinished for run in self._runs)
 
 
 def _offsets(run: Run) -> Sequence[int]:

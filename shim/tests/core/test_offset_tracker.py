@@ -118,6 +118,11 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         with pytest.raises(ValueError, match=r"not open|finished before|all open"):
             self.tracker.finish([offset])
 
+    @precondition(lambda self: not self.tracker.idle)
+    @rule()
+    def drop_finished_runs(self) -> None:
+        self.tracker._drop_finished()
+
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
     def finish_the_whole_run(self, data: st.DataObject) -> None:
@@ -294,6 +299,21 @@ def test_one_stuck_message_blocks_the_commit_but_not_the_memory_of_the_others(or
     assert tracker.next_offset is None
     tracker.finish_many(runs[0], (0,))
     assert tracker.next_offset == 12
+
+
+def test_runs_that_finish_behind_a_stuck_message_do_not_accumulate() -> None:
+    tracker = OffsetTracker()
+    stuck = tracker.deliver(records(0))
+    for offset in range(1, 10_000, 2):
+        tracker.finish_all(tracker.deliver(records(offset)))
+        assert len(tracker._runs) <= 100
+    open_runs = [tracker.deliver(records(offset)) for offset in range(10_000, 20_000)]
+    for run in open_runs[1::2] + open_runs[::2]:
+        tracker.finish_all(run)
+    assert len(tracker._runs) <= 100
+    assert (tracker.next_offset, tracker.lowest_unfinished, tracker.span) == (None, 0, 19_999)
+    tracker.finish_all(stuck)
+    assert (tracker.next_offset, tracker.idle) == (20_000, True)
 
 
 def test_dropped_tracker_is_freed_without_the_cycle_collector() -> None:
