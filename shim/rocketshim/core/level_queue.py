@@ -32,7 +32,7 @@ from operator import lt
 from typing import Final, Generic, Protocol, TypeVar
 
 from rocketshim.core.offset_tracker import OffsetTracker, Run
-from rocketshim.core.queue_clock import QueueClock
+from rocketshim.core.queue_clock import QueueClock, slowed
 
 __all__ = ["Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
 
@@ -84,8 +84,8 @@ class Due(Generic[RecordT]):
         appends_ms: for each record its append time, epoch ms, aligned with `records`.
         seen_ns: for each record the monotonic instant of first sight, aligned with `records`.
         run: identifies them when they are confirmed.
-        clock_ms: lower bound of the leader's clock when they left, epoch ms, on evidence younger than they are.
-            Absolute due times are compared with it.
+        clock_offset_ns: a lower bound of the leader's clock less our slowed clock, on evidence younger than they are.
+        due_ns: monotonic instant at which the first of them was due.
         size_bytes: total size of the records, as far as it is known.
     """
 
@@ -93,8 +93,13 @@ class Due(Generic[RecordT]):
     appends_ms: list[int]
     seen_ns: list[int]
     run: Run
-    clock_ms: int
+    clock_offset_ns: int
+    due_ns: int = 0
     size_bytes: int = 0
+
+    def clock_ms(self, now_ns: int) -> int:
+        """Return a lower bound of the leader's clock, epoch ms. Absolute due times are compared with it."""
+        return (slowed(now_ns) + self.clock_offset_ns) // _NS
 
 
 @dataclass(slots=True)
@@ -124,7 +129,7 @@ class LevelQueue(Generic[RecordT]):
 
     __slots__ = (
         "_batches", "_bytes", "_clock", "_count", "_last_offset", "_next_ns", "_retry", "_stale", "_tracker",
-        "delay_ms", "epoch", "limits",
+        "_unconfirmed_ns", "delay_ms", "epoch", "limits",
     )  # fmt: skip
 
     def __init__(self, delay_ms: int, limits: QueueLimits | None = None, epoch: int = 0) -> None:
@@ -137,6 +142,7 @@ class LevelQueue(Generic[RecordT]):
         self._tracker = OffsetTracker(epoch)
         self._batches: deque[_FetchedRun[RecordT]] = deque()
         self._retry: list[Due[RecordT]] = []  # lowest offset first
+        self._unconfirmed_ns: dict[Run, int] = {}  # when the runs were due that are in flight or failed
         self._count = 0
         self._bytes = 0
         self._last_offset = -1
@@ -239,6 +245,7 @@ class LevelQueue(Generic[RecordT]):
             ValueError: the run was confirmed before, or belongs to another queue; nothing changed.
         """
         self._tracker.finish_all(run)
+        del self._unconfirmed_ns[run]
 
     def failed(self, due: Due[RecordT]) -> None:
         """Put back records whose hops failed: they are due again, before everything else of this queue.
@@ -253,6 +260,13 @@ class LevelQueue(Generic[RecordT]):
             raise ValueError("only records that left and were not confirmed can fail")
         insort(self._retry, due, key=_first_offset)
         self._stale = True
+
+    @property
+    def oldest_due_ns(self) -> int | None:
+        """The monotonic instant at which the oldest unconfirmed record was or will be due; None: there is none."""
+        if self._unconfirmed_ns:
+            return min(self._unconfirmed_ns.values())
+        return self._head_due_ns() if self._batches else None
 
     @property
     def head(self) -> RecordT | None:
@@ -293,7 +307,7 @@ class LevelQueue(Generic[RecordT]):
         return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
 
     def _leave(self, now_ns: int, limit: int, limit_bytes: int) -> Due[RecordT] | None:
-        latest_seen_ns = now_ns - self._max_wait_ns
+        latest_seen_ns, due_ns = now_ns - self._max_wait_ns, self._head_due_ns()
         records: list[RecordT] = []
         appends_ms: list[int] = []
         seen: list[int] = []
@@ -323,7 +337,9 @@ class LevelQueue(Generic[RecordT]):
             return None
         self._count -= len(records)
         self._bytes -= size_bytes
-        return Due(records, appends_ms, seen, self._tracker.deliver(records), leader_ns // _NS, size_bytes)
+        run = self._tracker.deliver(records)
+        self._unconfirmed_ns[run] = due_ns
+        return Due(records, appends_ms, seen, run, leader_ns - slowed(now_ns), due_ns, size_bytes)
 
     def _nothing_to_do(self, now_ns: int) -> bool:
         next_ns = self.next_ns()

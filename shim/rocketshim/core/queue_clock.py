@@ -26,7 +26,7 @@ dropped.
 from collections import deque
 from typing import Final
 
-__all__ = ["QueueClock"]
+__all__ = ["QueueClock", "slowed"]
 
 _NS: Final = 1_000_000
 _RATE: Final = 10_000  # one part in 10,000: 100 ppm
@@ -59,7 +59,7 @@ class QueueClock:
         reading = append_ms * _NS - seen_ns
         if self._guess_ns is not None and reading > self._guess_ns:
             self._guess_ns = reading
-        self._add(offset, append_ms * _NS - _slowed(seen_ns))
+        self._add(offset, append_ms * _NS - slowed(seen_ns))
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
         """Record the delivery report of a record that we wrote into the partition.
@@ -71,7 +71,7 @@ class QueueClock:
         """
         self._guess_ns = append_ms * _NS - seen_ns
         self._asked_ns = None
-        self._add(offset, append_ms * _NS - _slowed(seen_ns))
+        self._add(offset, append_ms * _NS - slowed(seen_ns))
 
     def now_ns(self, offset: int, monotonic_ns: int) -> int | None:
         """Return a lower bound of the clock, in epoch ns, for records up to `offset`; None without evidence.
@@ -83,7 +83,7 @@ class QueueClock:
         evidence = self._evidence
         while evidence and evidence[0][0] < offset:
             evidence.popleft()
-        return _slowed(monotonic_ns) + evidence[0][1] if evidence else None
+        return slowed(monotonic_ns) + evidence[0][1] if evidence else None
 
     def instant_ns(self, offset: int, clock_ns: int) -> int | None:
         """Return the first monotonic instant at which `now_ns` of the offset reaches `clock_ns`; None: no evidence."""
@@ -124,5 +124,6 @@ class QueueClock:
         evidence.extend(reversed(newer))
 
 
-def _slowed(monotonic_ns: int) -> int:
+def slowed(monotonic_ns: int) -> int:
+    """Return what a clock shows that runs slower by the largest assumed difference of rates."""
     return monotonic_ns - monotonic_ns // _RATE

@@ -167,7 +167,7 @@ class HopWriter:
         records = [flight.due.records[batch.indexes[at]] for at in stored]
         if group.kind is Kind.DELIVER:
             self._counts.delivered += len(stored)
-            clock_ms = flight.due.clock_ms + (now_ns - flight.sent_ns) // 1_000_000
+            clock_ms = flight.due.clock_ms(now_ns)
             self._counts.observe_lateness([clock_ms - batch.dues_ms[at] for at in stored])
             if group.target is not None:
                 group.target.record_success()

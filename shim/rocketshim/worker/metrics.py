@@ -54,7 +54,7 @@ def _gauges(state: "WorkerState") -> Iterable[_Family]:
     backlog = [("", labels, float(queue.backlog)) for labels, queue in labelled if queue.backlog is not None]
     yield "backlog_records", "gauge", "records that wait in a queue", backlog
     due = [("", labels, each.next_due_in_ms / 1e3) for labels, each in labelled if each.next_due_in_ms is not None]
-    yield "next_due_seconds", "gauge", "until the head of a queue leaves", due
+    yield "next_due_seconds", "gauge", "until the oldest unfinished record of a queue is due", due
 
 
 def _one(name: str, kind: str, about: str, value: float) -> _Family:

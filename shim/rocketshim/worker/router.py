@@ -203,7 +203,7 @@ class Router:
         """
         indexes = range(len(due.records)) if indexes is None else indexes
         records = due.records if len(indexes) == len(due.records) else [due.records[index] for index in indexes]
-        shapes, clock_ms, number, prefix = self._shapes, due.clock_ms, assigned.number, assigned.hop_prefix
+        shapes, clock_ms, number, prefix = self._shapes, due.clock_ms(now_ns), assigned.number, assigned.hop_prefix
         shapes.forget_numbers()
         of_plain, numbers, marked = shapes.of_plain, shapes.numbers, self._marks.reasons
         queue_delay_ms, known_delay_ms = assigned.queue.delay_ms, self._levels.queue_delay_ms(number) or 0

@@ -26,7 +26,8 @@ class QueueState:
         committed: committed position; -1: unknown.
         backlog: records in the log that are not finished (probes included); None: not known yet.
         held: records in memory.
-        next_due_in_ms: time until the head leaves; 0 or less: it is due; None: no record is in memory.
+        next_due_in_ms: time until the oldest record that is not finished is due; 0 or less: it is due, perhaps in
+            flight; None: no record is in memory.
     """
 
     partition: int
@@ -82,7 +83,7 @@ class WorkerState(LoopState):
 
 def queue_state(consumer: ConsumerClient, topic: str, assigned: AssignedPartition, now_ns: int) -> QueueState:
     """Return the state of a partition, without a request to the cluster."""
-    position, next_ns = assigned.position, assigned.queue.next_ns()
+    position, due_ns = assigned.position, assigned.queue.oldest_due_ns
     try:
         _, high = consumer.get_watermark_offsets(TopicPartition(topic, assigned.number), cached=True)
     except (KafkaException, TypeError):
@@ -95,5 +96,5 @@ def queue_state(consumer: ConsumerClient, topic: str, assigned: AssignedPartitio
         committed=assigned.committed,
         backlog=max(0, high - done) if high >= 0 and done >= 0 else None,
         held=assigned.queue.waiting_count,
-        next_due_in_ms=None if next_ns is None else (next_ns - now_ns) // 1_000_000,
+        next_due_in_ms=None if due_ns is None else (due_ns - now_ns) // 1_000_000,
     )

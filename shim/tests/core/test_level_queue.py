@@ -259,7 +259,7 @@ def test_clock_of_due_records_rests_on_evidence_younger_than_all_of_them() -> No
     due = queue.take(S)
     assert offsets_of(due) == [0, 1]
     assert due is not None
-    assert due.clock_ms == EPOCH_MS
+    assert due.clock_ms(S) == EPOCH_MS
 
 
 @pytest.mark.parametrize("ahead_ms", [1, 500, 3_600_000])
@@ -300,12 +300,41 @@ def test_failed_records_are_due_again_lowest_offset_first_and_before_waiting_one
     assert queue.next_offset == 1
 
 
+def test_the_clock_of_a_failed_run_goes_on_as_slowly_as_that_of_waiting_records() -> None:
+    queue: LevelQueue[Record] = LevelQueue(0)
+    queue.offer(records(0), S)
+    due = queue.take(S)
+    assert due is not None
+    queue.failed(due)
+    again = queue.take(10_001 * S)
+    assert again is not None
+    assert again.clock_ms(10_001 * S) == due.clock_ms(S) + 9_999_000
+
+
+def test_the_oldest_record_is_due_when_it_was_due_first_until_it_is_confirmed() -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    assert queue.oldest_due_ns is None
+    queue.probed(0, EPOCH_MS, 0)
+    queue.offer(records(0), 0)
+    first_ns = queue.oldest_due_ns
+    assert first_ns == queue.next_ns()
+    due = queue.take(5 * S)
+    queue.offer(records(1), 5 * S)
+    assert due is not None
+    assert queue.oldest_due_ns == first_ns
+    queue.failed(due)
+    assert queue.oldest_due_ns == first_ns
+    assert queue.take(6 * S) is due
+    queue.confirmed(due.run)
+    assert (queue.oldest_due_ns or 0) > 5 * S
+
+
 def test_a_failed_part_of_a_run_keeps_the_whole_run_open() -> None:
     queue: LevelQueue[Record] = LevelQueue(0)
     queue.offer(records(0, 1, 2), S)
     due = queue.take(S)
     assert due is not None
-    queue.failed(Due(due.records[1:], due.appends_ms[1:], due.seen_ns[1:], due.run, due.clock_ms))
+    queue.failed(Due(due.records[1:], due.appends_ms[1:], due.seen_ns[1:], due.run, due.clock_offset_ns))
     again = queue.take(S)
     assert offsets_of(again) == [1, 2]
     assert queue.next_offset is None
@@ -319,7 +348,7 @@ def test_an_empty_or_confirmed_run_cannot_fail() -> None:
     due = queue.take(S)
     assert due is not None
     with pytest.raises(ValueError, match="can fail"):
-        queue.failed(Due([], [], [], due.run, due.clock_ms))
+        queue.failed(Due([], [], [], due.run, due.clock_offset_ns))
     assert queue.next_ns() is None
 
 

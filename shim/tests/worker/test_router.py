@@ -243,7 +243,7 @@ def route(
     appends_ms = [record.timestamp()[1] for record in records]
     offsets = range(7, 7 + len(records))
     taken = Run(None, records, offsets, offsets.start, offsets.stop)
-    due: Due[Any] = Due(records, appends_ms, [0] * len(records), taken, CLOCK_MS)
+    due: Due[Any] = Due(records, appends_ms, [0] * len(records), taken, CLOCK_MS * 1_000_000)
     return router.route(due, assigned, 0), wanted, records
 
 

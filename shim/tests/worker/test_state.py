@@ -48,6 +48,23 @@ def test_state_and_metrics_report_waiting_and_finished_records(sim: Any) -> None
     assert next(s.value for s in lateness.samples if s.name.endswith("_count")) == 1
 
 
+def test_the_oldest_due_record_counts_while_it_is_in_flight_or_waits_for_another_try(sim: Any) -> None:
+    sim.clock.advance(10 * 86_400_000)  # the machine's uptime
+    worker = sim.worker()
+    sim.run(worker, 500)
+    sim.kafka.deny("rmq.parked", read=False)
+    sim.schedule(topic="__nobody")
+    seen: list[int] = []
+    for _ in range(100):
+        sim.run(worker, 100)
+        seen.append(worker.state.oldest_due_ms)
+    assert 7_000 < max(seen) == seen[-1] <= 9_100
+    sim.kafka.allow("rmq.parked")
+    sim.until(worker, lambda: len(sim.parked()) == 1, 10_000)
+    sim.run(worker, 2_000)
+    assert worker.state.oldest_due_ms == 0
+
+
 def test_a_series_exists_before_its_first_event_and_every_alarm_has_one(sim: Any) -> None:
     """`increase()` does not see the first event of a series that begins with it."""
     worker = sim.worker()

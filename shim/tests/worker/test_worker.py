@@ -107,6 +107,22 @@ def test_with_another_level_table_a_record_that_leaves_too_soon_hops_again(sim: 
         assert 0 <= record.timestamp()[1] - sent.timestamp()[1] - delay <= 80
 
 
+def test_a_hop_that_could_not_be_stored_until_its_record_was_due_is_not_made(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    sent = sim.schedule(level=4, relative=False, headers=[("DELAY_MS", b"18000")])
+    sim.run(worker, 9_500)
+    sim.kafka.deny(SCHEDULE, read=False)
+    sim.run(worker, 12_000)
+    sim.kafka.allow(SCHEDULE)
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 6_000)
+    sim.run(worker, 100)
+    assert worker.counts.hopped == 0
+    late_ms = sim.delivered()[0].timestamp()[1] - sent.timestamp()[1] - 18_000
+    assert late_ms >= 0
+    assert abs(worker.counts.lateness_sum_ms - late_ms) <= 30
+
+
 # --- positions -------------------------------------------------------------------------------------------------------
 
 
