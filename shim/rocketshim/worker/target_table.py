@@ -2,7 +2,7 @@
 
 * `TopicLookup` reads the number of partitions from the cluster's metadata without blocking the loop. Records with an
   unknown target wait for the answer; other records continue. After 3 s a target is looked up again, and its old answer
-  remains valid meanwhile. The old answer expires 2 s later, so an idle target is looked up before it is written to.
+  remains valid until the lookup ends. If nobody used the target for 2 s more, it is looked up before it is written to.
   More than 1,000 targets are looked up less often, 333 of them a second. The answer "does not exist" is valid for 1 s.
   If the cluster does not answer, the last number of partitions remains valid. If there is none, records wait, and the
   target is looked up again a second later: a record for a topic that does not exist could create it.
@@ -93,9 +93,8 @@ class TargetTable:
                 self._make_room()
             target = self._targets[topic] = TargetHealth(topic)
         if now_ns >= target.ask_ns:
-            idle_ns = target.answered_ns + self._known_ns() + _IDLE_NS
-            target.ask_ns = idle_ns
-            self._ask(target, is_urgent=not target.partitions or now_ns >= idle_ns)
+            is_idle = now_ns >= target.answered_ns + self._known_ns() + _IDLE_NS
+            self._ask(target, is_urgent=not target.partitions or is_idle)
         return target
 
     def _make_room(self) -> None:
@@ -111,11 +110,14 @@ class TargetTable:
         return max(_KNOWN_NS, _KNOWN_NS_PER_TARGET * len(self._targets))
 
     def _ask(self, target: TargetHealth, *, is_urgent: bool) -> None:
-        """Look a topic up; if the lookup is urgent, its records wait."""
+        """Look a topic up; if the lookup is urgent, its records wait. A lookup that they wait for goes on."""
+        if target.ready_ns == target.ask_ns == NEVER_NS:
+            return
         self._tickets += 1
         target.ticket = self._tickets
+        target.ask_ns = NEVER_NS  # until there is an answer
         if is_urgent:
-            target.ready_ns = target.ask_ns = NEVER_NS
+            target.ready_ns = NEVER_NS
         if self._lookup is not None:
             self._lookup.ask(target.topic, target.ticket, is_urgent=is_urgent)
 

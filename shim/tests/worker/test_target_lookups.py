@@ -133,6 +133,35 @@ def test_a_target_is_looked_up_again_in_the_background(sim: Any) -> None:
     assert worker._targets._targets["orders"].ticket in {3, 4}
 
 
+def test_a_target_in_use_keeps_its_answer_while_the_cluster_does_not_answer_and_is_asked_for_once(sim: Any) -> None:
+    worker, lookup = watched(sim)
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    lookup.is_silent = True
+    for number in range(60):
+        sim.schedule(value=b"%d" % number)
+        sim.run(worker, 200)
+    assert len(sim.delivered()) >= 55
+    assert len(lookup.asked) == 1
+    sim.schedule()
+    lookup.is_silent = False
+    sim.until(worker, lambda: len(sim.delivered()) == 62, 2_000)
+    assert worker.counts.aborted == worker.counts.re_appended == 0
+
+
+def test_an_idle_target_is_looked_up_before_it_is_written_to(sim: Any) -> None:
+    worker, lookup = watched(sim)
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    sim.run(worker, 6_000)
+    lookup.is_silent = True
+    sim.schedule()
+    sim.run(worker, 3_000)
+    assert len(sim.delivered()) == 1
+    lookup.is_silent = False
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 1_000)
+
+
 def test_a_missing_target_that_is_created_meanwhile_gets_its_records(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(topic="audit")
