@@ -27,7 +27,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -120,7 +120,7 @@ class ExactlyOnce:
         self._records_a_topic = _MOST_RECORDS  # in the last transaction
         self._is_stale = False
         self._renewed_ns = 0
-        self._uncertain: list[Flight] = []
+        self._uncertain: list[Transaction] = []
         self._careful_until_ns = 0
         self._is_careful = False
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
@@ -275,8 +275,7 @@ class ExactlyOnce:
         for assigned, end in transaction.ends().items():
             assigned.committed = max(assigned.committed, end)
             assigned.backoffs = 0
-        for batch in transaction.batches:
-            self._writer.count_stored(batch, now_ns)
+        self._count_stored(transaction.batches)
         if transaction.topics:
             self._records_a_topic = max(1, transaction.count // len(transaction.topics))
         self._not_before_ns = now_ns + _GAP_NS
@@ -288,6 +287,11 @@ class ExactlyOnce:
     def _confirm(self, flight: Flight) -> None:
         if not flight.assigned.gone:
             flight.assigned.queue.confirmed(flight.due.run)
+
+    def _count_stored(self, batches: Iterable[HopBatch]) -> None:
+        now_ns = self._clock.monotonic_ns()
+        for batch in batches:
+            self._writer.count_stored(batch, now_ns)
 
     def _beat_before_call(self) -> None:
         self._heart.beat(self._api_timeout_s + _OVERDUE_S)
@@ -347,7 +351,7 @@ class ExactlyOnce:
         transaction, self._open = self._open, None
         self._discard_producer()
         if transaction is not None:
-            self._uncertain += transaction.flights
+            self._uncertain.append(transaction)
             transaction.is_silent = error.code() == KafkaError._TIMED_OUT and not transaction.has_deleted  # noqa: SLF001
             self._failures.learn(transaction, now_ns)
 
@@ -403,18 +407,20 @@ class ExactlyOnce:
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """Read the committed positions: they show which uncertain transactions were committed."""
-        uncertain = [flight for flight in self._uncertain if not flight.assigned.gone]
-        if uncertain:
-            numbers = {flight.assigned.number for flight in uncertain}
+        flights = [each for transaction in self._uncertain for each in transaction.flights if not each.assigned.gone]
+        if flights:
+            numbers = {flight.assigned.number for flight in flights}
             asked = [TopicPartition(self._prober.topic, number) for number in numbers]
             answers = check_answers(consumer.committed(asked, timeout=self._api_timeout_s))
             found = {item.partition: item.offset for item in answers}
-            for flight in reversed(uncertain):
-                if found[flight.assigned.number] >= flight.due.run.next_offset:
-                    self._writer.marks.forget_stored(flight.due.records)
+            committed = {each for each in flights if found[each.assigned.number] >= each.due.run.next_offset}
+            for flight in flights:
+                if flight in committed:
                     self._confirm(flight)
                 else:
                     flight.assigned.queue.failed(flight.due)
+            batches = [batch for transaction in self._uncertain for batch in transaction.batches]
+            self._count_stored(batch for batch in batches if batch.flight in committed)
         self._uncertain = []
 
     # --- waiting, committing, closing --------------------------------------------------------------------------------

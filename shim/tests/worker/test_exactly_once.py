@@ -38,6 +38,19 @@ def test_a_commit_with_an_uncertain_outcome_delivers_each_record_once(
     assert sim.position(0) >= 10
 
 
+def test_a_transaction_that_turns_out_to_be_committed_is_counted(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), applied=True)
+    sim.schedule()
+    sim.schedule(topic="__nobody")
+    sim.run(worker, 4_000)
+    assert (len(values(sim)), len(sim.parked())) == (1, 1)
+    assert worker.counts.delivered == sum(worker.counts.lateness) == 1
+    assert worker.counts.parked == {"forbidden-target": 1}
+    assert worker.counts.alarms["worker.parked"] == 1
+
+
 def test_an_error_in_place_of_a_position_leaves_the_outcome_uncertain(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
