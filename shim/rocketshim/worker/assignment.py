@@ -169,6 +169,7 @@ class Assignment:
         self.failure: Exception | None = None
         self.assignments = 0
         self.has_joined = False  # whether the first rebalance is over
+        self.is_member = False  # false also when the group has put the worker out
         self.topic = topic
         self._levels = levels
         self._metadata = levels_metadata(levels)
@@ -187,7 +188,7 @@ class Assignment:
 
     def on_assign(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Start these partitions."""
-        self.has_joined = True
+        self.has_joined = self.is_member = True
         try:
             if self._closing:  # the consumer gives them back immediately
                 consumer.incremental_assign(partitions)
@@ -218,6 +219,7 @@ class Assignment:
 
     def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop these partitions without a commit: another member may own them already."""
+        self.is_member = False
         self._alarm("worker.partitions-lost", partitions=sorted(item.partition for item in partitions))
         leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
         self._unassign(consumer, partitions, leaving)
@@ -331,8 +333,7 @@ class Assignment:
         """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped."""
         if self._unknown and now_ns >= self._unknown_ns:
             self._look_for_positions(consumer, now_ns)
-        unread = self._unread - self._unknown  # without its committed position a queue would be delivered again
-        if unread and now_ns >= self._unread_ns:
+        if (unread := self._unread - self._unknown) and now_ns >= self._unread_ns:
             self._unread_ns = now_ns + _AGAIN_NS
             self._resume_reading(consumer, sorted(unread))
         for assigned in self.held.values():

@@ -28,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import DeliveryParts
 from rocketshim.worker.hop_group import HopGroup, Kind
@@ -78,6 +79,7 @@ class AtLeastOnce:
         self._writer = parts.writer
         self._prober = parts.prober
         self._counts = parts.counts
+        self._commits = parts.commits
         self._clock = parts.clock
         self._alarm = parts.alarm
         self._point = parts.point
@@ -375,8 +377,10 @@ class AtLeastOnce:
             if asynchronous:
                 consumer.commit(offsets=offsets, asynchronous=True)
             else:
-                consumer.commit(offsets=offsets, asynchronous=False)
+                check_answers(consumer.commit(offsets=offsets, asynchronous=False))
+                self._commits.succeeded()
         except KafkaException as error:
+            self._commits.failed()
             self._alarm("worker.commit-failed", error=str(error))
             return
         self._point("after-commit")

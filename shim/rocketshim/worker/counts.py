@@ -12,7 +12,7 @@ LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5
 
 PARK_REASONS: Final = (
     "bad-header-key", "bad-number", "due-too-late", "duplicate-header", "forbidden-target", "hop-refused",
-    "missing-header", "no-append-time", "null-header", "target-refused", "two-due-times", "unknown-topic",
+    "malformed", "missing-header", "no-append-time", "null-header", "target-refused", "two-due-times", "unknown-topic",
     "unknown-version",
 )  # fmt: skip
 """Reasons for which records are parked, each up to its first colon."""

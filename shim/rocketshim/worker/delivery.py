@@ -7,6 +7,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ConsumerClient, ProducerFactory
 from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.commit_results import CommitResults
 from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.hop_writer import HopWriter
 from rocketshim.worker.prober import Prober
@@ -28,6 +29,7 @@ class DeliveryParts(NamedTuple):
         writer: produces hops.
         prober: writes probes.
         counts: the worker's counters.
+        commits: learns whether commits succeed.
         clock: the clock for waits.
         alarm: called with an event and its facts.
         point: called with the name of a point of the protocol when it is passed; for fault tests.
@@ -40,6 +42,7 @@ class DeliveryParts(NamedTuple):
     writer: HopWriter
     prober: Prober
     counts: WorkerCounts
+    commits: CommitResults
     clock: Clock
     alarm: Callable[..., None]
     point: Callable[[str], None]

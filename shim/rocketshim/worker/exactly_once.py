@@ -104,6 +104,7 @@ class ExactlyOnce:
         self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
         self._prober = parts.prober
         self._counts = parts.counts
+        self._commits = parts.commits
         self._clock = parts.clock
         self._alarm = parts.alarm
         self._point = parts.point
@@ -270,6 +271,7 @@ class ExactlyOnce:
     def _committed(self, transaction: Transaction, began_ns: int) -> None:
         now_ns = self._clock.monotonic_ns()
         self._open = None
+        self._commits.succeeded()
         for flight in transaction.flights:
             self._confirm(flight)
         for assigned, end in transaction.ends().items():
@@ -303,6 +305,7 @@ class ExactlyOnce:
     ) -> None:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
+        self._commits.failed()
         self._beat_before_call()
         # otherwise the abort waits for reports that no poll serves
         purge_producer(producer, _LOOK_S if transaction.has_deleted else self._patience_s)
@@ -347,6 +350,7 @@ class ExactlyOnce:
                     f"{self._config['transactional.id']!r}; give each worker its own --instance"
                 )
         self._counts.recycled += 1
+        self._commits.failed()
         self._alarm("worker.producer-recycled", error=str(error))
         transaction, self._open = self._open, None
         self._discard_producer()
@@ -398,6 +402,7 @@ class ExactlyOnce:
             producer.init_transactions(self._api_timeout_s)
             self._resolve(self._consumer)
         except KafkaException as problem:
+            self._commits.failed()
             self._alarm("worker.producer-recycled", error=str(problem))
             self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
             return

@@ -24,7 +24,8 @@ class QueueState:
         delay_ms: the queue's delay.
         position: next offset to deliver, by confirmed records; None: nothing is confirmed since the assignment.
         committed: committed position; -1: unknown.
-        backlog: records in the log that are not finished (probes included); None: not known yet.
+        backlog: offsets from the position to the end of the log (including probes and markers of transactions), as last
+            seen while fetching; None: not known yet.
         held: records in memory.
         next_due_in_ms: time until the oldest record that is not finished is due; 0 or less: it is due, perhaps in
             flight; None: no record is in memory.
@@ -48,7 +49,7 @@ class WorkerState(LoopState):
         mode: `at-least-once` or `exactly-once`.
         group: consumer group.
         topic: schedule topic.
-        is_member: whether the group has assigned partitions to it, if only an empty set.
+        is_member: whether the group has assigned partitions to it, perhaps none, and has not put it out since.
         commits_fail_since_ns: monotonic instant since which commits fail; None: they succeed.
         avoided: targets that the worker does not try now, with the reason.
         queues: its partitions.

@@ -264,8 +264,7 @@ class DelayWorker:
         failure = self._fetcher.failure or self._assignment.failure or self._targets.failure
         if failure is not None:
             raise WorkerError(f"the worker cannot continue: {failure}") from failure
-        errors = self._clients.errors
-        if errors:
+        if errors := self._clients.errors:
             count, last = len(errors), errors[-1]
             errors.clear()
             self._alarm("worker.client-error", error=str(last), count=count)
@@ -348,8 +347,8 @@ class DelayWorker:
             mode="exactly-once" if self.settings.exactly_once else "at-least-once",
             group=self.group,
             topic=self.names.schedule,
-            is_member=self._assignment.assignments > 0,
-            commits_fail_since_ns=self._commits.fail_since_ns,
+            is_member=self._assignment.is_member,
+            commits_fail_since_ns=self._commits.failing_since_ns(),
             avoided=self._targets.avoided(now_ns),
             queues=tuple(queue_state(consumer, self.names.schedule, each, now_ns) for each in assigned),
             counts=self.counts.copy(),
@@ -372,6 +371,7 @@ class DelayWorker:
             writer=HopWriter(self.counts, self._marks, self._alarm),
             prober=self._prober,
             counts=self.counts,
+            commits=self._commits,
             clock=self._clock,
             alarm=self._alarm,
             point=self._on_point,

@@ -60,7 +60,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
 
     counts = WorkerCounts()
     parts = Of(
-        make_producer=make, router=Of(route=route), refusals=None, counts=counts,
+        make_producer=make, router=Of(route=route), refusals=None, counts=counts, commits=None,
         targets=Of(set_producers=lambda *_: None),
         writer=HopWriter(counts, RecordMarks(), lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
         prober=Of(use=lambda *_: None, confirmed_ns=0), point=lambda _: None,
@@ -70,7 +70,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     records = [
         Of(value=value, offset=lambda: 0, topic=lambda: "s", partition=lambda: 0) for value in (b"a", b"b", b"c")
     ]
-    due: Any = Of(records=records, clock_ms=0, seen_ns=[0, 0, 0], run=Of(first_offset=0), size_bytes=0)
+    due: Any = Of(records=records, clock_ms=lambda _: 0, seen_ns=[0, 0, 0], run=Of(first_offset=0), size_bytes=0)
     confirmed: list[object] = []
     flight = Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
     return out, flight, confirmed

@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.health import HealthServer, metrics_text
 from rocketshim.worker import log_format
+from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.counts import PARK_REASONS
 from rocketshim.worker.log_format import ALARM_EVENTS, EVENTS
+from rocketshim_topics.names import TopicNames
 
 
 def get(server: HealthServer, path: str) -> tuple[int, bytes]:
@@ -76,6 +79,13 @@ def test_a_series_exists_before_its_first_event_and_every_alarm_has_one(sim: Any
     assert parked == dict.fromkeys(PARK_REASONS, 0)
 
 
+@pytest.mark.parametrize("name", ["%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "__x", "a?", "payments"])
+def test_the_reason_of_each_refused_target_is_counted_from_zero_on(name: str) -> None:
+    reason = AllowList(TopicNames(""), ["orders"]).refusal(name, None)
+    assert reason is not None
+    assert reason.split(":")[0] in PARK_REASONS
+
+
 def test_metrics_of_a_namespace_name_it_and_others_have_no_such_label(sim: Any) -> None:
     worker = sim.worker()
     sim.run(worker, 1_500)
@@ -117,8 +127,6 @@ def test_the_server_answers_and_reports_a_blocked_loop(sim: Any) -> None:
 
 @pytest.mark.only("at-least-once")
 def test_positions_that_cannot_be_committed_make_it_unready(sim: Any) -> None:
-    from confluent_kafka import KafkaError
-
     worker = sim.worker()
     sim.run(worker, 500)
     sim.kafka.fail_commits(KafkaError(KafkaError.NOT_COORDINATOR), count=10_000)
@@ -130,6 +138,59 @@ def test_positions_that_cannot_be_committed_make_it_unready(sim: Any) -> None:
     sim.run(worker, 60_000)
     assert not worker.state.is_ready(sim.clock.monotonic_ns())
     assert worker.state.is_live(sim.clock.monotonic_ns())
+
+
+@pytest.mark.only("exactly-once")
+@pytest.mark.parametrize("call", ["init_transactions", "commit_transaction"])
+def test_transactions_that_cannot_be_committed_make_it_unready_until_one_can_be(
+    sim: Any, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    away = KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE, "away", txn_requires_abort=True)
+    if call == "init_transactions":
+        monkeypatch.setattr(type(sim.kafka.producer({})), call, lambda *_: (_ for _ in ()).throw(KafkaException(away)))
+    else:
+        sim.kafka.fail_transaction(away, count=10_000)
+    sim.schedule()
+    sim.run(worker, 5_000)
+    assert worker.state.is_ready(sim.clock.monotonic_ns())
+    while sim.clock.monotonic_ns() < 70e9:
+        sim.run(worker, 10)
+        sim.clock.advance(500)
+    assert not worker.state.is_ready(sim.clock.monotonic_ns())
+    monkeypatch.undo()
+    sim.kafka._broker.faults.transactions.clear()
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 10_000)
+    sim.run(worker, 1_100)
+    assert worker.state.is_ready(sim.clock.monotonic_ns())
+
+
+@pytest.mark.only("at-least-once")
+def test_a_failed_commit_of_a_partition_that_was_revoked_does_not_make_it_unready(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    sim.kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), count=1)
+    sim.schedule(partition=31, relative=False, headers=[("DELAY_MS", b"0")])
+    sim.until(worker, lambda: worker.counts.alarms.get("worker.commit-failed", 0) == 1)
+    worker._assignment.on_revoke(worker._consumer, [TopicPartition("SCHEDULE_TOPIC_XXXX", 31)])
+    sim.run(worker, 70_000)
+    assert worker.state.is_ready(sim.clock.monotonic_ns())
+
+
+def test_a_worker_without_partitions_is_ready_and_one_that_was_put_out_of_its_group_is_not(sim: Any) -> None:
+    workers = [sim.worker() for _ in range(33)]
+    for _ in range(300):
+        for worker in workers:
+            worker.step(0)
+        sim.clock.advance(10)
+    assert [len(worker._assignment.held) for worker in workers].count(0) == 1
+    assert all(worker.state.is_ready(sim.clock.monotonic_ns()) for worker in workers)
+    worker = next(worker for worker in workers if worker._assignment.held)
+    held = [TopicPartition("SCHEDULE_TOPIC_XXXX", number) for number in worker._assignment.held]
+    worker._assignment.on_lost(worker._consumer, held)
+    sim.clock.advance(1_100)
+    worker.step(0)
+    assert not worker.state.is_ready(sim.clock.monotonic_ns())
 
 
 def test_a_request_that_fails_is_logged_and_the_next_one_is_answered(

@@ -403,7 +403,7 @@ def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(sim: Any)
     assigned = worker._assignment.held[0]
     sent: list[tuple[int, bool]] = []
     delivery._consumer = SimpleNamespace(
-        commit=lambda offsets, asynchronous: sent.append((offsets[0].offset, asynchronous))
+        commit=lambda offsets, asynchronous: sent.append((offsets[0].offset, asynchronous)) or []
     )
     for position in (7, 8):
         assigned.skipped_to = position
@@ -457,9 +457,10 @@ def test_the_next_worker_delivers_the_records_in_flight_of_a_worker_that_died(si
 
 def test_a_hop_that_is_not_stored_blocks_the_position_and_is_made_again(sim: Any) -> None:
     worker = sim.worker()
-    sim.schedule(relative=False, headers=[("DELAY_MS", b"2500")], level=2)
-    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic=SCHEDULE, partition=27, count=2)
+    sim.schedule(relative=False, headers=[("DELAY_MS", b"9000")], level=2)
+    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic=SCHEDULE, partition=2, count=2)
     sim.run(worker, 3_100)
+    assert sim.position(1) == 0
     sim.until(worker, lambda: len(sim.delivered()) == 1)
     assert worker.counts.resent >= 2 or worker.counts.aborted >= 2
 
