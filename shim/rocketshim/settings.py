@@ -231,8 +231,10 @@ class WorkerSettings(ConnectionSettings):
         prefetch_bytes: bytes of waiting records that are buffered per partition. Also the maximum number of bytes taken
             from one partition at a time. Default 8 MiB.
         drain_count: maximum number of records taken from one partition at a time. Default 1,000.
-        max_in_flight_count: maximum number of records sent and not yet confirmed. Default 20,000.
-        max_in_flight_bytes: maximum bytes of records sent and not yet confirmed. Default 64 MiB.
+        max_in_flight_count: maximum number of records sent and not yet confirmed. Default 20,000. Not used with
+            `exactly_once`: a transaction has 5,000 records at most.
+        max_in_flight_bytes: maximum bytes of records sent and not yet confirmed. Default 64 MiB. Not used with
+            `exactly_once`.
         target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms.
             Default 2 s.
         target_tries: how many times a record is re-appended before it is parked. Default 5.

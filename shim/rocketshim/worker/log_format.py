@@ -20,7 +20,7 @@ LogFormat = Literal["text", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 EVENTS: Final[dict[str, str]] = {
-    "worker.started": "joined the group",
+    "worker.started": "began to run, and joins the group now",
     "worker.stopped": "left the group",
     "worker.not-left": "stopped, but the group may count it as a member until its session ends",
     "worker.assigned": "owns these partitions from now on",

@@ -52,7 +52,7 @@ def _gauges(state: "WorkerState") -> Iterable[_Family]:
     yield _one("ready", "gauge", "1: it is in its group and commits", int(state.is_ready(state.at_ns)))
     labelled = [({"partition": str(queue.partition)}, queue) for queue in state.queues]
     backlog = [("", labels, float(queue.backlog)) for labels, queue in labelled if queue.backlog is not None]
-    yield "backlog_records", "gauge", "records that wait in a queue", backlog
+    yield "backlog_records", "gauge", "records that wait in a queue, with probes and markers of transactions", backlog
     due = [("", labels, each.next_due_in_ms / 1e3) for labels, each in labelled if each.next_due_in_ms is not None]
     yield "next_due_seconds", "gauge", "until the oldest unfinished record of a queue is due", due
 
