@@ -250,8 +250,9 @@ def _lost_after_abort(_: Any) -> Any:
 def _uncertain_is_committed(_: Any) -> Any:
     def resolve(self: Any, consumer: Any) -> None:
         del consumer
-        for flight in self._uncertain:
-            self._confirm(flight)
+        for transaction in self._uncertain:
+            for flight in transaction.flights:
+                self._confirm(flight)
         self._uncertain = []
 
     return resolve
@@ -260,9 +261,10 @@ def _uncertain_is_committed(_: Any) -> Any:
 def _uncertain_is_aborted(_: Any) -> Any:
     def resolve(self: Any, consumer: Any) -> None:
         del consumer
-        for flight in reversed(self._uncertain):
-            if not flight.assigned.gone:
-                flight.assigned.queue.failed(flight.due)
+        for transaction in self._uncertain:
+            for flight in transaction.flights:
+                if not flight.assigned.gone:
+                    flight.assigned.queue.failed(flight.due)
         self._uncertain = []
 
     return resolve
