@@ -38,6 +38,7 @@ __all__ = ["Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
 
 _NS: Final = 1_000_000
 _RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer, because clocks are slewed by at most 500 ppm
+_APPEND_TIME: Final = 2  # `TIMESTAMP_LOG_APPEND_TIME` of the Kafka client
 
 
 class ScheduleRecord(Protocol):
@@ -173,7 +174,8 @@ class LevelQueue(Generic[RecordT]):
         count = len(records)
         mean_bytes = -(-sum(map(len, records)) // count) + extra_bytes
         self._batches.append(_FetchedRun(seen_ns, last, max(appends_ms), list(records), appends_ms, mean_bytes))
-        self._clock.saw(last, appends_ms[-1], seen_ns)
+        if records[-1].timestamp()[0] == _APPEND_TIME:  # a sender's time proves nothing about the leader's clock
+            self._clock.saw(last, appends_ms[-1], seen_ns)
         self._count += count
         self._bytes += count * mean_bytes
         self._stale = True

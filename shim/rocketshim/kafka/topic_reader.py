@@ -204,7 +204,7 @@ class TopicReader:
                     self._paused.add(key)
         finally:
             self._end(reading)
-        return found[0], found[1]
+        return found
 
     def offsets_at(self, partitions: Iterable[TopicPartitionKey], at_ms: int) -> dict[TopicPartitionKey, int]:
         """Return the first offset of each partition that is not older than a time; absent: every record is older.

@@ -975,6 +975,20 @@ def test_a_record_without_append_time_between_others_is_parked_and_not_delivered
     assert sim.parked() == [("no-append-time", f"{SCHEDULE}/3/1")]
 
 
+def test_a_record_without_append_time_from_a_clock_that_is_ahead_makes_no_other_early(sim: Any) -> None:
+    sim.schedule(level=4, value=b"before")
+    due_ms = sim.clock.wall_ms() + 10_000
+    topic = sim.kafka._topic(SCHEDULE)
+    topic.config["message.timestamp.type"] = "CreateTime"
+    ahead_ms = sim.clock.wall_ms() + 3_600_000
+    sim.kafka.append(SCHEDULE, b"ahead", partition=3, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=ahead_ms)
+    topic.config["message.timestamp.type"] = "LogAppendTime"
+    worker = sim.worker()
+    sim.until(worker, lambda: bool(sim.delivered()), 30_000)
+    assert [record.value() for record in sim.delivered()] == [b"before"]
+    assert sim.delivered()[0].timestamp()[1] >= due_ms
+
+
 def test_a_recreated_topic_is_read_from_its_beginning(sim: Any) -> None:
     worker = sim.worker()
     for _ in range(5):
