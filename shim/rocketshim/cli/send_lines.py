@@ -1,7 +1,6 @@
 """Send lines as messages, in their order, and count those that were stored."""
 
 import json
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -64,7 +63,7 @@ class LineSender:
     ) -> None:
         self._producer = producer
         self._message = message
-        self._timeout_s = min(timeout_s, threading.TIMEOUT_MAX)  # also if it is infinite
+        self._timeout_s = timeout_s
         self._as_json = as_json
         self._waiting: deque[tuple[int, Future[SendResult]]] = deque()
         self._stored = 0

@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 from typing import Any
 
 import pytest
@@ -14,9 +13,9 @@ from rocketshim.errors import SendError
 from rocketshim.testing import InMemoryKafka
 
 
-def sent(kafka: InMemoryKafka, text: bytes, *, timeout_s: float = 5, as_json: bool = False) -> None:
+def sent(kafka: InMemoryKafka, text: bytes, *, as_json: bool = False) -> None:
     with Producer("memory:1", clients=kafka.clients()) as producer:
-        sender = LineSender(producer, lambda body: Message("orders", body), timeout_s=timeout_s, as_json=as_json)
+        sender = LineSender(producer, lambda body: Message("orders", body), timeout_s=5, as_json=as_json)
         sender.send(read_lines(io.BytesIO(text)))
 
 
@@ -35,11 +34,6 @@ def test_each_line_is_a_message_in_its_order(kafka: InMemoryKafka, capsys: pytes
     sent(kafka, b"one\r\n\ntwo\n  three ")
     assert bodies(kafka) == [b"one", b"two", b"  three "]
     assert capsys.readouterr().out == "3 messages stored\n"
-
-
-def test_an_infinite_timeout_waits_without_a_limit(kafka: InMemoryKafka) -> None:
-    sent(kafka, b"one\n", timeout_s=math.inf)
-    assert bodies(kafka) == [b"one"]
 
 
 def test_each_stored_line_is_one_line_of_json(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,9 @@ def test_a_status_is_returned_unchanged(status: ConsumeOrderlyStatus) -> None:
     assert orderly_status(status) is status
 
 
-@pytest.mark.parametrize("answer", [0, 3, True, False, "SUCCESS", b"", object(), FalseStatus()])
+@pytest.mark.parametrize(
+    "answer", [0, 3, True, False, "SUCCESS", b"", object(), pytest.param(FalseStatus(), id="false status")]
+)
 def test_any_other_value_is_a_failure(answer: object) -> None:
     assert orderly_status(answer) is SUSPEND
 
