@@ -60,6 +60,7 @@ AWAY: Final = COORDINATOR_AWAY | frozenset(
         KafkaError._RESOLVE,
         KafkaError._TIMED_OUT,
         KafkaError._WAIT_COORD,
+        KafkaError._DESTROY_BROKER,  # the broker is no longer in the metadata: it stopped or is starting
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,
     }

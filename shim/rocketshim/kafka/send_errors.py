@@ -29,6 +29,7 @@ _UNCERTAIN: Final = frozenset(
         KafkaError._SSL,
         KafkaError._BAD_MSG,
         KafkaError._DESTROY,
+        KafkaError._DESTROY_BROKER,
         KafkaError._PURGE_INFLIGHT,
         KafkaError._PURGE_QUEUE,  # also of a record that was sent and waits to be sent again
         KafkaError.UNKNOWN,

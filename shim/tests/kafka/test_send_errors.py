@@ -22,6 +22,7 @@ UNCERTAIN = {
     KafkaError._TIMED_OUT,
     KafkaError._TRANSPORT,
     KafkaError._DESTROY,
+    KafkaError._DESTROY_BROKER,
     KafkaError._PURGE_INFLIGHT,
     KafkaError._PURGE_QUEUE,
     KafkaError.UNKNOWN,
