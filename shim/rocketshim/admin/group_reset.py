@@ -7,9 +7,6 @@ A plan is refused as a whole while members are running. Members of Kafka's group
 that allocate queues themselves only in the group's log. The coordinator refuses the commit too if a member has joined
 in the meantime, and then it stores nothing.
 
-A group that consumes in order keeps positions in its log as well, and begins at the larger one. So its positions move
-forward only; a plan that goes back is refused.
-
 The metadata of each position is kept: it says since when the group reads the topic (`rocketshim.core.start_position`).
 Only the token of an orderly group's owner is left out: a position without a token counts, whatever the group's log has.
 """

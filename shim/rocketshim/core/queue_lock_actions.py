@@ -91,8 +91,9 @@ class QueueStarted:
         """Return where the queue starts, and the failed attempts that count there.
 
         The log's position is newer than the commit if the same owner has made both, or a later one has reported it. It
-        counts for nothing if the positions begin again: an operator has reset the commit (it has no token), or an owner
-        after the one that reported it has committed a lower start (the topic was created again).
+        counts for nothing if the positions begin again: an operator or another program has made the commit (it has no
+        token), or there is none (the topic was created again), or an owner after the one that reported it has committed
+        a lower start (it was created again before that owner).
 
         Args:
             committed: the committed offset.

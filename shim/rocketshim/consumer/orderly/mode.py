@@ -5,10 +5,8 @@ events and performs the actions. The rules that concern offsets:
 
 * Without a valid lease (`OrderlyPartition.holds`) nothing is handed out and nothing is committed. The listener thread
   checks the lease again before each call.
-* The start offset is the committed one. The group's log may know a later one (from the last owner's renewal or
-  release), which counts if the commit contains a token. A commit without a token was made later by another program: an
-  operator reset the group, or the group was consumed concurrently meanwhile. Then the commit alone counts. If there is
-  no commit at all, the topic was created again.
+* The start offset is the committed one, or a later one that the group's log has from an earlier owner's renewal or
+  release. `QueueStarted.start_after` decides which of the two counts.
 * The start offset is committed with the new token before the partition is read.
 * Broadcasting needs no locks: there each assigned partition is granted in the next turn, or when the run before it is
   drained.
