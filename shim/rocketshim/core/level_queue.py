@@ -86,7 +86,6 @@ class Due(Generic[RecordT]):
         seen_ns: for each record the monotonic instant of first sight, aligned with `records`.
         run: identifies them when they are confirmed.
         clock_offset_ns: a lower bound of the leader's clock less our slowed clock, on evidence younger than they are.
-        due_ns: monotonic instant at which the first of them was due.
         size_bytes: total size of the records, as far as it is known.
     """
 
@@ -95,7 +94,6 @@ class Due(Generic[RecordT]):
     seen_ns: list[int]
     run: Run
     clock_offset_ns: int
-    due_ns: int = 0
     size_bytes: int = 0
 
     def clock_ms(self, now_ns: int) -> int:
@@ -341,7 +339,7 @@ class LevelQueue(Generic[RecordT]):
         self._bytes -= size_bytes
         run = self._tracker.deliver(records)
         self._unconfirmed_ns[run] = due_ns
-        return Due(records, appends_ms, seen, run, leader_ns - slowed(now_ns), due_ns, size_bytes)
+        return Due(records, appends_ms, seen, run, leader_ns - slowed(now_ns), size_bytes)
 
     def _nothing_to_do(self, now_ns: int) -> bool:
         next_ns = self.next_ns()

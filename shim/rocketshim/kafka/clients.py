@@ -49,6 +49,7 @@ __all__ = [
     "explained",
     "poll_callbacks",
     "purge_producer",
+    "refresh_metadata",
     "unsubscribes",
     "with_log",
 ]
@@ -343,6 +344,12 @@ def poll_callbacks(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaErr
         error: KafkaError = problem.args[0]
         return error
     return None
+
+
+def refresh_metadata(producer: ProducerClient, topic: str | None = None) -> None:
+    """Make a producer refresh its metadata of a topic, None: of all topics. Do not wait for the answer."""
+    with suppress(KafkaException):  # it always times out
+        producer.list_topics(topic, timeout=0)
 
 
 def purge_producer(producer: ProducerClient, longest_s: float) -> None:

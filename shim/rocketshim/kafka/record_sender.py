@@ -66,7 +66,7 @@ class _Link:
         again: records that were reported without an offset, and when they are sent again, in monotonic seconds.
         is_broken: it has had a fatal error.
         is_over: nothing more is sent with it; its thread ends when every record has its report.
-        thread: its poll thread; None: not started.
+        thread: its poll thread, from `start` on.
     """
 
     def __init__(self, producer: ProducerClient, on_unconfirmed: Callable[[OutgoingRecord], None]) -> None:
@@ -75,7 +75,7 @@ class _Link:
         self.again: deque[tuple[float, _Sending]] = deque()
         self.is_broken = False
         self.is_over = False
-        self.thread: threading.Thread | None = None
+        self.thread: threading.Thread
         self._on_unconfirmed = on_unconfirmed
 
     @property
@@ -251,9 +251,8 @@ class RecordSender:
             _flush(link, until_s)
         for link in links:
             link.give_up()
-            if link.thread is not None:
-                rest_s = max(_PURGED_S, until_s - time.monotonic())  # records of a deleted topic may stay longer
-                link.thread.join(min(rest_s, threading.TIMEOUT_MAX))
+            rest_s = max(_PURGED_S, until_s - time.monotonic())  # records of a deleted topic may stay longer
+            link.thread.join(min(rest_s, threading.TIMEOUT_MAX))
 
     def __del__(self) -> None:
         for link in self._links:
@@ -269,7 +268,7 @@ class RecordSender:
                     link.is_over = True
                 link = _Link(self._make_producer(), self._on_unconfirmed)
                 link.start(self._thread_name, self._on_error)
-                former = (each for each in self._links if each.thread is not None and each.thread.is_alive())
+                former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)
             return link
 

@@ -27,7 +27,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -277,7 +277,8 @@ class ExactlyOnce:
         for assigned, end in transaction.ends().items():
             assigned.committed = max(assigned.committed, end)
             assigned.backoffs = 0
-        self._count_stored(transaction.batches)
+        for batch in transaction.batches:
+            self._writer.count_stored(batch, now_ns)
         if transaction.topics:
             self._records_a_topic = max(1, transaction.count // len(transaction.topics))
         self._not_before_ns = now_ns + _GAP_NS
@@ -289,11 +290,6 @@ class ExactlyOnce:
     def _confirm(self, flight: Flight) -> None:
         if not flight.assigned.gone:
             flight.assigned.queue.confirmed(flight.due.run)
-
-    def _count_stored(self, batches: Iterable[HopBatch]) -> None:
-        now_ns = self._clock.monotonic_ns()
-        for batch in batches:
-            self._writer.count_stored(batch, now_ns)
 
     def _beat_before_call(self) -> None:
         self._heart.beat(self._api_timeout_s + _OVERDUE_S)
@@ -424,8 +420,10 @@ class ExactlyOnce:
                     self._confirm(flight)
                 else:
                     flight.assigned.queue.failed(flight.due)
-            batches = [batch for transaction in self._uncertain for batch in transaction.batches]
-            self._count_stored(batch for batch in batches if batch.flight in committed)
+            now_ns = self._clock.monotonic_ns()
+            for batch in [batch for transaction in self._uncertain for batch in transaction.batches]:
+                if batch.flight in committed:
+                    self._writer.count_stored(batch, now_ns)
         self._uncertain = []
 
     # --- waiting, committing, closing --------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ the worker's.
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.errors import TopicMismatchError
-from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.clients import ProducerClient, refresh_metadata
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim_topics.hops import clock_probe
@@ -83,8 +82,7 @@ class Prober:
             producer.produce(out.topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)
         except (BufferError, KafkaException) as error:
             self._alarm("worker.probe-failed", partition=assigned.number, error=str(error))
-            with suppress(KafkaException):  # it always times out; the partition may be one of a new lane
-                producer.list_topics(out.topic, timeout=0)
+            refresh_metadata(producer, out.topic)  # the partition may be one of a new lane
         else:
             self.outstanding += 1
 

@@ -17,13 +17,10 @@ One owner thread: the worker's.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
-from confluent_kafka import KafkaException
-
-from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.clients import ProducerClient, refresh_metadata
 from rocketshim.worker.target_health import NEVER_NS, TargetHealth
 from rocketshim.worker.topic_lookup import Answer, TopicLookup
 
@@ -157,11 +154,10 @@ class TargetTable:
 
     def _refresh_producers(self, topics: Iterable[str]) -> None:
         """Make the producers refresh their metadata of these topics, which exist. Do not wait for the answers."""
-        names: list[dict[str, Any]] = [{"topic": topic} for topic in topics]
+        names = [*topics]
         for producer in self._producers if names else ():
-            for name in names if len(names) <= _MOST_BY_NAME else [{}]:
-                with suppress(KafkaException):  # it always times out
-                    producer.list_topics(**name, timeout=0)
+            for name in names if len(names) <= _MOST_BY_NAME else [None]:
+                refresh_metadata(producer, name)
 
     def producer_lacks(self, target: TargetHealth, now_ns: int) -> bool:
         """Note that a producer does not know the topic or the partition; return False if this lasts too long.

@@ -188,15 +188,20 @@ def test_positions_that_cannot_be_read_are_asked_for_again_and_alarm_until_they_
     assert worker.counts.alarms["worker.positions-unknown"] == 4
 
 
-def test_an_error_in_place_of_a_position_is_not_taken_for_a_missing_position(
-    sim: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def position_after_a_delivery(sim: Any) -> Any:
+    """Return the position of a worker that has delivered a record and is closed."""
     first = sim.worker()
     sim.schedule()
     sim.until(first, lambda: len(sim.delivered()) == 1)
     sim.run(first, 1_000)
     first.close()
-    position = sim.position()
+    return sim.position()
+
+
+def test_an_error_in_place_of_a_position_is_not_taken_for_a_missing_position(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    position = position_after_a_delivery(sim)
     worker = sim.worker()
     monkeypatch.setattr(worker._consumer, "committed", lambda asked, **_: [sim.denied_position(each) for each in asked])
     sim.run(worker, 5_000)
@@ -208,12 +213,7 @@ def test_an_error_in_place_of_a_position_is_not_taken_for_a_missing_position(
 def test_a_position_that_was_unknown_at_the_start_is_asked_for_before_reading_resumes(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = sim.worker()
-    sim.schedule()
-    sim.until(first, lambda: len(sim.delivered()) == 1)
-    sim.run(first, 1_000)
-    first.close()
-    position = sim.position()
+    position = position_after_a_delivery(sim)
     worker = sim.worker()
     monkeypatch.setattr(worker._consumer, "committed", lambda asked, **_: [sim.denied_position(asked[0])])
     sim.run(worker, 2_500)

@@ -762,6 +762,17 @@ def down(message: Any) -> None:
     raise OSError(f"the database is down for {message}")
 
 
+def fail_and_hand_over(stage: Stage) -> None:
+    """Let "b" fail with its first message and leave, and "c" take over without failing."""
+    stage.answer = down
+    stage.join("b")
+    stage.wait(1_000)
+    stage.leave("b")
+    stage.answer = up
+    stage.join("c")
+    stage.wait(3_000)
+
+
 def test_a_position_reset_counts_also_after_an_owner_that_has_finished_nothing(stage: Stage) -> None:
     stage.topic()
     stage.fill(5)
@@ -770,15 +781,8 @@ def test_a_position_reset_counts_also_after_an_owner_that_has_finished_nothing(s
     stage.leave("a")
     tool = stage.kafka.consumer({"group.id": GROUP})
     tool.commit(offsets=[TopicPartition("orders", 0, 2)], asynchronous=False)
-    stage.answer = down
-    stage.join("b")
-    stage.wait(1_000)
-    assert stage.offsets[5:] == [(0, 2)]
-    stage.leave("b")
-    stage.answer = up
-    stage.join("c")
-    stage.wait(3_000)
-    assert stage.offsets[6:] == [(0, 2), (0, 3), (0, 4)]
+    fail_and_hand_over(stage)
+    assert stage.offsets[5:] == [(0, 2), (0, 2), (0, 3), (0, 4)]
 
 
 def test_a_topic_created_again_is_read_from_its_beginning_also_after_an_owner_that_has_finished_nothing(
@@ -792,15 +796,8 @@ def test_a_topic_created_again_is_read_from_its_beginning_also_after_an_owner_th
     stage.kafka.delete_topic("orders")
     stage.topic()
     stage.fill(7)
-    stage.answer = down
-    stage.join("b")
-    stage.wait(1_000)
-    assert stage.offsets[5:] == [(0, 0)]
-    stage.leave("b")
-    stage.answer = up
-    stage.join("c")
-    stage.wait(3_000)
-    assert stage.offsets[6:] == [(0, number) for number in range(7)]
+    fail_and_hand_over(stage)
+    assert stage.offsets[5:] == [(0, 0), *((0, number) for number in range(7))]
 
 
 def test_failed_attempts_of_a_topic_that_was_deleted_do_not_count_in_the_new_one(stage: Stage) -> None:
