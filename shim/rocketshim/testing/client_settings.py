@@ -7,12 +7,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rocketshim.testing.group_coordinator import BY_COORDINATOR
 from rocketshim.testing.kafka_errors import invalid
 
 __all__ = ["ConsumerSettings", "ProducerSettings"]
 
 Callback = Callable[..., Any]
 _TRUE = ("true", "t", "1", "yes")
+_SETTINGS_OF_CLASSIC = (
+    "session.timeout.ms", "heartbeat.interval.ms", "partition.assignment.strategy", "group.protocol.type"
+)  # fmt: skip
 
 
 def _flag(config: Mapping[str, Any], name: str, default: bool) -> bool:
@@ -112,9 +116,12 @@ class ProducerSettings:
 
 
 def _strategy(config: Mapping[str, Any]) -> str:
-    """Return the assignor to use: the first of the list; the new protocol behaves like the cooperative one."""
-    if str(config.get("group.protocol", "classic")) == "consumer":
-        return "cooperative-sticky"
+    """Return the assignor to use: the first of the list; with KIP-848 that of the coordinator."""
+    if str(config.get("group.protocol", "classic")).lower() == "consumer":
+        for name in _SETTINGS_OF_CLASSIC:
+            if name in config:
+                raise invalid(f"Failed to create consumer: `{name}` is not supported for `group.protocol=consumer`")
+        return BY_COORDINATOR
     text = str(config.get("partition.assignment.strategy", "range,roundrobin"))
     names = [name.strip() for name in text.split(",")]
     for name in names:

@@ -240,7 +240,7 @@ class InMemoryConsumer:
         """Call what has to be called; an exception of a callback costs a record, as in the real client."""
         while True:
             with self._broker.lock:
-                step = self.member.steps.popleft() if self.member is not None and self.member.steps else None
+                step = self.member.take_step() if self.member is not None else None
                 callback = self._callbacks.popleft() if step is None and self._callbacks else None
             if step is not None:
                 try:

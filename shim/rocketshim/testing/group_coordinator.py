@@ -20,11 +20,18 @@ A cooperative member joins in the background, without `poll`, unless a step is s
 that owns something joins only after its REVOKE is served. A partition that moves between cooperative members is given
 to the new owner only after the old one has given it up.
 
+Newer protocol (KIP-848, `group.protocol=consumer`). The coordinator computes the shares by itself when the group
+changes, and brings each member to its share without regard to the others: REVOKE what it has too much, then ASSIGN what
+nobody else owns (perhaps nothing after a REVOKE; a member that gets nothing otherwise gets no step). So a member that
+stands still keeps its partitions, and holds up nobody else. Each member has its own epoch, here called `generation`: it
+is that of the group, but the former one until what it has too much is given up.
+
 Commits are checked as Kafka checks them: by member id and generation, *not* by ownership, and never against the offset
 before (it may go backwards). An outsider (no member id) may commit only while the group has no members. In a
 transaction a negative generation is not checked at all (Kafka's own gap, which callers must avoid).
 
-Pure: no clock, no lock, no client. Not handled: static membership, KIP-848, the delays of a real coordinator.
+Pure: no clock, no lock, no client. Not handled: static membership, a group that changes its protocol, the delays of a
+real coordinator.
 """
 
 import enum
@@ -38,7 +45,9 @@ from confluent_kafka import KafkaError
 from rocketshim.testing import assignors
 from rocketshim.testing.assignors import Partition
 
-__all__ = ["CommittedOffset", "GroupCoordinator", "GroupMember", "Step", "StepKind"]
+__all__ = ["BY_COORDINATOR", "CommittedOffset", "GroupCoordinator", "GroupMember", "Step", "StepKind"]
+
+BY_COORDINATOR = "uniform"  # the strategy of members with KIP-848; others name the one of their clients
 
 TopicMatcher = Callable[[Sequence[str]], list[str]]
 PartitionCounts = Mapping[str, int]
@@ -77,7 +86,9 @@ class GroupMember:
         member_id: given by the coordinator; `""` once it is out.
         generation: the last generation it took part in; −1 before the first.
         owned: what it holds by the protocol, that is, assigned and not yet given up.
+        promised: with KIP-848, what it will own when it has served its ASSIGN; nobody else gets it meanwhile.
         steps: what its consumer has to do next.
+        is_serving: whether its consumer is serving a step, which is no longer among them.
         is_alive: False for a member whose process stands still (no background work, no heartbeats).
     """
 
@@ -86,14 +97,32 @@ class GroupMember:
     member_id: str = ""
     generation: int = -1
     owned: set[Partition] = field(default_factory=set)
+    promised: set[Partition] = field(default_factory=set)
     steps: deque[Step] = field(default_factory=deque)
+    is_serving: bool = False
     is_alive: bool = True
     has_joined: bool = False
 
     @property
     def is_cooperative(self) -> bool:
         """Whether it gives up only what moves."""
-        return self.strategy == "cooperative-sticky"
+        return self.strategy in {"cooperative-sticky", BY_COORDINATOR}
+
+    @property
+    def protocol(self) -> tuple[bool, bool]:
+        """What the members of a group must have in common."""
+        return self.is_cooperative, self.strategy == BY_COORDINATOR
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it takes part in the work of the group: its process runs, and has no step to serve."""
+        return self.is_alive and not self.steps and not self.is_serving
+
+    def take_step(self) -> Step | None:
+        """Take the next step to serve; `GroupCoordinator.step_done` ends it."""
+        step = self.steps.popleft() if self.steps else None
+        self.is_serving = step is not None
+        return step
 
 
 class GroupCoordinator:
@@ -127,7 +156,7 @@ class GroupCoordinator:
             None, or the Kafka error code: `INCONSISTENT_GROUP_PROTOCOL` when the others share out by another protocol
             (nothing has changed then).
         """
-        if any(other.is_cooperative != member.is_cooperative for other in self.members.values()):
+        if any(other.protocol != member.protocol for other in self.members.values()):
             return int(KafkaError.INCONSISTENT_GROUP_PROTOCOL)
         member.member_id = f"{client_id}-{self.group_id}-{next(self._numbers):04d}"
         self.members[member.member_id] = member
@@ -154,7 +183,12 @@ class GroupCoordinator:
         self.rebalance()
 
     def rebalance(self) -> None:
-        """Begin a rebalance (again): every member has to join."""
+        """Begin a rebalance (again): every member has to join; with KIP-848 each gets closer to its new share."""
+        if self._is_by_coordinator():
+            self.generation += 1
+            self._shared_out = self._shares()
+            self._bring_closer()
+            return
         self.is_rebalancing = bool(self.members)
         for member in self.members.values():
             member.has_joined = False
@@ -174,11 +208,15 @@ class GroupCoordinator:
         self.offsets = {part: committed for part, committed in self.offsets.items() if part[0] != topic}
 
     def step_done(self, member: GroupMember, step: Step) -> None:
-        """A consumer has served the step that it took off `member.steps`."""
+        """A consumer has served the step that it took."""
+        member.is_serving = False
         if member.member_id not in self.members:
             return
         if step.kind is StepKind.REVOKE:
             member.owned.difference_update(step.partitions)
+            if self._is_by_coordinator():
+                self._bring_closer(has_revoked=member)
+                return
             if member.is_cooperative:
                 self.rebalance()
                 return
@@ -186,6 +224,7 @@ class GroupCoordinator:
             member.owned = set(step.partitions)
         elif step.kind is StepKind.ASSIGN:
             member.owned.update(step.partitions)
+            member.promised.clear()
         self._join_all()
 
     def wake(self, member: GroupMember) -> None:
@@ -201,13 +240,39 @@ class GroupCoordinator:
             return int(KafkaError.UNKNOWN_MEMBER_ID) if self.members else None
         if member_id not in self.members:
             return int(KafkaError.UNKNOWN_MEMBER_ID)
-        return None if generation == self.generation else int(KafkaError.ILLEGAL_GENERATION)
+        if generation == self.members[member_id].generation:
+            return None
+        is_stale = self._is_by_coordinator() and not transactional
+        return int(KafkaError.STALE_MEMBER_EPOCH if is_stale else KafkaError.ILLEGAL_GENERATION)
+
+    def _is_by_coordinator(self) -> bool:
+        return any(member.strategy == BY_COORDINATOR for member in self.members.values())
+
+    def _bring_closer(self, *, has_revoked: GroupMember | None = None) -> None:
+        """Bring the members with KIP-848 closer to their shares: one step for each that has none to serve."""
+        for member_id, member in sorted(self.members.items()):
+            if not member.is_free:
+                continue
+            share = set(self._shared_out[member_id])
+            if revoked := member.owned - share:
+                member.steps.append(Step(StepKind.REVOKE, tuple(sorted(revoked))))
+                continue
+            member.generation = self.generation
+            added = share - member.owned - self._owned_by_others(member)
+            if added or member is has_revoked:
+                member.promised = added
+                member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(added))))
+
+    def _owned_by_others(self, member: GroupMember) -> set[Partition]:
+        return {part for other in self.members.values() if other is not member for part in other.owned | other.promised}
 
     def _join_all(self) -> None:
+        if self._is_by_coordinator():
+            self._bring_closer()
         if not self.is_rebalancing:
             return
         for member in self.members.values():
-            if member.is_alive and not member.steps:
+            if member.is_free:
                 member.has_joined = True
         if all(member.has_joined for member in self.members.values()):
             self._complete()
@@ -225,8 +290,7 @@ class GroupCoordinator:
                 member.steps.append(Step(StepKind.ASSIGN, tuple(sorted(share))))
                 continue
             revoked = member.owned - share
-            others = {part for other in self.members.values() if other is not member for part in other.owned}
-            added = share - member.owned - others
+            added = share - member.owned - self._owned_by_others(member)
             if revoked:
                 member.steps.append(Step(StepKind.REVOKE, tuple(sorted(revoked))))
             if added or not revoked:
@@ -237,7 +301,7 @@ class GroupCoordinator:
         wanted = {member_id: self._match_topics(member.patterns) for member_id, member in self.members.items()}
         owned = {member_id: sorted(member.owned) for member_id, member in self.members.items()}
         match next(iter(self.members.values())).strategy:
-            case "cooperative-sticky":
+            case "cooperative-sticky" | "uniform":
                 return assignors.cooperative_sticky(wanted, counts, owned)
             case "roundrobin":
                 return assignors.roundrobin(wanted, counts)

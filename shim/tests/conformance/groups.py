@@ -25,10 +25,13 @@ from .backend import (
 __all__: list[str] = []
 
 COOPERATIVE = "cooperative-sticky"
+BY_COORDINATOR = "KIP-848"
 Event = tuple[str, list[int]]
 
 
 def _member(backend: Backend, group: str, strategy: str, **config: Any) -> ConsumerClient:
+    if strategy == BY_COORDINATOR:
+        return consumer_of(backend, group_id=group, group_protocol="consumer", **config)
     return consumer_of(
         backend,
         group_id=group,
@@ -57,7 +60,7 @@ def a_lone_member_gets_everything(backend: Backend) -> None:
     topic = backend.new_topic(3)
     for partition in range(3):
         send(backend, topic, [b"x"], partition=partition)
-    for strategy in ("range", COOPERATIVE):
+    for strategy in ("range", COOPERATIVE, BY_COORDINATOR):
         events: list[Event] = []
         consumer = _member(backend, backend.new_name(), strategy)
         _subscribe(consumer, [topic], events)
@@ -89,6 +92,50 @@ def cooperative_members_give_up_only_what_moves(backend: Backend) -> None:
     equal(first_events[-1], ("assign", moved))
 
 
+def with_kip_848_members_give_up_only_what_moves(backend: Backend) -> None:
+    """As cooperative ones, but an empty assignment follows what is given up, and a member never gets nothing first."""
+    topic, group = backend.new_topic(4), backend.new_name()
+    first_events: list[Event] = []
+    second_events: list[Event] = []
+    first = _member(backend, group, BY_COORDINATOR)
+    _subscribe(first, [topic], first_events)
+    drive(backend, [first], lambda: _owns(first, 4), "the first member has everything")
+    second = _member(backend, group, BY_COORDINATOR)
+    _subscribe(second, [topic], second_events)
+    drive(backend, [first, second], lambda: _owns(first, 2) and _owns(second, 2), "both have two")
+    moved = assigned(second)
+    drive(backend, [first, second], lambda: len(first_events) == 3, "the empty assignment")
+    equal(first_events, [("assign", [0, 1, 2, 3]), ("revoke", moved), ("assign", [])])
+    equal(second_events, [("assign", moved)])
+    second.close()
+    equal(second_events[-1], ("revoke", moved))
+    drive(backend, [first], lambda: _owns(first, 4), "the first member has everything again")
+    equal(first_events[-1], ("assign", moved))
+
+
+def with_kip_848_a_member_that_does_not_poll_holds_up_nobody(backend: Backend) -> None:
+    """The others share out their topics without it."""
+    topic, other, group = backend.new_topic(), backend.new_topic(2), backend.new_name()
+    silent = _member(backend, group, BY_COORDINATOR)
+    silent.subscribe([topic])
+    drive(backend, [silent], lambda: _owns(silent, 1), "assigned")
+    first, second = (_member(backend, group, BY_COORDINATOR) for _ in range(2))
+    first.subscribe([other])
+    second.subscribe([other])
+    drive(backend, [first, second], lambda: _owns(first, 1) and _owns(second, 1), "both have one")
+    equal(assigned(silent), [0])
+
+
+def with_kip_848_settings_of_the_classic_protocol_are_refused(backend: Backend) -> None:
+    """The broker decides on the session, the heartbeat and the assignor."""
+    for name, value in (
+        ("session_timeout_ms", 6_000), ("heartbeat_interval_ms", 500), ("partition_assignment_strategy", "range")
+    ):  # fmt: skip
+        group = backend.new_name()
+        make = lambda group=group, config={name: value}: _member(backend, group, BY_COORDINATOR, **config)  # noqa: E731
+        equal(refused(make).code(), Code.INVALID_ARG, name)
+
+
 def eager_members_give_up_everything(backend: Backend) -> None:
     """Every rebalance revokes all and assigns again."""
     topic, group = backend.new_topic(4), backend.new_name()
@@ -117,12 +164,13 @@ def the_wrong_way_to_assign_is_refused(backend: Backend) -> None:
         codes.append(refused(lambda: consumer.incremental_assign(partitions)).code())
         consumer.assign(partitions)
 
-    for strategy, on_assign in ((COOPERATIVE, on_assign_cooperative), ("range", on_assign_eager)):
+    for strategy in (COOPERATIVE, BY_COORDINATOR, "range"):
+        on_assign = on_assign_eager if strategy == "range" else on_assign_cooperative
         consumer = _member(backend, backend.new_name(), strategy)
         consumer.subscribe([topic], on_assign=on_assign)
         drive(backend, [consumer], lambda member=consumer: _owns(member, 2), strategy)  # type: ignore[misc] # bound early
         consumer.close()
-    equal(codes, [Code.STATE, Code.STATE])
+    equal(codes, [Code.STATE] * 3)
 
 
 def an_exception_in_on_assign_may_cost_a_record(backend: Backend) -> None:
@@ -266,28 +314,32 @@ def committing_for_an_unknown_partition_fails(backend: Backend) -> None:
 
 def an_outsider_may_not_commit_beside_members(backend: Backend) -> None:
     """A consumer on `assign` commits freely while the group is empty, and not at all once it has members."""
-    topic, group = backend.new_topic(), backend.new_name()
-    outsider = consumer_of(backend, group_id=group)
-    outsider.commit(offsets=[at(topic, 0, 1)], asynchronous=False)
-    member = _member(backend, group, COOPERATIVE)
-    member.subscribe([topic])
-    drive(backend, [member], lambda: _owns(member, 1), "assigned")
-    error = refused(lambda: outsider.commit(offsets=[at(topic, 0, 2)], asynchronous=False))
-    equal(error.code(), KafkaError.UNKNOWN_MEMBER_ID)
-    member.commit(offsets=[at(topic, 0, 3)], asynchronous=False)
-    equal(outsider.committed([at(topic)], timeout=10)[0].offset, 3)
+    for strategy in (COOPERATIVE, BY_COORDINATOR):
+        topic, group = backend.new_topic(), backend.new_name()
+        outsider = consumer_of(backend, group_id=group)
+        outsider.commit(offsets=[at(topic, 0, 1)], asynchronous=False)
+        member = _member(backend, group, strategy)
+        member.subscribe([topic])
+        drive(backend, [member], lambda one=member: _owns(one, 1), "assigned")  # type: ignore[misc] # bound early
+        too_late = [at(topic, 0, 2)]
+        error = refused(lambda by=outsider, of=too_late: by.commit(offsets=of, asynchronous=False))  # type: ignore[misc] # bound early
+        equal(error.code(), KafkaError.UNKNOWN_MEMBER_ID, strategy)
+        member.commit(offsets=[at(topic, 0, 3)], asynchronous=False)
+        equal(outsider.committed([at(topic)], timeout=10)[0].offset, 3, strategy)
 
 
 def a_member_may_commit_for_another(backend: Backend) -> None:
     """Kafka checks the generation and not the owner."""
-    topic, group = backend.new_topic(2), backend.new_name()
-    first, second = (_member(backend, group, COOPERATIVE) for _ in range(2))
-    first.subscribe([topic])
-    second.subscribe([topic])
-    drive(backend, [first, second], lambda: _owns(first, 1) and _owns(second, 1), "both have one")
-    (theirs,) = assigned(second)
-    first.commit(offsets=[at(topic, theirs, 9)], asynchronous=False)
-    equal(second.committed([at(topic, theirs)], timeout=10)[0].offset, 9)
+    for strategy in (COOPERATIVE, BY_COORDINATOR):
+        topic, group = backend.new_topic(2), backend.new_name()
+        first, second = _member(backend, group, strategy), _member(backend, group, strategy)
+        first.subscribe([topic])
+        second.subscribe([topic])
+        members = [first, second]
+        drive(backend, members, lambda two=members: all(_owns(each, 1) for each in two), "both have one")  # type: ignore[misc] # bound early
+        (theirs,) = assigned(second)
+        first.commit(offsets=[at(topic, theirs, 9)], asynchronous=False)
+        equal(second.committed([at(topic, theirs)], timeout=10)[0].offset, 9, strategy)
 
 
 def commits_work_inside_callbacks(backend: Backend) -> None:

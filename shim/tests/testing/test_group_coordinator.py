@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.testing.group_coordinator import GroupCoordinator, GroupMember, Step, StepKind
+from rocketshim.testing.group_coordinator import BY_COORDINATOR, GroupCoordinator, GroupMember, Step, StepKind
 
 COOPERATIVE = "cooperative-sticky"
 
@@ -32,8 +32,7 @@ class Coordinator(GroupCoordinator):
         served = []
         while any(member.steps for member in members):
             for index, member in enumerate(members):
-                if member.steps:
-                    step = member.steps.popleft()
+                if step := member.take_step():
                     served.append((index, step))
                     self.step_done(member, step)
         return served
@@ -50,7 +49,8 @@ def test_a_cooperative_partition_is_free_before_it_is_given_away() -> None:
     second = group.add()
     assert [step.kind for step in first.steps] == [StepKind.REVOKE]
     assert [step.partitions for step in second.steps] == [()], "nothing yet for the newcomer"
-    revoke = first.steps.popleft()
+    revoke = first.take_step()
+    assert revoke is not None
     group.step_done(first, revoke)
     assert not second.owned
     group.serve(first, second)
@@ -72,9 +72,10 @@ def test_an_eager_member_joins_only_after_it_has_given_up_everything() -> None:
     assert group.generation == generation + 1
 
 
-def test_protocols_do_not_mix() -> None:
+@pytest.mark.parametrize("other", ["range", BY_COORDINATOR])
+def test_protocols_do_not_mix(other: str) -> None:
     group = Coordinator(a=2)
-    group.add("range")
+    group.add(other)
     member = GroupMember(("a",), COOPERATIVE)
     assert group.join(member, client_id="c") == KafkaError.INCONSISTENT_GROUP_PROTOCOL
     assert (member.member_id, len(group.members)) == ("", 1)
@@ -104,9 +105,53 @@ def test_a_member_that_stands_still_holds_up_the_rebalance() -> None:
     assert (len(first.owned), len(second.owned)) == (1, 1)
 
 
-def test_topics_that_come_and_go_are_shared_out_anew() -> None:
+def test_with_kip_848_a_member_that_stands_still_holds_up_nobody_but_keeps_what_it_has() -> None:
+    group = Coordinator(a=2, b=2)
+    still = group.add(BY_COORDINATOR, "a")
+    group.serve(still)
+    still.is_alive = False
+    first, second, third = group.add(BY_COORDINATOR, "b"), group.add(BY_COORDINATOR, "b"), group.add(BY_COORDINATOR)
+    group.serve(first, second, third)
+    assert [len(member.owned) for member in (still, first, second, third)] == [2, 1, 1, 0]
+    group.wake(still)
+    group.serve(still, third)
+    assert [len(member.owned) for member in (still, third)] == [1, 1]
+
+
+def test_with_kip_848_a_member_without_partitions_gets_no_step_and_one_that_has_revoked_always_an_assignment() -> None:
     group = Coordinator(a=1)
-    member = group.add(COOPERATIVE, "a", "b")
+    first = group.add(BY_COORDINATOR)
+    group.serve(first)
+    second = group.add(BY_COORDINATOR)
+    assert (list(first.steps), list(second.steps)) == ([], [])
+    group.topics["a"] = 3
+    third = group.add(BY_COORDINATOR)
+    served = group.serve(first, second, third)
+    first.steps.clear()
+    del group.topics["a"]
+    group.metadata_changed()
+    assert [step.kind for _, step in group.serve(first)] == [StepKind.REVOKE, StepKind.ASSIGN]
+    assert {index for index, _ in served} == {1, 2}
+
+
+def test_with_kip_848_each_member_commits_in_its_own_epoch() -> None:
+    group = Coordinator(a=2)
+    first = group.add(BY_COORDINATOR)
+    group.serve(first)
+    second = group.add(BY_COORDINATOR)
+    assert (first.generation, second.generation) == (1, 2), "the first one has something to give up"
+    assert group.check_commit(first.member_id, 1) is None
+    assert group.check_commit(second.member_id, 2) is None
+    group.serve(first, second)
+    assert group.check_commit(first.member_id, 2) is None
+    assert group.check_commit(first.member_id, 1) == KafkaError.STALE_MEMBER_EPOCH
+    assert group.check_commit(first.member_id, 1, transactional=True) == KafkaError.ILLEGAL_GENERATION
+
+
+@pytest.mark.parametrize("strategy", [COOPERATIVE, BY_COORDINATOR])
+def test_topics_that_come_and_go_are_shared_out_anew(strategy: str) -> None:
+    group = Coordinator(a=1)
+    member = group.add(strategy, "a", "b")
     group.serve(member)
     generation = group.generation
     group.topics["other"] = 3
@@ -155,7 +200,7 @@ actions = st.lists(
 )
 
 
-@pytest.mark.parametrize("strategy", ["range", "roundrobin", COOPERATIVE])
+@pytest.mark.parametrize("strategy", ["range", "roundrobin", COOPERATIVE, BY_COORDINATOR])
 @given(history=actions)
 def test_no_partition_ever_has_two_owners_and_all_find_one(strategy: str, history: list[tuple[str, int]]) -> None:
     group = Coordinator(a=3, b=2)
@@ -167,8 +212,8 @@ def test_no_partition_ever_has_two_owners_and_all_find_one(strategy: str, histor
         elif action == "grow":
             group.topics["a"] += 1
             group.metadata_changed()
-        elif member is not None and action == "serve" and member.steps:
-            group.step_done(member, member.steps.popleft())
+        elif member is not None and action == "serve" and (taken := member.take_step()):
+            group.step_done(member, taken)
         elif member is not None and action in {"leave", "evict"}:
             getattr(group, action)(member)
             members.remove(member)
