@@ -32,6 +32,7 @@ class Lane:
         delayed: topics some messages of which have a delay.
         groups: its consumer groups.
         members: how many processes of each role run.
+        kip_848: whether the brokers assign the partitions to the members of its concurrent group.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Lane:
     delayed: tuple[str, ...]
     groups: tuple[Group, ...]
     members: dict[str, int]
+    kip_848: bool = False
 
     @property
     def names(self) -> TopicNames:
@@ -85,6 +87,7 @@ LANES: Final = (
             Group(name="tell", mode="broadcasting", topics=("news",)),
         ),
         members={"worker": 2, "consumer": 2, "dropin": 2, "broadcast": 2, "sender": 1},
+        kip_848=True,
     ),
 )  # fmt: skip
 

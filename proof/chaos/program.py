@@ -224,8 +224,9 @@ class _Program:
 
     def _consume(self) -> None:
         group = self.lane.group("concurrent")
-        session = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
-        consumer = self._consumer(group, client={**self.job.client, **session})
+        classic = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
+        protocol = {"group.protocol": "consumer"} if self.lane.kip_848 else classic
+        consumer = self._consumer(group, client={**self.job.client, **protocol})
 
         def handle(message: MessageView) -> None:
             self._deliver(group.name, message, None, partial(_work, message))

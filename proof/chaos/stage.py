@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 
 from proof.chaos.children import start_module
 from proof.chaos.clocks import BrokerClocks
-from proof.chaos.plan import LANES, LEVELS, Lane
+from proof.chaos.plan import LANES, LEVELS, SESSION_S, Lane
 from proof.chaos.program import Job
 from proof.chaos.proxy import Proxies
 from proof.chaos.sink import Sink
@@ -52,6 +52,8 @@ _PROPERTIES: Final = {
     "leader.imbalance.check.interval.seconds": "20",
     "replica.lag.time.max.ms": "6000",
     "metadata.max.idle.interval.ms": "0",  # see integration_tests/stepped_broker.py
+    "group.consumer.min.session.timeout.ms": str(int(SESSION_S * 1_000)),
+    "group.consumer.session.timeout.ms": str(int(SESSION_S * 1_000)),
 }
 
 

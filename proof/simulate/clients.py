@@ -22,6 +22,7 @@ _LOCAL = frozenset({"memberid", "assignment", "position", "consumer_group_metada
 _RELEASING = frozenset({"unassign", "close"})
 _NO_POINT = "unassign"  # the cluster does not see it, and the garbage collector may make it
 _GUARD_S = 30.0
+_LONGEST_SESSION_MS = 6_000  # with KIP-848 it is a setting of the brokers
 
 
 class CrashedError(BaseException):
@@ -68,6 +69,7 @@ class ProcessClients:
 
         def consumer(config: dict[str, Any]) -> Any:
             made = self.world.kafka.consumer(config)
+            made.session_timeout_ms = min(made.session_timeout_ms, _LONGEST_SESSION_MS)
             self.consumers.append(made)
             return GuardedConsumer(self, made)
 

@@ -14,7 +14,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from proof.lines import Process
 from proof.simulate.clients import ProcessClients
 from proof.simulate.dropin_client import DropinClients, commit_in_background
-from proof.simulate.processes import SESSION, fails
+from proof.simulate.processes import CLASSIC, KIP_848, fails
 from proof.simulate.world import GROUP, LEVELS, World
 from rocketshim.errors import RocketshimError, StaleMessageError
 
@@ -42,7 +42,7 @@ class Style:
     """
 
     way: Way
-    protocol: Literal["eager", "cooperative", "consumer"]
+    protocol: Literal["eager", "cooperative", "kip-848"]
     batch: int
     seeks: bool
     pauses: bool
@@ -54,7 +54,7 @@ def style_of(seed: int) -> Style:
     number = seed // 8
     return Style(
         way=("auto", "store", "auto", "commit", "message")[number % 5],
-        protocol=("eager", "cooperative", "consumer")[number // 2 % 3],
+        protocol=("eager", "cooperative", "kip-848")[number // 2 % 3],
         batch=(0, 3, 0, 8)[number % 4],
         seeks=number % 7 < 3,
         pauses=number % 6 == 1,
@@ -84,14 +84,15 @@ class Dropin:
         self._rebalances = 0
         self._is_subscribed = False
         world.process(Process(name=name, role="dropin", group=GROUP.name, client_id=name))
-        strategy = {"eager": "range", "cooperative": "cooperative-sticky"}.get(style.protocol)
+        strategy = "range" if style.protocol == "eager" else "cooperative-sticky"
+        classic = {**CLASSIC, "partition.assignment.strategy": strategy}
         self._consumer = makes.make(
             self.clients,
             {
-                "bootstrap.servers": "memory", "group.id": GROUP.name, "auto.offset.reset": "earliest", **SESSION,
+                "bootstrap.servers": "memory", "group.id": GROUP.name, "auto.offset.reset": "earliest",
+                **(KIP_848 if style.protocol == "kip-848" else classic),
                 "enable.auto.commit": style.way in {"auto", "store"},
                 "auto.commit.interval.ms": world.commit_interval_ms, "enable.auto.offset.store": style.way != "store",
-                **({"group.protocol": "consumer"} if strategy is None else {"partition.assignment.strategy": strategy}),
                 "rocketshim.retry.enable": True, "rocketshim.delay.levels": str(LEVELS),
                 "rocketshim.max.reconsume.times": GROUP.limit, "rocketshim.hop.timeout.ms": 2_000,
             },

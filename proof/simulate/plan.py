@@ -67,6 +67,7 @@ class Plan:
         redrives: whether dead letters are sent again; then there are more of them.
         senders: whether the sender dies or ends, and another one starts.
         dropin: whether the consumers are programs with the drop-in consumer.
+        kip_848: whether the brokers assign the partitions to the push consumers.
         steps: what happens, in order.
     """
 
@@ -78,6 +79,7 @@ class Plan:
     redrives: bool
     senders: bool
     dropin: bool
+    kip_848: bool
     steps: tuple[Step, ...]
 
 
@@ -117,4 +119,6 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
     if dropin and not churns:  # send-backs that are refused: else few programs meet one
         for _ in range(dice.randrange(4)):
             steps.insert(dice.randrange(len(steps)), Step("refuse", 0, 5 * dice.randrange(2_000)))
-    return Plan(seed, seed % 2 == 1, seed % 8 == 0, logs, churns, redrives, senders, dropin, tuple(steps))
+    return Plan(
+        seed, seed % 2 == 1, seed % 8 == 0, logs, churns, redrives, senders, dropin, seed % 5 == 3, tuple(steps)
+    )

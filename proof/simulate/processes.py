@@ -19,9 +19,10 @@ from rocketshim.errors import RocketshimError
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 
-__all__ = ["SESSION", "Consumer", "Place", "Shell", "Worker", "fails"]
+__all__ = ["CLASSIC", "KIP_848", "Consumer", "Place", "Shell", "Worker", "fails"]
 
-SESSION: Final[dict[str, Any]] = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
+CLASSIC: Final[dict[str, Any]] = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
+KIP_848: Final[dict[str, Any]] = {"group.protocol": "consumer"}
 _RESTART_MS: Final = 300
 _CALLS_LAST_WAITS: Final = 2
 _STOP_MS: Final = 1_000
@@ -125,7 +126,7 @@ class Worker:
         world.process(Process(name=name, role="worker"))
         settings = WorkerSettings.make(
             bootstrap="memory", allow=ALLOWED, delay_levels=LEVELS, exactly_once=exactly_once, instance=place,
-            client=SESSION, commit_interval_ms=200, stop_timeout_ms=_STOP_MS,
+            client=CLASSIC, commit_interval_ms=200, stop_timeout_ms=_STOP_MS,
         )  # fmt: skip
         self._worker = DelayWorker(
             settings, clients=self.clients.factories(), clock=world.clock, sleep=world.clock.sleep
@@ -154,9 +155,10 @@ class Consumer:
         world: what it runs in.
         name: of the process.
         sink: what its listener writes to, in order; None: the consumer is concurrent.
+        protocol: the settings of its group protocol.
     """
 
-    def __init__(self, world: World, name: str, sink: Sink | None) -> None:
+    def __init__(self, world: World, name: str, sink: Sink | None, protocol: dict[str, Any]) -> None:
         self.name = name
         self._sink = sink
         self._turned_ms = world.now_ms
@@ -166,7 +168,7 @@ class Consumer:
         facade = PushConsumer(
             "memory", group=GROUP.name, delay_levels=LEVELS, consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
             max_reconsume_times=GROUP.limit or 0, persist_consumer_offset_interval_ms=world.commit_interval_ms,
-            hop_back_off_ms=500, client=SESSION, client_id=name, **({} if sink is None else LOCKS),
+            hop_back_off_ms=500, client=protocol, client_id=name, **({} if sink is None else LOCKS),
         )  # fmt: skip
         if sink is None:
             facade.register_message_listener("orders", self._handle)

@@ -14,7 +14,7 @@ from proof.simulate.dropin import Dropin, style_of
 from proof.simulate.dropin_client import DropinClients
 from proof.simulate.orderly import Sink, lose_log
 from proof.simulate.plan import Plan, Step
-from proof.simulate.processes import Consumer, Place, Shell, Worker
+from proof.simulate.processes import CLASSIC, KIP_848, Consumer, Place, Shell, Worker
 from proof.simulate.redrive import Redrives
 from proof.simulate.sender import Sender
 from proof.simulate.virtual_time import virtual_time
@@ -85,7 +85,7 @@ class Simulation:
     def _consumer(self, name: str) -> Shell:
         if self.dropins is not None:
             return Dropin(self.world, name, self.dropins, style_of(self.plan.seed))
-        return Consumer(self.world, name, self.sink)
+        return Consumer(self.world, name, self.sink, CLASSIC if not self.plan.kip_848 else KIP_848)
 
     def step(self, step: Step) -> None:
         """Execute a step of the plan."""
