@@ -31,7 +31,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
 from benchmarks.worker_timing import HAND, STAMPED, WARM_UP_S, percentiles
-from rocketshim_local import any_broker
+from rocketshim_local import LocalCluster
 from rocketshim_topics import provision
 from rocketshim_topics.hops import delayed_record
 from rocketshim_topics.layout import Layout
@@ -42,6 +42,7 @@ from rocketshim_topics.names import TopicNames
 LEVELS = DelayLevels.parse("1s 2s 3s 10s")
 DELAY_MS = 1_000
 PARTITIONS = 2
+FULL_COMPILER = "-XX:TieredStopAtLevel=4"  # as in production: without it, the JVM of a local broker compiles less
 AT_ONCE = 100  # topics that are created or deleted by one request
 MODES = {"at least once": [], "exactly once": ["--exactly-once"]}
 
@@ -210,7 +211,7 @@ def _make_dead(stage: Stage, target: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", help="unknown, single, steady, takes-nothing, deleted; default all of them")
-    parser.add_argument("--bootstrap", help="a broker that runs already; default one on this machine")
+    parser.add_argument("--bootstrap", help="a broker that runs already; default a local one")
     parser.add_argument("--modes", nargs="*", default=list(MODES), choices=list(MODES))
     parser.add_argument("--unknown", type=int, default=200, help="targets that were not looked up before")
     parser.add_argument("--targets", type=int, default=1_000)
@@ -240,7 +241,7 @@ def main() -> None:
     if chosen.bootstrap:
         run(chosen.bootstrap)
         return
-    with any_broker() as broker:
+    with LocalCluster(jvm_options=[FULL_COMPILER]) as broker:
         run(broker.bootstrap)
 
 
