@@ -31,7 +31,16 @@ from confluent_kafka.admin import (
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 from rich.console import Console
 
-from rocketshim import ConsumeFromWhere, DelayWorker, Message, Producer, PushConsumer, WorkerSettings, dropin
+from rocketshim import (
+    ConsumeFromWhere,
+    DelayWorker,
+    LitePullConsumer,
+    Message,
+    Producer,
+    PushConsumer,
+    WorkerSettings,
+    dropin,
+)
 from rocketshim.admin import redrive_planning as redrive
 from rocketshim.cli import main
 from rocketshim.errors import RocketshimError
@@ -421,6 +430,43 @@ def test_one_denied_target_of_two_is_named_and_nothing_is_sent(
         admin.delete_acls([chosen])[chosen].result(DEADLINE_S)
     while denied_topics(operator, [TOPIC], lambda *_, **__: None) != {TOPIC}:
         assert time.monotonic() < until + DEADLINE_S
+
+
+def test_with_kip_848_a_consumer_whose_right_to_its_group_is_taken_away_says_so(secured: Secured) -> None:
+    """The client gets a fatal error that does not say that it is fatal."""
+    admin = AdminClient(secured.plain("admin"))
+    right = AclBinding(
+        ResourceType.GROUP, "guests", ResourcePatternType.LITERAL, "User:consumer", "*", AclOperation.READ,
+        AclPermissionType.ALLOW,
+    )  # fmt: skip
+    admin.create_acls([right])[right].result(DEADLINE_S)
+    consumer = LitePullConsumer(
+        secured.bootstrap, group="guests", namespace="pay", consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        client={**secured.client("consumer"), "group.protocol": "consumer"},
+    )  # fmt: skip
+    until = time.monotonic() + DEADLINE_S
+    with consumer:
+        consumer.subscribe(TOPIC)
+        while True:
+            assert time.monotonic() < until
+            try:
+                consumer.poll(200)
+            except RocketshimError:  # the right takes effect a moment after it was given
+                continue
+            if consumer.assignment():
+                break
+        taken = AclBindingFilter(
+            right.restype, right.name, right.resource_pattern_type, right.principal, right.host, right.operation,
+            right.permission_type,
+        )  # fmt: skip
+        admin.delete_acls([taken])[taken].result(DEADLINE_S)
+        with pytest.raises(RocketshimError, match="Group authorization failed"):
+            poll_until(consumer, until)
+
+
+def poll_until(consumer: LitePullConsumer, until: float) -> None:
+    while time.monotonic() < until:
+        consumer.poll(200)
 
 
 def commit_one(secured: Secured) -> None:

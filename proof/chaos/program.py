@@ -40,11 +40,13 @@ from rocketshim import (
 )
 from rocketshim.errors import (
     BrokerUnavailableError,
+    ConsumerError,
     RocketshimError,
     SendTimeoutError,
     StaleMessageError,
     TopicMissingError,
 )
+from rocketshim.kafka.clients import is_fatal
 from rocketshim.settings import WorkerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import decode
@@ -226,14 +228,17 @@ class _Program:
         group = self.lane.group("concurrent")
         classic = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
         protocol = {"group.protocol": "consumer"} if self.lane.kip_848 else classic
-        consumer = self._consumer(group, client={**self.job.client, **protocol})
 
         def handle(message: MessageView) -> None:
             self._deliver(group.name, message, None, partial(_work, message))
 
-        for topic in (*group.topics, *self.lane.fleeting):
-            consumer.register_message_listener(topic, handle)
-        _until_brokers_answer(consumer.run)
+        def run() -> None:
+            consumer = self._consumer(group, client={**self.job.client, **protocol})
+            for topic in (*group.topics, *self.lane.fleeting):
+                consumer.register_message_listener(topic, handle)
+            consumer.run()
+
+        _until_brokers_answer(run)
 
     def _consume_all(self) -> None:
         """Broadcasting: a process that is started again continues where the one before was."""
@@ -379,6 +384,9 @@ def _until_brokers_answer(start: Callable[[], None]) -> None:
             start()
         except (BrokerUnavailableError, TopicMissingError):  # the brokers are away, or a topic is deleted right now
             time.sleep(0.2)  # nothing was started
+        except ConsumerError as error:
+            if not is_fatal(error.__cause__):
+                raise  # with KIP-848 it is fatal if a right is taken away, and a supervisor starts the program again
         else:
             return
 

@@ -9,7 +9,7 @@ from rocketshim.core.group_log import GroupLog, LeaseOutcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.clients import ConsumerClient, LastClientError
+from rocketshim.kafka.clients import ConsumerClient, LastClientError, is_fatal
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -71,7 +71,7 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientE
             )
         if message.error() is None:
             _fold(standing, message.offset(), message.timestamp()[1], message.value())
-        elif message.error().fatal():
+        elif is_fatal(message.error()):
             raise BrokerUnavailableError(f"cannot read {topic}: {message.error()}")
     return standing
 

@@ -34,7 +34,7 @@ from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
-from rocketshim.kafka.clients import Parting, unsubscribes
+from rocketshim.kafka.clients import Parting, is_fatal, unsubscribes
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
@@ -94,7 +94,7 @@ class PollLoop(Generic[QueueT]):
     @property
     def error(self) -> BaseException | None:
         """Return why the loop ends, or has ended; None: no error."""
-        known = (self._error, self.reader.error, self.dispatch.died)
+        known = (self._error, self.reader.error, self.dispatch.died, self.queues.commits.fatal)
         return next((error for error in known if error is not None), None)
 
     def _fail(self, error: BaseException) -> None:
@@ -389,7 +389,7 @@ class PollLoop(Generic[QueueT]):
     def client_error(self, message: Any) -> None:
         """End the loop if the error is fatal; else log it."""
         error, topic = message.error(), message.topic()
-        if error.fatal():
+        if is_fatal(error):
             self._error = KafkaException(error)
         elif error.code() in DENIED:
             self._error = NotAuthorizedError(f"not authorized to read {topic or 'in this group'}: {error.str()}")

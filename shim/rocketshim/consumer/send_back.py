@@ -20,7 +20,7 @@ from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.failures import FailureLog
-from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
@@ -192,7 +192,7 @@ class SendBack:
 
     def _not_stored(self, sending: _Sending, error: KafkaError) -> None:
         self.counts.not_stored += 1
-        if error.fatal() or error.code() == KafkaError._FATAL:  # noqa: SLF001
+        if is_fatal(error):
             self._broken = error
         hop = sending.hop
         record = coordinates(hop.failed.message)

@@ -17,7 +17,7 @@ from rocketshim.core.group_log import GroupLog
 from rocketshim.core.group_log_results import Continuity
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import ConsumerError
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_id import TopicId
@@ -154,7 +154,7 @@ class LogReader:
         """
         if error.code() in _GONE:
             return f"the offset to read does not exist: {error.str()}"
-        if error.fatal():
+        if is_fatal(error):
             raise KafkaException(error)
         _LOG.warning("group.client-error", extra={"topic": self.topic, "error": str(error)})
         return None
@@ -241,7 +241,7 @@ class LogWriter:
             if failed is None:
                 continue
             _LOG.warning("group.record-not-stored", extra={"topic": self._topic, "error": str(failed)})
-            if failed.fatal() or failed.code() == KafkaError._FATAL:  # noqa: SLF001
+            if is_fatal(failed):
                 broken = failed
             failures.append(seq)
             if seq == self._sent_seq:

@@ -47,6 +47,7 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "explained",
+    "is_fatal",
     "poll_callbacks",
     "purge_producer",
     "refresh_metadata",
@@ -344,6 +345,17 @@ def poll_callbacks(producer: ProducerClient, timeout_s: float = 0.0) -> KafkaErr
         error: KafkaError = problem.args[0]
         return error
     return None
+
+
+def is_fatal(error: object) -> bool:
+    """Return whether an error of a call, an event or a report means that its client can do nothing more.
+
+    `KafkaError.fatal()` alone is False for a fatal error that comes as an event of a consumer, or that refuses a later
+    call: these only have the code `_FATAL` (confluent_kafka 2.16.1, our measurement). With KIP-848, a consumer that is
+    not allowed to read in its group at the moment of a heartbeat gets such an event.
+    """
+    found = error.args[0] if isinstance(error, KafkaException) else error
+    return isinstance(found, KafkaError) and (bool(found.fatal()) or found.code() == KafkaError._FATAL)  # noqa: SLF001
 
 
 def refresh_metadata(producer: ProducerClient, topic: str | None = None) -> None:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.errors import ClosedError
-from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.clients import ProducerClient, is_fatal
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 from rocketshim_topics.hops import OutgoingRecord
 
@@ -97,7 +97,7 @@ class _Link:
 
     def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
         """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
-        self.is_broken = self.is_broken or error.fatal()
+        self.is_broken = self.is_broken or is_fatal(error)
         due_s = time.monotonic() + _AGAIN_S
         if not is_unconfirmed(error) or self.is_over or due_s >= sending.again_until_s:
             return False
@@ -112,7 +112,7 @@ class _Link:
                 self.producer.poll(_POLL_S)
                 self._send_again()
             except BaseException as error:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
-                self.is_broken = self.is_broken or _is_fatal(error)
+                self.is_broken = self.is_broken or is_fatal(error)
                 on_error(error)
 
     def _send_again(self) -> None:
@@ -219,7 +219,7 @@ class RecordSender:
                     raise
                 time.sleep(_FULL_S)  # the poll thread processes reports, which makes room
             except KafkaException as error:
-                link.is_broken = link.is_broken or _is_fatal(error)
+                link.is_broken = link.is_broken or is_fatal(error)
                 raise
             else:
                 if link.is_over:
@@ -280,9 +280,5 @@ def _flush(link: _Link, until_s: float) -> int:
         try:
             link.producer.flush(min(_POLL_S, max(0.0, until_s - time.monotonic())))
         except KafkaException as error:
-            link.is_broken = link.is_broken or _is_fatal(error)
+            link.is_broken = link.is_broken or is_fatal(error)
     return link.outstanding
-
-
-def _is_fatal(error: BaseException) -> bool:
-    return isinstance(error, KafkaException) and bool(error.args[0].fatal())

@@ -17,7 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
@@ -354,7 +354,7 @@ class TopicReader:
         error: KafkaError = message.error()
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise NotAuthorizedError(f"the principal may not read {message.topic()}: grant it Read")
-        if error.fatal():
+        if is_fatal(error):
             raise RocketshimError(f"cannot continue reading: {error.str()}")
         return error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.level_queue import Due
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, poll_callbacks
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import DeliveryParts
@@ -233,7 +233,7 @@ class AtLeastOnce:
     def _process_batch(self, batch: HopBatch, now_ns: int) -> None:
         if batch.is_done:
             return
-        if any(error.fatal() or error.code() == KafkaError._FATAL for _, error in batch.errors):  # noqa: SLF001
+        if any(is_fatal(error) for _, error in batch.errors):
             self._writer.failure = batch.errors[0][1]
             return
         self._done(batch)

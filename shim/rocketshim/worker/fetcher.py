@@ -10,7 +10,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 
 from rocketshim.core.clock import Clock
 from rocketshim.errors import TopicMissingError
-from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.prober import Prober
@@ -151,7 +151,7 @@ class Fetcher:
 
     def _client_error(self, message: Any) -> None:
         error: KafkaError = message.error()
-        if error.fatal():
+        if is_fatal(error):
             self.failure = KafkaException(error)
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self.failure = TopicMissingError(

@@ -709,6 +709,21 @@ def test_a_denied_topic_ends_the_consumer_with_a_typed_error(kafka: InMemoryKafk
     assert isinstance(b.loop.error, NotAuthorizedError)
 
 
+@pytest.mark.parametrize("by", ["event", "commit"])
+def test_a_client_that_can_do_nothing_more_ends_the_consumer(kafka: InMemoryKafka, bench: Make, by: str) -> None:
+    """As with KIP-848 if the right to read in the group is taken away: `fatal()` of these errors is False."""
+    fill(kafka, 1)
+    b = bench(nothing)
+    b.run()
+    error = KafkaError(KafkaError._FATAL, "it is over")
+    if by == "event":
+        kafka.raise_in_poll(b.consumer, error)
+    else:
+        kafka.fail_commits(error)
+    with pytest.raises(ConsumerError, match="it is over"):
+        b.commit_now()
+
+
 def test_a_topic_that_is_missing_for_a_moment_is_waited_for(kafka: InMemoryKafka, bench: Make) -> None:
     b = bench(nothing)
     kafka.delete_topic("orders")

@@ -16,6 +16,7 @@ from rocketshim.kafka.clients import (
     close_producer,
     confluent_clients,
     explained,
+    is_fatal,
     unsubscribes,
     with_log,
 )
@@ -98,6 +99,22 @@ def test_a_member_finishes_joining_and_leaves_before_it_closes() -> None:
     parting = close_consumer(client, GUARD_S, client.commit, unsubscribe=True, has_joined=lambda: client.has_joined)  # type: ignore[arg-type]
     assert parting is Parting.LEFT
     assert client.calls == ["commit", "poll", "poll", "unsubscribe", "poll", "poll", "close"]
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (KafkaError(KafkaError._FATAL, "an event of a consumer"), True),
+        (KafkaException(KafkaError(KafkaError._FATAL, "a refused call")), True),
+        (KafkaError(KafkaError.FENCED_INSTANCE_ID, fatal=True), True),
+        (KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED), False),
+        (RuntimeError("Consumer closed"), False),
+        (None, False),
+    ],
+    ids=["event", "call", "flag", "other", "no-kafka-error", "none"],
+)
+def test_an_error_is_fatal_by_its_flag_or_its_code(error: object, *, expected: bool) -> None:
+    assert is_fatal(error) is expected
 
 
 @pytest.mark.parametrize(

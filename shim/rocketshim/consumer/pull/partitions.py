@@ -22,7 +22,7 @@ from rocketshim.core.timer import Timer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import matching, unreadable_headers
-from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, unsubscribes
+from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, is_fatal, unsubscribes
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerSettings
@@ -297,6 +297,8 @@ class PullPartitions:
     def _commit_failed(self, error: object) -> None:
         self.session.counts.commits_failed += 1
         _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+        if is_fatal(error):
+            self.reader.fail(ConsumerError(f"the consumer cannot go on: {error}"))
 
     # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
 
@@ -330,7 +332,7 @@ class PullPartitions:
         topic = message.topic()
         _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
         try:
-            if error.fatal() or error.code() in DENIED:
+            if is_fatal(error) or error.code() in DENIED:
                 with cluster_errors(f"{topic or 'this group'} cannot be read"):
                     raise KafkaException(error)
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:

@@ -18,7 +18,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.prefetch_buffer import PrefetchBuffer
-from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -97,6 +97,6 @@ class Prefetch:
         else:
             _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": message.topic()})
             concerns_pull = message.topic() in {wanted.key.topic, None}
-            if error.fatal() or (concerns_pull and error.code() in DENIED | MISSING):
+            if is_fatal(error) or (concerns_pull and error.code() in DENIED | MISSING):
                 return error
         return None

@@ -1,7 +1,7 @@
 """Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
 
-A failed commit never ends the consumer, because the next commit covers it. How long commits have been failing is
-recorded for monitoring.
+A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
+(`fatal`). How long commits have been failing is recorded for monitoring.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,7 +12,7 @@ from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.commit_positions import CommitPositions
 from rocketshim.core.ownership import Ownership
-from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -49,6 +49,7 @@ class Committer:
         self.outstanding = 0  # commits without an answer yet; librdkafka may repeat one after a later one: none follows
         self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
+        self.fatal: KafkaException | None = None
 
     def commit(self, queues: Iterable[PartitionQueue], *, asynchronous: bool) -> None:
         """Commit the finished offsets of these queues, and again those that were refused.
@@ -92,7 +93,7 @@ class Committer:
                 answers = (self._store or self._client()).commit(offsets=offsets, asynchronous=False)
         except KafkaException as error:
             self._again.update(owned)
-            self._refused(str(error))
+            self._refused([error.args[0]])
             return
         self.positions.send(owned)
         self._again.difference_update(owned)
@@ -105,20 +106,22 @@ class Committer:
         self._take(error, partitions)
 
     def _take(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        errors = [item.error for item in partitions if item.error is not None]
+        errors = [error] if error is not None else [item.error for item in partitions if item.error is not None]
         for item in partitions:
             key = TopicPartitionKey.of(item)
             if error is None and item.error is None:
                 self.positions.confirm(key, item.offset)
             elif self.positions.refuse(key, item.offset):
                 self._again.add(key)
-        if errors or error is not None:
-            self._refused(str(error or errors))
+        if errors:
+            self._refused(errors)
         else:
             self.failing_since_ms = None
 
-    def _refused(self, why: str) -> None:
+    def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1
+        if any(map(is_fatal, errors)):
+            self.fatal = KafkaException(errors[0])
         if self.failing_since_ms is None:
             self.failing_since_ms = self._now_ms()
-        _LOG.warning("consumer.commit-failed", extra={"error": why})
+        _LOG.warning("consumer.commit-failed", extra={"error": ", ".join(map(str, errors))})

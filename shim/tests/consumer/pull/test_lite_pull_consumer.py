@@ -511,6 +511,17 @@ def test_poll_raises_if_a_topic_is_not_authorized(kafka: InMemoryKafka, make: Ma
             consumer.poll(1_000)
 
 
+def test_poll_raises_if_the_client_can_do_nothing_more(kafka: InMemoryKafka, clock: VirtualClock, make: Make) -> None:
+    fill(kafka, 1)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        drain(consumer)
+        kafka.fail_commits(KafkaError(KafkaError._FATAL, "it is over"))
+        clock.advance(10_000)
+        with pytest.raises(ConsumerError, match="it is over"):
+            drain(consumer)
+
+
 # --- lifecycle --------------------------------------------------------------------------------------------------------
 
 
