@@ -1,7 +1,7 @@
 """Lag and memory of a run, measured every two seconds.
 
-Brokers that take longer than a second for these few look-ups count as a fault, `overload`: a worker that gets no answer
-for two seconds writes a record again, as documented.
+Brokers that take longer than a second for the few look-ups of a lane count as a fault of both lanes, `overload`: a
+worker that gets no answer for two seconds writes a record again, as documented.
 """
 
 import threading
@@ -83,10 +83,11 @@ def sample(run: Path, stage: Stage, ended: threading.Event) -> None:
         lags = stack.enter_context(closing(Lags(stage)))
         while not ended.wait(_EVERY_S):
             for lane in LANES:
-                _sample(stage, lane, lags, writers[lane.name])
+                _sample(stage, lane, lags, writers)
 
 
-def _sample(stage: Stage, lane: Lane, lags: Lags, history: HistoryWriter) -> None:
+def _sample(stage: Stage, lane: Lane, lags: Lags, writers: dict[str, HistoryWriter]) -> None:
+    history = writers[lane.name]
     begin_ns = history.clock_ns()
     try:
         found = lags.of(lane)
@@ -94,7 +95,8 @@ def _sample(stage: Stage, lane: Lane, lags: Lags, history: HistoryWriter) -> Non
         found = {}
     end_ns = history.clock_ns()
     if end_ns - begin_ns > _SLOW_NS:
-        history.write(Fault(kind="overload", target="cluster", begin_ns=begin_ns, end_ns=end_ns))
+        for each in writers.values():
+            each.write(Fault(kind="overload", target="cluster", begin_ns=begin_ns, end_ns=end_ns))
     for group, lag in found.items():
         if group != lane.names.worker_group:
             history.write(Sample(what="lag", of=group, at_ns=history.clock_ns(), value=lag))
