@@ -96,7 +96,7 @@ class AtLeastOnce:
         self._unready: dict[TargetHealth, list[tuple[Flight, list[int]]]] = {}  # (flight; indexes), by unknown target
         self._open_topics: dict[str, int] = {}  # number of open batches
         self._most_topics = _MOST_TOPICS
-        self._backlog: deque[tuple[Flight, HopGroup]] = deque()  # routed, but there are too many open topics
+        self._backlog: deque[tuple[Flight, HopGroup, int]] = deque()  # waits for topics; when routed
         self._in_flight_count = 0  # records of open batches, and records that wait
         self._in_flight_bytes = 0.0
         self._confirmed_ns = 0  # when the newest stored record was produced
@@ -132,7 +132,7 @@ class AtLeastOnce:
         """Produce the records that left a queue."""
         self._point("before-produce")
         self._send_ready(now_ns)
-        self._send(Flight(assigned, due, now_ns), None, now_ns)
+        self._send(Flight(assigned, due), None, now_ns)
         self._point("after-produce")
 
     def _send(self, flight: Flight, indexes: list[int] | None, now_ns: int, re_append_reason: str = "") -> None:
@@ -147,7 +147,7 @@ class AtLeastOnce:
                 self._unready.setdefault(group.target, []).append((flight, [hop[0] for hop in group.records]))
                 self._add_in_flight(flight, len(group.records))
             elif self._backlog or self._is_one_topic_too_many(group):
-                self._backlog.append((flight, group))
+                self._backlog.append((flight, group, now_ns))
                 self._add_in_flight(flight, len(group.records))
             else:
                 self._produce(flight, group, now_ns)
@@ -158,11 +158,11 @@ class AtLeastOnce:
     def _produce_backlog(self, now_ns: int) -> None:
         """Produce records that have waited for other topics to be finished."""
         while self._backlog and not self._is_one_topic_too_many(self._backlog[0][1]):
-            flight, group = self._backlog.popleft()
+            flight, group, routed_ns = self._backlog.popleft()
             self._add_in_flight(flight, -len(group.records))
             if flight.assigned.gone:
                 continue
-            if group.target is None or group.target.last_failure_ns <= flight.sent_ns:
+            if group.target is None or group.target.last_failure_ns <= routed_ns:
                 self._produce(flight, group, now_ns)
             else:
                 self._send(flight, [hop[0] for hop in group.records], now_ns)

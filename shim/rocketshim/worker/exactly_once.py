@@ -165,7 +165,7 @@ class ExactlyOnce:
             assigned.queue.failed(due)
             return
         self._point("before-produce")
-        flight = Flight(assigned, due, now_ns)
+        flight = Flight(assigned, due)
         transaction.add(flight)
         self._produce(producer, transaction, flight, groups, now_ns)
         failure = poll_callbacks(producer) or self._writer.failure

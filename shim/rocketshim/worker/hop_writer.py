@@ -39,17 +39,15 @@ class Flight:
         assigned: the partition that they left.
         due: the records.
         pending: how many of them are not finished.
-        sent_ns: monotonic instant at which they left.
     """
 
-    __slots__ = ("assigned", "due", "mean_bytes", "pending", "sent_ns")
+    __slots__ = ("assigned", "due", "mean_bytes", "pending")
 
-    def __init__(self, assigned: AssignedPartition, due: Due[Any], sent_ns: int) -> None:
+    def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
         self.assigned = assigned
         self.due = due
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
-        self.sent_ns = sent_ns
 
 
 class HopBatch:

@@ -72,7 +72,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     ]
     due: Any = Of(records=records, clock_ms=lambda _: 0, seen_ns=[0, 0, 0], run=Of(first_offset=0), size_bytes=0)
     confirmed: list[object] = []
-    flight = Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due, 0)  # type: ignore[arg-type]
+    flight = Flight(Of(gone=False, queue=Of(confirmed=confirmed.append)), due)  # type: ignore[arg-type]
     return out, flight, confirmed
 
 
@@ -161,3 +161,28 @@ def test_a_target_that_fails_right_after_a_success_is_avoided_again() -> None:
     target.record_success()
     assert target.failed(2, "second")
     assert not target.let_through(3)
+
+
+def test_records_that_waited_for_other_topics_are_written_to_a_target_that_has_failed_and_recovered_meanwhile() -> None:
+    made: list[Producer] = []
+    out, flight, _ = delivery(made)
+    target, routed = TargetHealth("t"), [0]
+
+    def route(due: Any, assigned: Any, now_ns: int, indexes: list[int], **_: Any) -> list[HopGroup]:
+        del assigned, now_ns
+        routed[0] += len(indexes)
+        assert routed[0] < 100, "it is routed again and again"
+        return [
+            HopGroup(Kind.DELIVER, "t", index, target=target, first=(index, due.records[index].value, None, [], 0))
+            for index in indexes
+        ]
+
+    out._router = Of(route=route)  # type: ignore[assignment]
+    out._most_topics = 0
+    out._send(flight, [0, 1, 2], 1)
+    target.failed(5, "refused")
+    target.record_success()
+    out._most_topics = 200
+    out._produce_backlog(6)
+    assert [value for value, _ in made[0].sent] == [b"a", b"b", b"c"]
+    assert routed == [6]

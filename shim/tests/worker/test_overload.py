@@ -74,7 +74,7 @@ def test_a_target_that_fails_while_its_records_wait_gets_none_of_them(sim: Any) 
     for number in range(201):
         sim.schedule(topic=f"audit.{number}")
     sim.run(worker, 1_500)
-    [(_, group)] = worker._delivery._backlog
+    [(_, group, _)] = worker._delivery._backlog
     assert group.target.failed(sim.clock.monotonic_ns(), "test")
     sim.kafka.release()
     sim.until(worker, lambda: worker.counts.delivered == 200, 1_000)
