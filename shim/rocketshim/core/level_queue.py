@@ -225,14 +225,11 @@ class LevelQueue(Generic[RecordT]):
 
     def has_due(self, now_ns: int) -> bool:
         """Return whether a record would leave now, as far as is known without a probe."""
-        return bool(self._retry) or (bool(self._batches) and self._head_due_ns() <= now_ns)
+        return bool(self._retry) or (bool(self._batches) and self._is_dated and self._head_due_ns() <= now_ns)
 
     def asks_for_probe(self, now_ns: int) -> bool:
         """Return whether to send a probe into this partition now; true at most once a second until `probed`."""
-        if self._nothing_to_do(now_ns) or self._retry or self._head_due_ns() <= now_ns:
-            return False
-        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
-        if probe_ns is not None and probe_ns > now_ns:
+        if self._nothing_to_do(now_ns) or self.has_due(now_ns) or self._probe_ns() > now_ns:
             return False
         self._clock.asked(now_ns)
         self._stale = True
@@ -315,7 +312,7 @@ class LevelQueue(Generic[RecordT]):
         while self._batches and len(records) < limit and size_bytes < limit_bytes:
             batch = self._batches[0]
             clock_ns = self._clock.now_ns(batch.last_offset, now_ns)
-            if clock_ns is None:  # never happens: offered records are evidence themselves
+            if clock_ns is None:  # a sender's time proves nothing: a probe dates them
                 break
             latest_append_ms = clock_ns // _NS - self.delay_ms
             count = min(len(batch.records), limit - len(records))
@@ -350,8 +347,17 @@ class LevelQueue(Generic[RecordT]):
             return 0
         if not self._batches:
             return None
-        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns())
-        return min(self._head_due_ns(), self._batches[0].seen_ns if probe_ns is None else probe_ns)
+        return min(self._head_due_ns(), self._probe_ns()) if self._is_dated else self._probe_ns()
+
+    @property
+    def _is_dated(self) -> bool:
+        """Whether there is evidence for the head; without it no record leaves."""
+        return self._clock.now_ns(self._batches[0].last_offset, 0) is not None
+
+    def _probe_ns(self) -> int:
+        """Return from when on a probe lets the head leave."""
+        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns() if self._is_dated else 0)
+        return self._batches[0].seen_ns if probe_ns is None else probe_ns
 
     def _head_due_clock_ns(self) -> int:
         """Return when the head is due on the leader's clock."""

@@ -13,7 +13,6 @@ from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.counts import WorkerCounts
-from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
 from rocketshim_topics.hops import is_probe
@@ -34,7 +33,6 @@ class Fetcher:
         assignment: the partitions and their queues.
         router: looks up the targets of fetched records.
         marks: marks of single records.
-        prober: writes probes.
         counts: the worker's counters.
         clock: the monotonic clock.
         sleep: waits a number of seconds.
@@ -52,7 +50,6 @@ class Fetcher:
         assignment: Assignment,
         router: Router,
         marks: RecordMarks,
-        prober: Prober,
         counts: WorkerCounts,
         *,
         clock: Clock,
@@ -64,7 +61,6 @@ class Fetcher:
         self._assignment = assignment
         self._router = router
         self._marks = marks
-        self._prober = prober
         self._counts = counts
         self._clock = clock
         self._sleep = sleep
@@ -109,7 +105,7 @@ class Fetcher:
     def offer(self, assigned: AssignedPartition, run: list[Any], seen_ns: int) -> None:
         """Put fetched records of a partition into its queue."""
         if {message.timestamp()[0] for message in run} != _STAMPED:  # 0.1 µs a record (measured)
-            self._without_append_time(assigned, run)
+            self._without_append_time(run)
         # a probe has no value, and a message without a value is falsy, so the length is tested
         if 0 in map(len, run):
             probes = {message.offset() for message in run if len(message) == 0 and is_probe(message)}
@@ -128,17 +124,15 @@ class Fetcher:
         if not assigned.queue.has_due(seen_ns):  # otherwise the router looks the targets up when the records leave
             self._router.expect(run, seen_ns)
 
-    def _without_append_time(self, assigned: AssignedPartition, run: list[Any]) -> None:
+    def _without_append_time(self, run: list[Any]) -> None:
         """Mark records without append time for parking: their senders' timestamps cannot be trusted.
 
-        Such records were written before the topic stamped append times. A probe finds out whether the topic stamps
-        them now; if it does not, the worker ends with an error.
+        Such records were written before the topic stamped append times. If they are the last of the partition, they
+        leave after a probe; if that has no append time either, the worker ends with an error.
         """
         for message in run:
             if message.timestamp()[0] not in _STAMPED:
                 self._marks.park(message, "no-append-time")
-        if self._prober.confirmed_ns == 0 and self._prober.outstanding == 0:
-            self._prober.probe(assigned, self._clock.monotonic_ns())
 
     def _beyond_values(self, run: list[Any]) -> int:
         """Return the mean bytes of key and headers of a record, from three samples: reading each record costs time."""

@@ -147,7 +147,6 @@ class DelayWorker:
             self._assignment,
             self._router,
             self._marks,
-            self._prober,
             self.counts,
             clock=self._clock,
             sleep=sleep,

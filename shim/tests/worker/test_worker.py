@@ -942,6 +942,34 @@ def test_a_schedule_topic_that_does_not_stamp_ends_the_worker(sim: Any) -> None:
         sim.run(worker, 2_000)
 
 
+@pytest.mark.parametrize("ahead_ms", [-3_600_000, 0, 3_600_000])
+def test_a_schedule_topic_that_no_longer_stamps_ends_a_worker_that_has_run_for_long(sim: Any, ahead_ms: int) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    sim.kafka._topic(SCHEDULE).config["message.timestamp.type"] = "CreateTime"
+    at_ms = sim.clock.wall_ms() + ahead_ms
+    sim.kafka.append(SCHEDULE, b"new", partition=0, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=at_ms)
+    with pytest.raises(TopicMismatchError, match="CreateTime"):
+        sim.run(worker, 1_500)
+    assert len(sim.delivered()) == 1
+
+
+def test_a_record_without_append_time_is_parked_when_a_probe_is_stored_however_late(sim: Any) -> None:
+    topic = sim.kafka._topic(SCHEDULE)
+    topic.config["message.timestamp.type"] = "CreateTime"
+    sim.kafka.append(SCHEDULE, b"old", partition=0, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=1)
+    topic.config["message.timestamp.type"] = "LogAppendTime"
+    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic=SCHEDULE, partition=0, count=3)
+    worker = sim.worker()
+    steps = 0
+    while not sim.parked():
+        worker.step()
+        steps += 1
+        assert steps < 1_000, "the loop does not wait"
+    assert worker.counts.alarms["worker.probe-failed"] == 3
+
+
 def test_records_from_before_the_topic_stamped_append_times_are_parked_and_later_ones_are_delivered(sim: Any) -> None:
     sim.kafka.delete_topic(SCHEDULE)
     sim.kafka.create_topic(SCHEDULE, 32)
