@@ -416,10 +416,12 @@ class ExactlyOnce:
             found = {item.partition: item.offset for item in answers}
             committed = {each for each in flights if found[each.assigned.number] >= each.due.run.next_offset}
             for flight in flights:
+                assigned = flight.assigned
+                assigned.committed = max(assigned.committed, found[assigned.number])
                 if flight in committed:
                     self._confirm(flight)
                 else:
-                    flight.assigned.queue.failed(flight.due)
+                    assigned.queue.failed(flight.due)
             now_ns = self._clock.monotonic_ns()
             for batch in [batch for transaction in self._uncertain for batch in transaction.batches]:
                 if batch.flight in committed:

@@ -165,6 +165,19 @@ def test_transactions_that_cannot_be_committed_make_it_unready_until_one_can_be(
     assert worker.state.is_ready(sim.clock.monotonic_ns())
 
 
+@pytest.mark.only("exactly-once")
+def test_a_transaction_that_turns_out_to_be_committed_leaves_the_worker_ready_without_another_one(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.run(worker, 5_000)
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), applied=True)
+    sim.schedule()
+    sim.run(worker, 70_000)
+    assert (len(sim.delivered()), worker.counts.recycled) == (2, 1)
+    assert worker.state.is_ready(sim.clock.monotonic_ns())
+    assert worker.state.queues[0].committed == sim.position(0)
+
+
 @pytest.mark.only("at-least-once")
 def test_a_failed_commit_of_a_partition_that_was_revoked_does_not_make_it_unready(sim: Any) -> None:
     worker = sim.worker()
