@@ -77,7 +77,7 @@ class AssignedPartition:
         gone: whether the partition was revoked; results that arrive for it are dropped.
         skipped_to: the position after the last probe that was read.
         backoff_until_ns: no record leaves the partition before this monotonic instant, since a hop was refused.
-        awaited: no record leaves the partition while one of these targets is unknown.
+        awaited: the targets for which its next records wait: none leaves while one of them is unknown.
         backoffs: number of such back-offs in a row.
         hop_prefix: first part of the coordinates of its records.
     """
@@ -127,9 +127,11 @@ class AssignedPartition:
 
     def is_waiting(self, now_ns: int) -> bool:
         """Return whether a target of its records is still unknown, so that no record leaves the partition."""
-        if self.awaited and all(now_ns >= target.ready_ns for target in self.awaited):
-            self.awaited = set()
-        return bool(self.awaited)
+        if any(now_ns < target.ready_ns for target in self.awaited):
+            return True
+        for target in self.awaited:
+            target.keep_missing(now_ns)
+        return False
 
     @property
     def has_uncommitted(self) -> bool:

@@ -157,9 +157,10 @@ class ExactlyOnce:
         groups = self._router.route(due, assigned, now_ns)
         awaited = {group.target for group in groups if group.kind is Kind.NOT_YET and group.target is not None}
         if awaited:
-            assigned.awaited = awaited
+            assigned.awaited |= awaited
             assigned.queue.failed(due)
             return
+        assigned.awaited.clear()
         transaction, producer = self._open or self._begin(now_ns), self._producer
         if transaction is None or producer is None:
             assigned.queue.failed(due)

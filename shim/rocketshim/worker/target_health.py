@@ -70,6 +70,11 @@ class TargetHealth:
         is_sound = not self.failures and now_ns >= self.careful_until_ns
         return is_sound and bool(self.partitions) and now_ns >= self.ready_ns
 
+    def keep_missing(self, now_ns: int) -> None:
+        """If it does not exist, have this be valid now, however long the answers for other targets have taken."""
+        if self.partitions == 0:
+            self.ask_ns = max(self.ask_ns, now_ns + 1)
+
     def let_through(self, now_ns: int) -> bool:
         """Return whether a record may be tried now; while it fails, let one through after each `avoid_until_ns`."""
         if not self.failures:

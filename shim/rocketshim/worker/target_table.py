@@ -3,7 +3,8 @@
 * `TopicLookup` reads the number of partitions from the cluster's metadata without blocking the loop. Records with an
   unknown target wait for the answer; other records continue. After 3 s a target is looked up again, and its old answer
   remains valid until the lookup ends. If nobody used the target for 2 s more, it is looked up before it is written to.
-  More than 1,000 targets are looked up less often, 333 of them a second. The answer "does not exist" is valid for 1 s.
+  More than 1,000 targets are looked up less often, 333 of them a second. The answer "does not exist" is valid for 1 s,
+  and for records that waited for it until the other targets of their run are known.
   If the cluster does not answer, the last number of partitions remains valid. If there is none, records wait, and the
   target is looked up again a second later: a record for a topic that does not exist could create it.
 * Producers have their own metadata, five minutes old at most. If a target has got more partitions, the producers are

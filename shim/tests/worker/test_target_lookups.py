@@ -19,6 +19,30 @@ SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
 
+class SlowLookup:
+    """Answers one question each three milliseconds; no topic but `orders` exists."""
+
+    failure = None
+
+    def __init__(self, sim: Any) -> None:
+        self.clock, self.free_ns = sim.clock, 0
+        self.asked: dict[str, int] = {}
+
+    def ask(self, topic: str, ticket: int, *, is_urgent: bool) -> None:
+        del is_urgent
+        if not self.asked:
+            self.free_ns = self.clock.monotonic_ns()
+        self.asked[topic] = ticket
+
+    def answers(self) -> Any:
+        while self.asked and self.free_ns + 3_000_000 <= self.clock.monotonic_ns():
+            self.free_ns += 3_000_000
+            topic = next(iter(self.asked))
+            yield Answer(topic, self.asked.pop(topic), 3 if topic == "orders" else 0)
+
+    def close(self) -> None: ...
+
+
 class Lookup:
     """Answers when the test allows it."""
 
@@ -171,6 +195,15 @@ def test_a_missing_target_that_is_created_meanwhile_gets_its_records(sim: Any) -
     sim.schedule(topic="audit")
     sim.until(worker, lambda: len(sim.delivered("audit")) == 1, 2_000)
     assert len(sim.parked()) == 1
+
+
+def test_records_for_more_missing_targets_than_are_looked_up_in_a_second_are_parked(sim: Any) -> None:
+    worker = sim.worker()
+    worker._targets.set_lookup(SlowLookup(sim))
+    for number in range(600):
+        sim.schedule(topic=f"audit.{number}")
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.parked()) == 600 and len(sim.delivered()) == 1, 10_000)
 
 
 def test_a_failed_lookup_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
