@@ -148,7 +148,7 @@ class LevelQueue(Generic[RecordT]):
         self._next_ns: int | None = None  # cached result of `next_ns`, unless it is stale
         self._stale = False
 
-    def offer(self, records: Sequence[RecordT], seen_ns: int, extra_bytes: int = 0) -> None:
+    def offer(self, records: Sequence[RecordT], seen_ns: int, extra_bytes: int = 0) -> list[RecordT]:
         """Accept fetched records, in order.
 
         Args:
@@ -156,27 +156,34 @@ class LevelQueue(Generic[RecordT]):
             seen_ns: monotonic instant at which they were fetched, in ns.
             extra_bytes: mean size of a record beyond its value (key, headers), in bytes.
 
+        Returns:
+            Those of them whose timestamp is not an append time but their sender's.
+
         Raises:
             ValueError: the offsets do not rise; nothing was accepted.
         """
         if not records:
-            return
+            return []
         # One pass per field: each costs a few ns per record, and there are a hundred thousand records a second.
         offsets = [self._last_offset, *[record.offset() or 0 for record in records]]
         if not all(map(lt, offsets, offsets[1:])):
             raise ValueError(
                 f"offsets {offsets[1]} to {offsets[-1]} do not rise above {self._last_offset} and one another"
             )
-        appends_ms = [record.timestamp()[1] for record in records]
+        stamps = [record.timestamp() for record in records]
+        appends_ms = [append_ms for _, append_ms in stamps]
         last = self._last_offset = offsets[-1]
         count = len(records)
         mean_bytes = -(-sum(map(len, records)) // count) + extra_bytes
         self._batches.append(_FetchedRun(seen_ns, last, max(appends_ms), list(records), appends_ms, mean_bytes))
-        if records[-1].timestamp()[0] == _APPEND_TIME:  # a sender's time proves nothing about the leader's clock
+        if stamps[-1][0] == _APPEND_TIME:  # a sender's time proves nothing about the leader's clock
             self._clock.saw(last, appends_ms[-1], seen_ns)
         self._count += count
         self._bytes += count * mean_bytes
         self._stale = True
+        if {kind for kind, _ in stamps} == {_APPEND_TIME}:
+            return []
+        return [record for record, (kind, _) in zip(records, stamps, strict=True) if kind != _APPEND_TIME]
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
         """Record the delivery report of a record that we wrote into this partition (a probe, a hop).

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import methodcaller
 from typing import Any, Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.clock import Clock
 from rocketshim.errors import TopicMissingError
@@ -22,7 +22,6 @@ __all__ = ["Fetcher"]
 
 _NS: Final = 1_000_000
 _FETCH_COUNT: Final = 1_000
-_STAMPED: Final = {TIMESTAMP_LOG_APPEND_TIME}  # a timestamp that is not the sender's clock
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 
 
@@ -103,9 +102,12 @@ class Fetcher:
         return min(_FETCH_COUNT, 1 + self._prefetch_bytes // (mean_bytes + 1))
 
     def offer(self, assigned: AssignedPartition, run: list[Any], seen_ns: int) -> None:
-        """Put fetched records of a partition into its queue."""
-        if {message.timestamp()[0] for message in run} != _STAMPED:  # 0.1 µs a record (measured)
-            self._without_append_time(run)
+        """Put fetched records of a partition into its queue, and mark those without an append time for parking.
+
+        The time of a sender cannot be trusted. Such records were written before the topic stamped append times. If they
+        are the last of the partition, they leave after a probe; if the probe has no append time either, the worker ends
+        with an error.
+        """
         # a probe has no value, and a message without a value is falsy, so the length is tested
         if 0 in map(len, run):
             probes = {message.offset() for message in run if len(message) == 0 and is_probe(message)}
@@ -116,23 +118,15 @@ class Fetcher:
         extra_bytes = self._beyond_values(run)
         self._mean_bytes = extra_bytes + len(run[-1]) if run else 0
         try:
-            assigned.queue.offer(run, seen_ns, extra_bytes)
+            unstamped = assigned.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:  # the run may begin with records of the old log
             last_fall = max((at for at in range(1, len(run)) if run[at].offset() <= run[at - 1].offset()), default=0)
             self.offer(self._assignment.restarted(assigned.number), run[last_fall:], seen_ns)
             return
+        for message in unstamped:
+            self._marks.park(message, "no-append-time")
         if not assigned.queue.has_due(seen_ns):  # otherwise the router looks the targets up when the records leave
             self._router.expect(run, seen_ns)
-
-    def _without_append_time(self, run: list[Any]) -> None:
-        """Mark records without append time for parking: their senders' timestamps cannot be trusted.
-
-        Such records were written before the topic stamped append times. If they are the last of the partition, they
-        leave after a probe; if that has no append time either, the worker ends with an error.
-        """
-        for message in run:
-            if message.timestamp()[0] not in _STAMPED:
-                self._marks.park(message, "no-append-time")
 
     def _beyond_values(self, run: list[Any]) -> int:
         """Return the mean bytes of key and headers of a record, from three samples: reading each record costs time."""

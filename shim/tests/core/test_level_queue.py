@@ -26,16 +26,19 @@ EPOCH_MS = 1_700_000_000_000
 class Record:
     """A record with an empty value: false in a boolean context."""
 
-    def __init__(self, offset: int | None, append_ms: int = EPOCH_MS, size: int = 0) -> None:
+    def __init__(
+        self, offset: int | None, append_ms: int = EPOCH_MS, size: int = 0, *, is_stamped: bool = True
+    ) -> None:
         self._offset = offset
         self._append_ms = append_ms
         self._size = size
+        self._kind = 2 if is_stamped else 1
 
     def offset(self) -> int | None:
         return self._offset
 
     def timestamp(self) -> tuple[int, int]:
-        return 2, self._append_ms
+        return self._kind, self._append_ms
 
     def __len__(self) -> int:
         return self._size
@@ -340,6 +343,23 @@ def test_a_failed_part_of_a_run_keeps_the_whole_run_open() -> None:
     assert queue.next_offset is None
     queue.confirmed(due.run)
     assert queue.next_offset == 3
+
+
+@pytest.mark.parametrize("append_ms", [EPOCH_MS - 3_600_000, EPOCH_MS, EPOCH_MS + 3_600_000])
+def test_records_without_an_append_time_are_returned_and_leave_only_after_a_probe(append_ms: int) -> None:
+    queue: LevelQueue[Record] = LevelQueue(1_000)
+    queue.probed(0, EPOCH_MS, 0)
+    ours, theirs = Record(1), Record(2, append_ms, is_stamped=False)
+    assert queue.offer([ours], S) == []
+    assert queue.offer([theirs], S) == [theirs]
+    assert offsets_of(queue.take(9 * S)) == [1]
+    assert not queue.has_due(9 * S)
+    assert queue.take(9 * S) is None
+    assert queue.asks_for_probe(9 * S)
+    assert queue.next_ns() == 10 * S, "a probe may be lost"
+    assert queue.asks_for_probe(10 * S)
+    queue.probed(3, EPOCH_MS + 11_000, 11 * S)
+    assert offsets_of(queue.take(11 * S)) == [2]
 
 
 def test_an_empty_or_confirmed_run_cannot_fail() -> None:
