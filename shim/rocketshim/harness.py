@@ -16,9 +16,11 @@ commits nothing to Kafka), consumers that poll. Use `InMemoryKafka` or a real br
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from copy import copy as copy_of
 from typing import Final, Self
 
 from rocketshim.admin.delayed import WaitingRecord, waiting_record
+from rocketshim.aio import AsyncProducer
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
 from rocketshim.errors import ConfigError
@@ -124,13 +126,25 @@ class Harness:
         self._settle()
         return copies
 
-    def connect(self, *producers: Producer) -> None:
+    def connect(self, *producers: Producer | AsyncProducer) -> None:
         """Let producers of the program under test send to this cluster, whatever address they were made for.
 
-        Call it before their first send.
+        They begin from scratch, also if they have sent to another cluster or are closed. So a producer at the top level
+        of a module can be used in many tests.
+
+        Raises:
+            ConfigError: one is not a producer.
         """
-        for producer in producers:
-            producer._clients, producer._clock = self.kafka.clients(), self.clock  # noqa: SLF001
+        for each in producers:
+            producer = each.producer if isinstance(each, AsyncProducer) else each
+            if not isinstance(producer, Producer):
+                raise ConfigError(f"cannot connect {each!r:.80}: give a Producer or an AsyncProducer")
+            producer.close(0)
+            hooks, codec = producer._hooks, producer._codec  # noqa: SLF001
+            Producer.__init__(
+                producer, settings=producer.settings, clients=self.kafka.clients(), clock=self.clock, codec=codec
+            )
+            producer._hooks = hooks  # noqa: SLF001
 
     def send(self, *messages: Message) -> list[SendResult]:
         """Send messages and wait until their listeners have returned.
@@ -218,7 +232,7 @@ class Harness:
         """Return a consumer on this cluster with the same listeners, which commits in every turn of its loop."""
         settings = consumer.settings.model_copy(update={"persist_consumer_offset_interval_ms": 0})
         copy = PushConsumer(settings=settings, clients=self.kafka.clients(), clock=self.clock, codec=consumer._codec)  # noqa: SLF001
-        copy._subscriptions, copy._hooks = consumer._subscriptions, consumer._hooks  # noqa: SLF001
+        copy._subscriptions, copy._hooks = copy_of(consumer._subscriptions), consumer._hooks  # noqa: SLF001
         return copy
 
     def _settle(self) -> None:

@@ -1,5 +1,6 @@
 """`Harness` runs consumers on a Kafka in memory, and its time passes as on a real one."""
 
+import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -16,8 +17,10 @@ from rocketshim import (
     PushConsumer,
     RetryLater,
 )
+from rocketshim.aio import AsyncProducer
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness
+from rocketshim.producer.hooks import SendMessageContext
 from rocketshim.testing import InMemoryKafka
 
 MINUTE_S = 60
@@ -157,6 +160,52 @@ def test_a_producer_of_the_program_sends_to_the_harness() -> None:
         harness.run(consumer)
         harness.send(Message("orders", b"o-7"))
         assert [record.value() for record in harness.kafka.records("invoices")] == [b"o-7"]
+
+
+def test_one_producer_of_a_module_sends_to_the_harness_of_each_test() -> None:
+    producer, seen = Producer("localhost:9092"), []
+
+    class Hook:
+        def send_message_before(self, context: SendMessageContext) -> None:
+            seen.append(context.message.body)
+
+        def send_message_after(self, context: SendMessageContext) -> None: ...
+
+    producer.register_send_message_hook(Hook())
+    for body in (b"first", b"second"):
+        with Harness() as harness:
+            harness.topic("orders")
+            harness.connect(producer)
+            producer.send(Message("orders", body, deliver_at=harness.clock.wall_ms()))
+            producer.close()
+            harness.pass_time("1s")
+            assert [record.value() for record in harness.kafka.records("orders")] == [body]
+    assert seen == [b"first", b"second"]
+
+
+def test_an_asynchronous_producer_sends_to_the_harness() -> None:
+    producer = AsyncProducer("localhost:9092")
+    with Harness() as harness:
+        harness.topic("orders")
+        harness.connect(producer)
+        asyncio.run(producer.send("orders", b"o-7"))
+        assert [record.value() for record in harness.kafka.records("orders")] == [b"o-7"]
+
+
+def test_only_a_producer_is_connected() -> None:
+    with Harness() as harness, pytest.raises(ConfigError, match="give a Producer or an AsyncProducer"):
+        harness.connect(PushConsumer("localhost:9092", group="payments"))  # type: ignore[arg-type]  # what is tested
+
+
+def test_what_a_running_copy_subscribes_to_does_not_reach_the_next_test() -> None:
+    attempts = Attempts(failures=0)
+    attempts.harness.close()
+    for _ in range(2):
+        with Harness() as harness:
+            (running,) = harness.run(attempts.consumer)
+            harness.send(Message("orders", b"o-7"))
+            running.unsubscribe("orders")
+    assert len(attempts.seen) == 2
 
 
 def test_a_listener_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 import django
 import pytest
-from django.apps import apps
 from django.conf import settings
 from django.core.management import call_command
 from django.db import connection, transaction
@@ -59,7 +58,6 @@ def shop() -> Iterator[Any]:
 @pytest.fixture
 def harness(shop: Any) -> Iterator[Harness]:
     shop.calls.clear()
-    apps.get_app_config("rocketshim")._producer = None  # the former one sends to the former harness
     with Harness() as harness:
         harness.topic("orders")
         harness.connect(producer())
