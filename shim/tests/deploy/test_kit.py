@@ -99,6 +99,11 @@ def test_the_compose_file_has_the_form_of_its_schema() -> None:
     run("check-jsonschema", "--builtin-schema", "vendor.compose-spec", KIT / "compose.yaml")
 
 
+def test_the_broker_of_the_compose_file_stores_its_records_in_its_volume() -> None:
+    kafka = compose()["kafka"]
+    assert kafka["volumes"] == [f"kafka-data:{kafka['environment']['KAFKA_LOG_DIRS']}"]
+
+
 @pytest.mark.parametrize("version", ["1.28", "1.33", "1.37"])
 def test_the_manifests_have_the_form_of_kubernetes_strict_schemas(version: str) -> None:
     run("kubernetes-validate", "-k", version, "--strict", *MANIFESTS)
