@@ -74,7 +74,7 @@ class SendError(RocketshimError):
 
 
 class SendTimeoutError(SendError):
-    """No delivery report came in time. The message may or may not be stored: send it again with the same identity."""
+    """No delivery report came in time: the message may be stored or not. A producer sends it again with a new id."""
 
 
 class ClosedError(SendError):

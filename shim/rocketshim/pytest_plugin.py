@@ -6,7 +6,8 @@ fixture               what a test gets
 rocketshim_harness    a `rocketshim.harness.Harness`: Kafka in memory, delay worker, a clock that the test moves
 rocketshim_kafka      its cluster, a `rocketshim.testing.InMemoryKafka`
 rocketshim_clock      the clock of that cluster, a `rocketshim.testing.VirtualClock`
-rocketshim_broker     a real Kafka for the whole run, a `rocketshim.local.Broker`: `rocketshim_broker.bootstrap`
+rocketshim_broker     a real Kafka for the whole run, a `rocketshim.local.Broker`: `rocketshim_broker.bootstrap`; the
+                      cluster in ROCKETSHIM_BOOTSTRAP if that is set
 ====================  ================================================================================================
 
 pytest imports this module in every project of the environment, so it imports nothing but pytest before a fixture is
@@ -56,7 +57,10 @@ def rocketshim_harness(rocketshim_kafka: "InMemoryKafka") -> "Iterator[Harness]"
 
 @pytest.fixture(scope="session")
 def rocketshim_broker(pytestconfig: pytest.Config) -> "Iterator[Broker]":
-    """Yield a real Kafka that runs until the tests end: in Docker if it answers, otherwise on this machine's Java."""
+    """Yield a real Kafka: the one in ROCKETSHIM_BOOTSTRAP if it is set, else one in Docker, else one on local Java.
+
+    Tests that use it write to that cluster. One that was started for the tests runs until they end.
+    """
     from rocketshim.local import any_broker  # noqa: PLC0415 - likewise
 
     terminal = pytestconfig.pluginmanager.get_plugin("terminalreporter")

@@ -156,6 +156,8 @@ class Producer:
                 called; nothing was sent.
             BufferError: the queue of unsent messages stayed full; nothing was sent.
             TopicMissingError, NotAuthorizedError: the topic cannot be written to; nothing is stored.
+            BrokerUnavailableError: no broker reported the partitions that a delay or a selector needs; nothing was
+                sent.
             SendTimeoutError: no delivery report arrived in time; the message may or may not be stored.
             SendError: the message is not stored.
             ClosedError: the producer is closed; nothing was sent.
@@ -200,7 +202,7 @@ class Producer:
         `close` perhaps in the thread that called these) and must not block.
 
         Raises:
-            MessageError, TopicMissingError, ClosedError: as `send`; nothing was sent.
+            MessageError, TopicMissingError, BrokerUnavailableError, ClosedError: as `send`; nothing was sent.
             BufferError: the queue of unsent messages was full for 3 s; nothing was sent.
         """
         return self._send(self._message(message, body, codec, options), selector, arg, time.monotonic() + _ROOM_S)
@@ -224,7 +226,7 @@ class Producer:
         The arguments are those of `send`.
 
         Raises:
-            MessageError, TopicMissingError, ClosedError, BufferError: as `send_async`.
+            MessageError, TopicMissingError, BrokerUnavailableError, ClosedError, BufferError: as `send_async`.
         """
         self._send(self._message(message, body, codec, options), None, None, time.monotonic() + _ROOM_S)
 
