@@ -18,6 +18,7 @@ Imitated because programs stumble over it (measured on librdkafka 2.16 and a rea
   `committed` ends in `_TIMED_OUT`, `list_topics` in `_TRANSPORT`, watermarks and times in `_UNKNOWN_PARTITION`,
   without waiting.
 * `poll`, `consume` or `list_topics` inside a callback ends the process (`kafka.confluent`); here it is refused.
+* An event is neither committed nor stored, and `store_offsets` is refused while the client stores by itself.
 * A member that was put out learns of it by `on_lost` in the next poll (by `on_revoke` without an `on_lost`).
 
 Thread-safety: as with the real one, a consumer belongs to one thread; what it shares is behind the broker's lock.
@@ -25,7 +26,7 @@ Thread-safety: as with the real one, a consumer belongs to one thread; what it s
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +46,7 @@ from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.fetching import Fetching, event
 from rocketshim.testing.group_coordinator import CommittedOffset, GroupMember, Step, StepKind
 from rocketshim.testing.kafka_errors import Code, failure, kafka_error
-from rocketshim.testing.partition_result import PartitionResult, named
+from rocketshim.testing.partition_result import PartitionResult, named, position_after, results_of
 from rocketshim.testing.waiting import NS_PER_MS, Waiting
 
 __all__ = ["GroupMetadata", "InMemoryConsumer"]
@@ -320,7 +321,7 @@ class InMemoryConsumer:
         if message is not None and offsets is not None:
             raise ValueError("message and offsets are mutually exclusive")
         if message is not None:
-            offsets = [_after(message)]
+            offsets = [position_after(message, "commit")]
         if not asynchronous:
             self._broker.await_answer(self._waiting, self.session_timeout_ms / 1_000)
         with self._broker.lock:
@@ -331,16 +332,23 @@ class InMemoryConsumer:
         if not asynchronous:
             if error is not None:
                 raise KafkaException(error)
-            return _results(wanted)
+            return results_of(wanted)
         if (on_commit := self._settings.on_commit) is not None:
-            self._callbacks.append(lambda: on_commit(error, _results(wanted)))
+            self._callbacks.append(lambda: on_commit(error, results_of(wanted)))
         return None
 
     def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
         """Keep offsets for the next `commit` without arguments."""
         self._enter()
+        if message is not None and offsets is not None:
+            raise ValueError("message and offsets are mutually exclusive")
+        wanted = [position_after(message, "store")] if message is not None else offsets
+        if wanted is None:
+            raise ValueError("expected either message or offsets")
+        if self._settings.auto_offset_store:
+            raise failure(Code.INVALID_ARG, "StoreOffsets failed")
         with self._broker.lock:
-            for partition in [_after(message)] if message is not None else offsets or []:
+            for partition in wanted:
                 self._fetching.store(named(partition), partition.offset)
 
     def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
@@ -566,15 +574,6 @@ class InMemoryConsumer:
         member_id = self.member.member_id if self.member is not None else ""
         generation = self.member.generation if self.member is not None else -1
         return self._broker.commit(self.group_id, member_id, generation, positions)
-
-
-def _after(message: Message) -> TopicPartition:
-    """The position after a message."""
-    return TopicPartition(str(message.topic()), message.partition() or 0, (message.offset() or 0) + 1)
-
-
-def _results(wanted: Iterable[TopicPartition]) -> list[TopicPartition]:
-    return [PartitionResult.of(named(part), part.offset, metadata=part.metadata) for part in wanted]
 
 
 def _is_expression(topic: str) -> bool:

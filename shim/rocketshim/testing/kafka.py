@@ -24,6 +24,7 @@ from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim.testing.faults import CommitFault, ProduceFault, Scope, TransactionFault
 from rocketshim.testing.fetching import as_message
+from rocketshim.testing.outgoing import to_headers, to_payload
 from rocketshim.testing.partition_log import PartitionLog
 from rocketshim.testing.producer import InMemoryProducer
 from rocketshim.testing.waiting import Waiting
@@ -203,15 +204,16 @@ class InMemoryKafka:
 
         Raises:
             ConfigError: the topic or partition does not exist.
+            TypeError: key, value or a header is neither bytes nor text, which is stored as UTF-8.
         """
         with self._broker.lock:
             self._log(topic, partition)
             record = self._broker.append(
                 self._topic(topic),
                 partition,
-                key=key,
-                value=value,
-                headers=tuple(headers),
+                key=to_payload(key),
+                value=to_payload(value),
+                headers=to_headers(list(headers)),
                 timestamp_ms=self.clock.wall_ms() if timestamp_ms is None else timestamp_ms,
             )
             self._broker.touch()

@@ -58,5 +58,5 @@ def failure(
 
 
 def invalid(text: str) -> KafkaException:
-    """Return the exception for an invalid configuration, with exactly this text."""
+    """Return the exception for an invalid argument or configuration, with exactly this text."""
     return KafkaException(KafkaError(Code.INVALID_ARG, text))

@@ -1,10 +1,13 @@
 """A `TopicPartition` that can have an error; in the real class only librdkafka can set one."""
 
-from confluent_kafka import KafkaError, TopicPartition
+from collections.abc import Iterable
+
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rocketshim.testing.assignors import Partition
+from rocketshim.testing.kafka_errors import invalid
 
-__all__ = ["PartitionResult", "named"]
+__all__ = ["PartitionResult", "named", "position_after", "results_of"]
 
 
 class PartitionResult(TopicPartition):
@@ -41,3 +44,23 @@ class PartitionResult(TopicPartition):
 def named(partition: TopicPartition) -> Partition:
     """Return topic and partition number."""
     return partition.topic, partition.partition
+
+
+def results_of(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Return the results of a commit that has succeeded for these partitions."""
+    return [PartitionResult.of(named(part), part.offset, metadata=part.metadata) for part in partitions]
+
+
+def position_after(message: Message, doing: str) -> TopicPartition:
+    """Return the position after a message.
+
+    Args:
+        message: the message.
+        doing: what is done with the position, `commit` or `store`.
+
+    Raises:
+        KafkaException: `_INVALID_ARG`: it is an event, which has no position.
+    """
+    if (error := message.error()) is not None:
+        raise invalid(f"Cannot {doing} offsets for message with error: '{error.str()}'")
+    return TopicPartition(str(message.topic()), message.partition() or 0, (message.offset() or 0) + 1)

@@ -79,6 +79,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(groups.commits_are_kept_as_given),
     Scenario(groups.nothing_to_commit_is_an_error),
     Scenario(groups.a_message_commits_the_offset_after_it),
+    Scenario(groups.an_event_is_neither_committed_nor_stored),
+    Scenario(groups.the_program_stores_no_offsets_beside_the_client),
     Scenario(groups.committing_for_an_unknown_partition_fails, needs=("group_generations",)),
     Scenario(groups.an_outsider_may_not_commit_beside_members, needs=("group_generations",)),
     Scenario(groups.a_member_may_commit_for_another),

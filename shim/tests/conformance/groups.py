@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from confluent_kafka import OFFSET_INVALID, KafkaError, TopicPartition
+from confluent_kafka import OFFSET_INVALID, KafkaError, Message, TopicPartition
 
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.testing.kafka_errors import Code
@@ -299,6 +299,24 @@ def a_message_commits_the_offset_after_it(backend: Backend) -> None:
     equal(consumer.committed([at(topic)], timeout=10)[0].offset, 2)
     consumer.assign([at(topic)])
     equal(places(receive(backend, consumer, 1)), [(0, 2)], "where an assignment without offset begins")
+
+
+def an_event_is_neither_committed_nor_stored(backend: Backend) -> None:
+    """A message with an error has no offset of its own."""
+    topic = backend.new_topic()
+    event = Message(topic=topic, partition=0, offset=0, error=KafkaError(KafkaError._PARTITION_EOF))
+    consumer: Any = consumer_of(backend, enable_auto_offset_store=False)
+    consumer.assign([at(topic, 0, 0)])
+    equal(refused(lambda: consumer.commit(message=event)).code(), Code.INVALID_ARG)
+    equal(refused(lambda: consumer.store_offsets(message=event)).code(), Code.INVALID_ARG)
+
+
+def the_program_stores_no_offsets_beside_the_client(backend: Backend) -> None:
+    """By default the client stores them, and `store_offsets` is `_INVALID_ARG`."""
+    topic = backend.new_topic()
+    consumer: Any = consumer_of(backend)
+    consumer.assign([at(topic, 0, 0)])
+    equal(refused(lambda: consumer.store_offsets(offsets=[at(topic, 0, 1)])).code(), Code.INVALID_ARG)
 
 
 def committing_for_an_unknown_partition_fails(backend: Backend) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.testing import InMemoryConsumer, InMemoryKafka, VirtualClock
 
@@ -214,6 +214,14 @@ def test_stored_offsets_are_what_a_bare_commit_commits(kafka: InMemoryKafka) -> 
     assert kafka.committed("g") == {("orders", 0): 1}
     with pytest.raises(KafkaException, match="_STATE"):
         member.client.store_offsets(offsets=[TopicPartition("other", 0, 1)])
+
+
+def test_wrong_arguments_are_refused_as_by_the_real_client(kafka: InMemoryKafka) -> None:
+    client = kafka.consumer({"group.id": "g", "enable.auto.offset.store": False})
+    with pytest.raises(ValueError, match="mutually exclusive"):
+        client.store_offsets(Message(topic="orders", partition=0, offset=0), [TopicPartition("orders", 0, 1)])
+    with pytest.raises(ValueError, match="expected either"):
+        client.store_offsets()
 
 
 def test_a_group_waits_for_a_transaction_that_moves_its_offset(kafka: InMemoryKafka) -> None:

@@ -38,6 +38,14 @@ def test_a_record_travels_from_a_producer_to_a_group(kafka: InMemoryKafka) -> No
     assert kafka.committed("g") == {("orders", 1): 1}
 
 
+def test_an_appended_text_is_read_as_bytes_as_from_a_real_broker(kafka: InMemoryKafka) -> None:
+    message = kafka.append("orders", "body", key="k", headers=[("TAGS", "t")])  # type: ignore[arg-type, list-item]
+    assert (message.key(), message.value(), message.headers()) == (b"k", b"body", [("TAGS", b"t")])
+    with pytest.raises(TypeError):
+        kafka.append("orders", 7)  # type: ignore[arg-type]
+    assert len(kafka.records("orders")) == 1
+
+
 def test_a_topic_that_exists_is_not_made_again(kafka: InMemoryKafka) -> None:
     kafka.append("orders", b"x")
     with pytest.raises(ConfigError, match="exists already"):
