@@ -205,9 +205,10 @@ class OrderlyPartition:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether nothing is in progress or can be handed out now."""
+        """Whether nothing is in progress, and nothing but further attempts can be handed out now."""
         wakeup_ms = self._queue.next_wakeup_ms
-        return self.settled and (wakeup_ms is None or wakeup_ms > self._now_ms())
+        is_later = wakeup_ms is None or wakeup_ms > self._now_ms()
+        return self.settled and (is_later or self._queue.is_behind_failures)
 
     @property
     def awaits_commit(self) -> bool:

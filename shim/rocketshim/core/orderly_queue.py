@@ -16,8 +16,9 @@ are put back.
   stops.
 * By key a run may have several answers that stop, each for its own keys: the listener thread moves messages of a
   stopped key behind those that it answers. Backlogs whose wait is over and messages without a backlog take turns in a
-  run, so that neither waits for all of the other. Waiting backlogs cost nothing (a heap); no operation iterates over
-  all of them.
+  run, so that neither waits for all of the other. They also take turns in beginning a run, because a slow listener
+  answers only the first message of each. Waiting backlogs cost nothing (a heap); no operation iterates over all of
+  them.
 
 A queue belongs to one assignment (its *epoch*). After `drop` it returns nothing any more.
 """
@@ -100,8 +101,8 @@ class OrderlyQueue(Generic[MessageT]):
 
     __slots__ = (
         "_backlogs", "_counts", "_due", "_failing_since_ms", "_in_run", "_key_of", "_message_limit", "_not_before_ms",
-        "_open", "_open_dead", "_pending", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms", "_suspended",
-        "_tracker", "_waiting", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
+        "_open", "_open_dead", "_pending", "_pending_first", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms",
+        "_suspended", "_tracker", "_waiting", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
     def __init__(
@@ -130,6 +131,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._backlogs: dict[Hashable, _Backlog[MessageT]] = {}
         self._waiting: list[_Stop] = []  # a heap
         self._due: deque[_Stop] = deque()  # backlogs whose wait was over at the last `take`, the next one first
+        self._pending_first = False  # which of the two begins the next run that has both
         self._stops = 0
         self._in_run: list[MessageT] | None = None
         self._suspended: dict[int, _SuspendedBatch[MessageT]] = {}  # by offset of each dead letter that is being stored
@@ -309,6 +311,11 @@ class OrderlyQueue(Generic[MessageT]):
         return self._tracker.span
 
     @property
+    def is_behind_failures(self) -> bool:
+        """Whether every message that is not in a run waits for another attempt, its own or of one before it."""
+        return bool(self._backlogs) and not self._pending
+
+    @property
     def next_wakeup_ms(self) -> int | None:
         """When `take` may return messages: 0 for now, None for not before a put or a report."""
         if self.busy or self.dropped or not (self._pending or self._backlogs):
@@ -425,6 +432,10 @@ class OrderlyQueue(Generic[MessageT]):
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._due.append(heapq.heappop(self._waiting))
         messages: list[MessageT] = []
+        if self._due and self._pending:
+            if self._pending_first:
+                self._take_pending(messages, limit)
+            self._pending_first = not self._pending_first
         remaining: list[_Stop] = []  # backlogs that still have messages after this run
         while len(messages) < limit and (self._due or self._pending):
             stop = self._due.popleft() if self._due else None
@@ -468,12 +479,21 @@ class OrderlyQueue(Generic[MessageT]):
         return backlog is not None and backlog.stop == stop[1]
 
     def _give_back(self, messages: list[MessageT]) -> None:
-        """Put back messages that were taken and not begun, in front of the messages that follow them."""
-        if self._key_of is None or not self._backlogs:
+        """Put back messages that were taken and not begun, in front of the messages that follow them.
+
+        A message that has failed before is due again. Otherwise the failed ones would be in front of all others.
+        """
+        if self._key_of is None or not (self._backlogs or self._counts):
             self._pending.extendleft(reversed(messages))
             return
         for message in reversed(messages):
-            backlog = self._backlogs.get(self._key_of(message))
+            key = self._key_of(message)
+            backlog = self._backlogs.get(key)
+            if backlog is None and message.offset() in self._counts:
+                backlog = self._backlogs[key] = _Backlog()
+                self._stops += 1
+                backlog.stop = self._stops
+                self._due.appendleft((0, self._stops, key))
             (self._pending if backlog is None else backlog.messages).appendleft(message)
 
     def _commit(self, batch: list[MessageT]) -> None:

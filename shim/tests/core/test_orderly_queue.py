@@ -521,6 +521,21 @@ def test_failing_and_other_keys_take_turns() -> None:
     assert taken(made, now_ms=1_000) == [0, 4, 1, 5, 2, 6, 3, 7]
 
 
+def test_failing_and_other_keys_take_turns_also_if_each_run_ends_after_its_first_call() -> None:
+    made = keyed("abcd")
+    taken(made)
+    answer(made, *[BatchAnswer(1, SUSPEND)] * 4)
+    made.put([Msg(offset, f"new-{offset}") for offset in range(4, 8)])
+    first: list[int] = []
+    for now_ms in range(1_000, 5_000, 500):  # a call takes half a second, so that a failed message is always due
+        offset = taken(made, now_ms=now_ms)[0]
+        first.append(offset)
+        answer(made, BatchAnswer(1, SUSPEND) if offset < 4 else BatchAnswer(1), now_ms=now_ms)
+    assert [offset for offset in first if offset >= 4] == [4, 5, 6, 7]
+    assert [offset for offset in first if offset < 4] == [0, 1, 2, 3]
+    assert made.is_behind_failures
+
+
 class Instant(int):
     """A time that counts its comparisons."""
 
