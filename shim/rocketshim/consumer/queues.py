@@ -50,10 +50,11 @@ class AssignedQueues(Generic[QueueT]):
         return [queue for key, queue in self.by_key.items() if ownership.owns(key)]
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
-        """Begin a new epoch of a partition, from this offset on."""
+        """Begin a new epoch of a partition, from this offset on; what the former queue was too full of is gone."""
         self._drop(key)
         self._epoch += 1
         self.by_key[key] = self._dispatch.make_queue(key, self._epoch)
+        self._reader.pauses.release([key], PauseReason.FLOW)
         self.commits.positions.adopt(key, offset)
         self._share_limits()
 
@@ -151,7 +152,7 @@ class AssignedQueues(Generic[QueueT]):
             self.commits.positions.adopt(key, offset)  # also a lower one
             self._reader.seek(key, offset)  # if it fails, the next commit restores the group's offset
             self.begin(key, offset)
-            self._reader.pauses.release([key], PauseReason.FLOW | PauseReason.UNRESOLVED)
+            self._reader.pauses.release([key], PauseReason.UNRESOLVED)
 
     def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
         """Continue the queues of a topic at the first message of a time or later, else at their end.

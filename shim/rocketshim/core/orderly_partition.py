@@ -128,9 +128,8 @@ class OrderlyPartition:
         withheld: no further run starts.
         out: the run that a listener thread has.
         reported: the progress last reported to the group's log.
-        is_fresh: no message was put yet.
         is_alarmed: an alarm reports that it awaits a commit.
-        next_put: offset after the last message that was put.
+        next_put: offset after the last message that was put; 0: there was none.
         suspect_until: set by the listener thread: offsets up to this one are retried because a message among them has
             unreadable headers; -1: there is no such message.
 
@@ -156,7 +155,6 @@ class OrderlyPartition:
         self.withheld = False
         self.out: OrderlyTask | None = None
         self.reported: Progress | None = None
-        self.is_fresh = True
         self.is_alarmed = False
         self.next_put = 0
         self.suspect_until = -1
@@ -219,7 +217,6 @@ class OrderlyPartition:
         """Add fetched messages; raise ValueError if their offsets do not increase."""
         if not self.withheld:
             self._queue.put(messages)
-            self.is_fresh = False
             self.next_put = (messages[-1].offset() or 0) + 1
 
     def withhold(self) -> int:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.poll_loop import PollLoop
@@ -17,6 +17,7 @@ from rocketshim.testing import InMemoryKafka
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 Make = Callable[..., Any]
+KEY = TopicPartitionKey("orders", 0)
 
 
 def nothing(message: Any) -> None:
@@ -639,6 +640,63 @@ def test_a_log_that_was_created_again_is_read_from_its_new_start(kafka: InMemory
     assert len(seen) == 7
     b.commit_now()
     assert b.committed() == 2
+
+
+def test_a_log_that_was_cut_within_a_fetch_is_read_from_its_new_start(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 5)
+    seen: list[Any] = []
+    b = bench(seen.append)
+    b.run()
+    records = kafka.records("orders")
+    fill(kafka, 2)
+    for key, run in b.loop.reader.current_runs([*kafka.records("orders")[5:], *records]):
+        b.loop.mode.put(key, run)
+    b.run()
+    assert [message.queue_offset for message in seen] == [*range(5), *range(7)]
+    assert b.loop.error is None
+
+
+def test_a_log_that_was_cut_while_its_queue_was_full_is_read(kafka: InMemoryKafka, bench: Make) -> None:
+    fill(kafka, 100)
+    seen: list[Any] = []
+    b = bench(seen.append, limits=FlowLimits(count=10))
+    b.turn(5)
+    assert b.loop.queues.by_key[KEY].paused
+    b.loop.mode.put(KEY, kafka.records("orders")[:1])  # the client had fetched it before the pause took effect
+    fill(kafka, 3)
+    b.run()
+    assert [message.queue_offset for message in seen] == [0, 100, 101, 102]
+
+
+def test_a_start_that_is_found_while_listeners_have_too_much_is_read(
+    kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.consumer.queues._MAX_IN_FLIGHT", 40)
+    kafka.create_topic("bills")
+    fill(kafka, 100)
+    fill(kafka, 5, topic="bills")
+    seen: list[Any] = []
+    b = bench(seen.append, topics=("orders", "bills"))
+    b.pool.tasks.clear()
+    real, away = b.starts.find, [True]
+
+    def find(keys: Any, timeout_s: float) -> Any:
+        if away[0] and any(key.topic == "bills" for key in keys):
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return real(keys, timeout_s)
+
+    b.starts.find = find
+    kafka.evict(b.consumer)
+    b.turn(20)
+    assert [queue.paused for queue in b.loop.queues] == [True] * 3
+    while b.loop.dispatch.in_flight > 30:
+        b.pool.work()
+        b.turn()
+    away[0] = False
+    b.clock.advance(20_000)
+    b.turn()
+    b.run(turns=20)
+    assert {message.topic for message in seen} == {"orders", "bills"}
 
 
 @pytest.mark.parametrize(

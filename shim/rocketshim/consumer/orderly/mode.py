@@ -229,9 +229,8 @@ class OrderlyMode(Mode[OrderlyPartition]):
                     assert_never(action)
 
     def _pause(self, key: TopicPartitionKey) -> None:
-        """Pause the partition until it is started again, and clear any flow-control pause of the previous run."""
+        """Pause the partition until it is started again."""
         self._reader.pauses.hold([key], PauseReason.LOCK)
-        self._reader.pauses.release([key], PauseReason.FLOW)
         self.queues.commits.positions.forget(key)
 
     def _release(self, started: QueueStarted, run: OrderlyPartition | None) -> None:
@@ -331,24 +330,11 @@ class OrderlyMode(Mode[OrderlyPartition]):
         queue = self.queues.by_key.get(key)
         if queue is None:
             return
-        commits = self.queues.commits.positions
-        first = run[0].offset()
-        expected = commits.sent(key) if queue.is_fresh else queue.next_put
-        wanted = self._reader.from_position(key, run, expected)
-        if wanted is not None:
-            if not wanted:
-                return
-            run, first = wanted, wanted[0].offset()
-        try:
-            if queue.is_fresh and first < commits.sent(key):
-                commits.adopt(key, first)  # the log is shorter than the commit: created again, or cut
-                self._log_cut(key, first)
-            queue.put(run)
-        except ValueError:
-            self._log_cut(key, first)
-            self._restarts[key] = first
+        wanted = self._reader.from_position(key, run, max(queue.next_put, self.queues.commits.positions.sent(key)))
+        if wanted is None:
+            self._restarts[key] = first = run[0].offset()
+            _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
             self._perform(self._assignment.cut(key))
             self._end_drained()
-
-    def _log_cut(self, key: TopicPartitionKey, first_offset: int) -> None:
-        _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first_offset})
+        elif wanted:
+            queue.put(wanted)

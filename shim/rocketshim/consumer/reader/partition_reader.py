@@ -15,6 +15,7 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from operator import lt
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -42,6 +43,7 @@ _UNKNOWN: Final = -1
 _ERROR: Final = Message.error  # called in C, by `map`
 _TOPIC: Final = Message.topic
 _PARTITION: Final = Message.partition
+_OFFSET: Final = Message.offset
 
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
 """Gets the answer to an asynchronous commit; never raises."""
@@ -360,6 +362,8 @@ def _keys(partitions: Iterable[TopicPartition]) -> list[TopicPartitionKey]:
 def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
     """Yield the runs of messages of one partition in a fetched batch, in order; a partition may have several runs.
 
+    The offsets of a run rise: where a log was cut, another run begins. Only runs with gaps or cuts are looked through.
+
     Runs are long, or of one or two messages where many partitions are read. So the messages are compared in C, one at
     first, then twice as many each time.
     """
@@ -377,5 +381,11 @@ def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
             stride *= 2
         while end < count and numbers[end] == number and topics[end] == topic:
             end += 1
-        yield TopicPartitionKey(topic, number), batch[at:end] if end - at < count else batch
+        run = batch[at:end] if end - at < count else batch
+        if run[-1].offset() - run[0].offset() != end - at - 1:
+            offsets: list[Any] = list(map(_OFFSET, run))
+            rises = [*map(lt, offsets, offsets[1:]), False]  # False before its end: the log was cut within the fetch
+            end = at + rises.index(False) + 1
+            run = run[: end - at]
+        yield TopicPartitionKey(topic, number), run
         at = end

@@ -1125,6 +1125,28 @@ def test_a_queue_that_restarts_amid_a_fetch_is_read_from_its_first_message(stage
     assert stage.committed() == 5
 
 
+def test_failed_attempts_do_not_count_in_a_log_that_was_cut_before_its_next_owner_read_it(stage: Stage) -> None:
+    stage.topic()
+    stage.fill(5)
+    stage.answer = lambda message: SUSPEND if message.queue_offset == 2 else None
+    stage.join("a")
+    stage.wait(4_000)
+    assert times(stage.seen[-1]) > 1
+    stage.leave("a")
+    stage.seen.clear()
+    stage.answer = lambda _: None
+    b = stage.join("b")
+    put, b.mode.put = b.mode.put, lambda *_: None
+    stage.turn(20)
+    assert b.held
+    b.mode.put = put
+    bounds, b.lookups.get_watermark_offsets = b.lookups.get_watermark_offsets, lambda *_, **__: (0, 1)
+    b.loop.mode.put(TopicPartitionKey("orders", 0), stage.kafka.records("orders"))
+    b.lookups.get_watermark_offsets = bounds
+    stage.wait(6_000)
+    assert [(message.queue_offset, times(message)) for message in stage.seen] == [(offset, 0) for offset in range(5)]
+
+
 def test_a_queue_that_restarts_while_reading_is_suspended_is_not_read(stage: Stage) -> None:
     a, task = cut_under_a_listener(stage)
     a.loop.ask(PollLoop.suspend)

@@ -19,3 +19,19 @@ def test_runs_are_those_of_groupby(lengths: list[tuple[tuple[str, int], int]]) -
         (place, [offset for offset, _ in run]) for place, run in groupby(enumerate(places), key=lambda each: each[1])
     ]
     assert [(place, [message.offset() for message in run]) for place, run in runs_of(batch)] == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 20)), max_size=6))
+def test_where_a_log_was_cut_another_run_begins(parts: list[tuple[int, int]]) -> None:
+    expected: list[list[int]] = []
+    for back, count in parts:
+        first = max(0, expected[-1][-1] - back) if expected else 0
+        expected.append(list(range(first, first + count)))
+    batch = [Message("orders", 0, offset) for run in expected for offset in run]
+    assert [[message.offset() for message in run] for _, run in runs_of(batch)] == expected
+
+
+def test_a_log_with_gaps_that_was_cut_is_two_runs() -> None:
+    offsets = [98, 99, 50, 52, 54, 400]
+    runs = runs_of([Message("orders", 0, offset) for offset in offsets])
+    assert [[message.offset() for message in run] for _, run in runs] == [offsets[:2], offsets[2:]]
