@@ -127,11 +127,7 @@ class AssignedPartition:
 
     def is_waiting(self, now_ns: int) -> bool:
         """Return whether a target of its records is still unknown, so that no record leaves the partition."""
-        if any(now_ns < target.ready_ns for target in self.awaited):
-            return True
-        for target in self.awaited:
-            target.keep_missing(now_ns)
-        return False
+        return any(now_ns < target.ready_ns for target in self.awaited)
 
     @property
     def has_uncommitted(self) -> bool:

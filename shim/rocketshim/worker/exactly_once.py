@@ -154,6 +154,8 @@ class ExactlyOnce:
         With an unknown target, the whole run waits. It is routed before a record of it is produced, so that an unknown
         target aborts no transaction.
         """
+        for target in assigned.awaited:
+            target.keep_missing(now_ns)
         groups = self._router.route(due, assigned, now_ns)
         awaited = {group.target for group in groups if group.kind is Kind.NOT_YET and group.target is not None}
         if awaited:
