@@ -84,7 +84,7 @@ def _print(snapshot: Snapshot, *, as_json: bool) -> None:
     shown = tables(snapshot)
     if as_json:
         found = {each.title.lower(): [dict(zip(each.columns, row, strict=True)) for row in each.rows] for each in shown}
-        typer.echo(json.dumps({"at_ms": snapshot.at_ms, **found}))
+        typer.echo(json.dumps({"at_ms": snapshot.at_ms, "unknown": [*map(str, snapshot.unknown)], **found}))
         return
     typer.echo(plain(summary(snapshot)))
     for table in shown:

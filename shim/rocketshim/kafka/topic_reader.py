@@ -174,8 +174,8 @@ class TopicReader:
         if not wanted:
             return {}
         lows, ends = (
-            {TopicPartitionKey.of(each): each.offset for each in self._at_time(wanted, side) if each.error is None}
-            for side in (OFFSET_BEGINNING, OFFSET_END)
+            {TopicPartitionKey.of(each): each.offset for each in self._at_times(asked) if each.error is None}
+            for asked in (dict.fromkeys(wanted, OFFSET_BEGINNING), dict.fromkeys(wanted, OFFSET_END))
         )
         return {key: (low, ends[key]) for key, low in lows.items() if key in ends}
 
@@ -184,18 +184,21 @@ class TopicReader:
         spans: Mapping[TopicPartitionKey, tuple[int, int]],
         *,
         skip: Callable[[Any], bool] = lambda _: False,
+        denied: set[str] | None = None,
     ) -> dict[TopicPartitionKey, Any]:
         """Return the first record of each span; absent: the span has none.
 
         Args:
             spans: the two offsets for each partition.
             skip: returns whether a record does not count.
+            denied: topics that the principal may not read, which are passed over. Those that are found are added: a
+                client reports each only once. None: they are an error.
         """
-        ends = {key: end for key, (start, end) in spans.items() if start < end}
+        ends = {key: end for key, (start, end) in spans.items() if start < end and key.topic not in (denied or ())}
         found = {}
         reading = self._begin([TopicPartition(*key, spans[key][0]) for key in ends])
         try:
-            for message in self._until(ends, follow=False):
+            for message in self._until(ends, follow=False, denied=denied):
                 key = TopicPartitionKey(message.topic(), message.partition())
                 if key not in found and not skip(message):
                     found[key] = message
@@ -274,13 +277,8 @@ class TopicReader:
         low, high = self.bounds(topic, partition)
         if not low <= offset < high:
             return None
-        reading = self._begin([TopicPartition(topic, partition, offset)])
-        try:
-            for message in self._until({TopicPartitionKey(topic, partition): offset + 1}, follow=False):
-                return message if message.offset() == offset else None
-        finally:
-            self._end(reading)
-        return None
+        first = next(self.read_spans({TopicPartitionKey(topic, partition): (offset, offset + 1)}), None)
+        return first if first is not None and first.offset() == offset else None
 
     def close(self) -> None:
         """Close the consumer."""
@@ -314,6 +312,7 @@ class TopicReader:
         *,
         follow: bool,
         with_silence: bool = False,
+        denied: set[str] | None = None,
         poll_s: float = _POLL_S,
     ) -> Iterator[Any]:
         silent_until = time.monotonic() + self._patience_s
@@ -331,9 +330,7 @@ class TopicReader:
             for message in batch:
                 key: Any = (message.topic(), message.partition())  # a plain tuple: one is made per record
                 if message.error() is not None:
-                    at_end = self._at_end(message)
-                    if at_end and not follow:
-                        ends.pop(key, None)
+                    self._take_event(message, {} if follow else ends, denied)
                     continue
                 end = ends.get(key)
                 if follow or (end is not None and message.offset() < end):
@@ -349,14 +346,19 @@ class TopicReader:
         return [first, *self._consumer.consume(_FETCH_COUNT - 1, 0)]  # with a timeout it waits for that number
 
     @staticmethod
-    def _at_end(message: Any) -> bool:
-        """Return whether an event marks the end of a partition; other events are errors, fatal or temporary."""
+    def _take_event(message: Any, ends: dict[TopicPartitionKey, int], denied: set[str] | None) -> None:
+        """Remove from `ends` what an event ends: a partition, or a denied topic. Other errors are temporary."""
         error: KafkaError = message.error()
         if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise NotAuthorizedError(f"the principal may not read {message.topic()}: grant it Read")
-        if is_fatal(error):
+            if denied is None:
+                raise NotAuthorizedError(f"the principal may not read {message.topic()}: grant it Read")
+            denied.add(message.topic())
+            for each in [each for each in ends if each.topic == message.topic()]:
+                del ends[each]
+        elif is_fatal(error):
             raise RocketshimError(f"cannot continue reading: {error.str()}")
-        return error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+        elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - no public spelling
+            ends.pop(TopicPartitionKey(message.topic(), message.partition()), None)
 
     def _metadata(self) -> Any:
         try:
@@ -375,12 +377,10 @@ class TopicReader:
         return [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
 
     def _starts(self, partitions: list[TopicPartitionKey], since_ms: int | None) -> list[TopicPartition]:
-        if since_ms is None or not partitions:
+        if since_ms is None:
             return [TopicPartition(*key, OFFSET_BEGINNING) for key in partitions]
-        return self._at_time(partitions, since_ms)
-
-    def _at_time(self, partitions: list[TopicPartitionKey], at_ms: int) -> list[TopicPartition]:
-        return self._at_times(dict.fromkeys(partitions, at_ms))
+        found = self.offsets_at(partitions, since_ms)
+        return [TopicPartition(*key, found.get(key, OFFSET_END)) for key in partitions]
 
     def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         asked = [TopicPartition(*key, at_ms) for key, at_ms in times.items()]

@@ -8,20 +8,21 @@ committed, and no group is joined.
 Which topics a group reads is only known from its commits on all topics. That request is large on large clusters, so it
 is repeated every tenth round; the rounds between ask for the topics found.
 
-A group whose positions cannot be had, for example because the principal may not describe it, is left out for ten
-rounds. Only one group a round is given up like this, after the time-out: if a second one fails, the cluster is to
-blame, and the round fails.
+Groups that the principal may not describe are left out for ten rounds. So is a group whose positions cannot be had for
+another reason, but only one a round, after the time-out: if a second one fails, the cluster is to blame, and the round
+fails. Topics that the principal may not read have no append times; they are tried again in the same rounds.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.errors import BrokerUnavailableError, RocketshimError
+from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, confluent_clients
 from rocketshim.kafka.positions import committed_positions
@@ -71,7 +72,9 @@ class OffsetLookup:
         self._clock = clock or SystemClock()
         self._client = {**(client or {}), **_SMALL_FETCHES}
         self._clients = clients or confluent_clients()
-        self._reader = TopicReader(bootstrap, client=self._client, clients=clients, patience_s=_TIMEOUT_S)
+        self._new_reader = partial(TopicReader, bootstrap, client=self._client, clients=clients, patience_s=_TIMEOUT_S)
+        self._reader = self._new_reader()
+        self._denied: set[str] = set()
         self._askers: dict[str, ConsumerClient] = {}
         self._read_by: dict[str, set[str]] = {}
         self._times: Mapping[tuple[TopicPartitionKey, int], int] = {}
@@ -85,6 +88,9 @@ class OffsetLookup:
             RocketshimError: the cluster refused or did not answer.
         """
         names = self._names
+        if self._denied and self._rounds % _ALL_TOPICS_EVERY == 0:
+            self._reader.close()
+            self._reader, self._denied = self._new_reader(), set()
         topics = self._reader.topics()
         by_topic = groups_of(names, topics, self._groups)
         groups = tuple(group for topic, group in by_topic.items() if has_that_group(names, topic, group))
@@ -122,9 +128,11 @@ class OffsetLookup:
             try:
                 positions[group] = self._positions(group, topics)
             except RocketshimError as error:
-                if failed is not None:
-                    raise
-                failed, self._left_out[group] = error, self._rounds + 1 + _ALL_TOPICS_EVERY
+                if not isinstance(error, NotAuthorizedError):
+                    if failed is not None:
+                        raise
+                    failed = error
+                self._left_out[group] = self._rounds + 1 + _ALL_TOPICS_EVERY
                 _LOG.warning("observe.group-unknown", extra={"group": group, "error": str(error)})
         return positions
 
@@ -169,7 +177,7 @@ class OffsetLookup:
                     spans[key] = (max(low, position), end)
                     asked[key] = position
             try:
-                found = self._reader.first_records(spans, skip=self._is_skipped)
+                found = self._reader.first_records(spans, skip=self._is_skipped, denied=self._denied)
             except BrokerUnavailableError:  # a leader is away: the offsets are worth showing without times
                 return times
             times.update({(key, asked[key]): record.timestamp()[1] for key, record in found.items()})

@@ -1,7 +1,8 @@
 """What a snapshot and the doctor's findings say, as metrics. Pure.
 
 These metrics are there also when the process that would count is gone: dead letters, age and lag of groups, late
-delivery. A group, topic or finding that no longer exists has no series.
+delivery. A group, topic or finding that no longer exists has no series. A topic of dead letters or parked records has
+none while a leader of it does not answer.
 """
 
 from collections import Counter
@@ -90,9 +91,11 @@ def _schedule(snapshot: Snapshot) -> Iterable[_Family]:
 
 
 def _dead(snapshot: Snapshot) -> Iterable[_Family]:
-    dead = [({"group": topic.group or ""}, topic) for topic in snapshot.dead]
+    unknown = {key.topic for key in snapshot.unknown}  # without one of its partitions a counter would go back
+    known = [each for each in (*snapshot.dead, snapshot.parked) if each is not None and each.topic not in unknown]
+    dead = [({"group": topic.group}, topic) for topic in known if topic.group is not None]
     none: dict[str, str] = {}
-    parked = [(none, snapshot.parked)] if snapshot.parked is not None else []
+    parked = [(none, topic) for topic in known if topic.group is None]
     kept = "gauge", "offsets that the topic still has"
     ever = "counter", "offsets ever appended: an upper bound of the number of records"
     yield "dead_letters_appended_total", *ever, [(label, topic.appended) for label, topic in dead]

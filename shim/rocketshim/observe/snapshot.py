@@ -162,7 +162,8 @@ class TopicSnapshot:
         topic: physical name.
         group: the group whose dead letters it has; None: it has parked records.
         kept: number of offsets that still exist.
-        appended: sum of the end offsets: what was ever appended. It never decreases.
+        appended: sum of the end offsets: what was ever appended. It is too low while a partition is in
+            `Snapshot.unknown`.
         recent: number of offsets appended within the last 24 h.
     """
 

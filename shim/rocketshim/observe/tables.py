@@ -31,6 +31,8 @@ def summary(snapshot: Snapshot) -> str:
     behind = sum(group.behind for group in snapshot.groups)
     text = f"{snapshot.waiting} waiting, latest {snapshot.late_ms / 1e3:.1f} s late"
     text += f"   {behind} unread   {dead} dead   {parked} parked"
+    if snapshot.unknown:
+        text += f"   MISSING: {len(snapshot.unknown)} partitions whose leader does not answer"
     return text if snapshot.error is None else f"OLD VALUES: {snapshot.error}"
 
 

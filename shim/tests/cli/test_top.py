@@ -20,6 +20,7 @@ from rocketshim.observe.snapshot import (
     WorkerSnapshot,
 )
 from rocketshim.observe.tables import summary, tables
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 HOSTILE = "rmq.dlq.\x1b[31m[bold]x"
 
@@ -80,6 +81,13 @@ def test_the_tables_have_delay_levels_groups_dead_letters_and_workers() -> None:
         ("http://b:1", "ready", "exactly-once", 32, 0.0, 0, 0, 0),
     )
     assert summary(snapshot()) == "6 waiting, latest 9.0 s late   6 unread   3 dead   1 parked"
+
+
+def test_partitions_that_do_not_answer_are_not_passed_over(capsys: pytest.CaptureFixture[str]) -> None:
+    partial = replace(snapshot(), unknown=(TopicPartitionKey("orders", 3),))
+    assert summary(partial).endswith("   MISSING: 1 partitions whose leader does not answer")
+    _print(partial, as_json=True)
+    assert json.loads(capsys.readouterr().out)["unknown"] == ["orders/3"]
 
 
 def test_each_key_chooses_its_table() -> None:

@@ -3,10 +3,13 @@
 from dataclasses import replace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from rocketshim.errors import BrokerUnavailableError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.testing.partition_result import PartitionResult, named
 
 
 def test_bounds_are_asked_again_where_the_leader_has_just_moved() -> None:
@@ -30,6 +33,32 @@ def test_bounds_are_asked_again_where_the_leader_has_just_moved() -> None:
     with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
         assert reader.bounds("orders", 0) == (0, 0)
     assert not refusals
+
+
+def test_a_partition_whose_offset_of_a_time_is_not_known_is_not_passed_over() -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 2)
+    for partition in range(2):
+        kafka.append("orders", b"x", partition=partition)
+    clients = kafka.clients()
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        ask = made.offsets_for_times
+
+        def answer(partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+            moved = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)
+            found = ask(partitions, timeout)
+            return [PartitionResult.of(named(each), -1, error=moved) if each.partition else each for each in found]
+
+        made.offsets_for_times = answer  # type: ignore[method-assign]
+        return made
+
+    with (
+        TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader,
+        pytest.raises(BrokerUnavailableError),
+    ):
+        list(reader.read(["orders"], since_ms=0))
 
 
 def test_records_that_are_there_are_returned_without_a_wait_for_more() -> None:

@@ -132,8 +132,11 @@ def test_a_cluster_that_does_not_answer_is_an_error(world: World) -> None:
 class Refusing:
     """The consumer of a group whose positions cannot be had."""
 
+    def __init__(self, code: int = KafkaError._TIMED_OUT) -> None:
+        self.code = code
+
     def committed(self, *_: object, **__: object) -> list[TopicPartition]:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        raise KafkaException(KafkaError(self.code))
 
     def close(self) -> None:
         """Nothing is open."""
@@ -146,6 +149,29 @@ def test_one_group_that_may_not_be_described_is_left_out_for_ten_rounds(world: W
     del world.lookup._askers["ship"]
     shown = ["ship" in [group.group for group in world.snapshot().groups] for _ in range(11)]
     assert shown == [False] * 10 + [True]
+
+
+def test_groups_that_may_not_be_described_do_not_hide_the_others(world: World) -> None:
+    for group in ("bill", "ship", "tell"):
+        world.kafka.create_topic(NAMES.retry(group), 1)
+        world.lookup._askers[group] = cast("Any", Refusing(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    assert [group.group for group in world.snapshot().groups] == ["pay"]
+
+
+def test_a_topic_that_may_not_be_read_hides_only_its_own_times(world: World) -> None:
+    world.kafka.create_topic("bills", 1)
+    for topic, partition in (("orders", 0), ("orders", 1), ("bills", 0)):
+        world.kafka.append(topic, b"a", partition=partition)
+        world.commit("pay", topic, partition, 0)
+    world.kafka.deny("orders", write=False)
+    for _ in range(2):
+        rows = world.snapshot().groups[0].partitions
+        found = {(each.topic, each.behind, each.first_unread_ms is None) for each in rows}
+        assert found == {("orders", 1, True), ("bills", 1, False)}
+    world.kafka.allow("orders")
+    for _ in range(10):
+        rows = world.snapshot().groups[0].partitions
+    assert [each.first_unread_ms is None for each in rows] == [False] * 3
 
 
 def test_two_groups_that_do_not_answer_in_one_round_are_an_error(world: World) -> None:

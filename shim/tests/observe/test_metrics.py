@@ -9,6 +9,7 @@ from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.health import metrics_text
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueSnapshot, Snapshot, TopicSnapshot
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 NOW_MS = 1_700_000_000_000
 SNAPSHOT = Snapshot(
@@ -67,6 +68,14 @@ def test_a_round_that_failed_leaves_no_value_that_looks_like_a_new_one() -> None
         ("exporter_up",): 0,
         ("doctor_up",): 0,
     }
+
+
+def test_a_topic_with_a_partition_that_does_not_answer_has_no_value_so_that_no_counter_goes_back() -> None:
+    """`increase` would take the return of the partition for as many new dead letters as the partition has ever had."""
+    unknown = (TopicPartitionKey("rmq.dlq.pay", 1), TopicPartitionKey("rmq.parked", 0))
+    found = values(replace(STATE, snapshot=replace(SNAPSHOT, unknown=unknown)))
+    assert not [key for key in found if key[0].startswith(("dead_letters", "parked"))]
+    assert found["group_behind_offsets", "pay", "orders"] == 6
 
 
 def test_findings_are_counted_by_check_and_severity_and_vanish_when_fixed() -> None:
