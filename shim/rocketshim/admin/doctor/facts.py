@@ -69,13 +69,11 @@ class QueueFacts:
     Attributes:
         partition: its number.
         behind: offsets between the worker's position and the end.
-        lost: offsets that retention deleted before the worker read them.
         samples: the next few records that leave.
     """
 
     partition: int
     behind: int
-    lost: int
     samples: tuple[Sample, ...]
 
 

@@ -256,8 +256,8 @@ class _ClusterReader:
 
     def spans(
         self, schedule: str, described: Mapping[str, TopicFacts], standing: GroupStanding | None
-    ) -> dict[int, tuple[int, int, int]]:
-        """Return position, earliest offset and end offset of each queue with waiting records."""
+    ) -> dict[int, tuple[int, int]]:
+        """Return the first waiting offset and the end offset of each queue with waiting records."""
         topic = described.get(schedule)
         if topic is None:
             return {}
@@ -267,26 +267,25 @@ class _ClusterReader:
             if each.topic == schedule
         }
 
-        def request() -> dict[int, tuple[int, int, int]]:
+        def request() -> dict[int, tuple[int, int]]:
             led = _led(schedule, topic)
             lows, ends = self._groups.offsets(led, EARLIEST), self._groups.offsets(led, LATEST)
-            found = {key.partition: (positions.get(key.partition, lows[key]), lows[key], ends[key]) for key in led}
-            return {number: span for number, span in found.items() if max(span[0], span[1]) < span[2]}
+            found = {key.partition: (max(positions.get(key.partition, 0), lows[key]), ends[key]) for key in led}
+            return {number: (start, end) for number, (start, end) in found.items() if start < end}
 
         return self._request("waiting messages", request, {})
 
-    def queues(self, spans: Mapping[int, tuple[int, int, int]]) -> tuple[QueueFacts, ...]:
+    def queues(self, spans: Mapping[int, tuple[int, int]]) -> tuple[QueueFacts, ...]:
         """Return the next few records of each queue."""
         found = []
-        for number, (position, low, end) in sorted(spans.items()):
-            start = max(position, low)
+        for number, (start, end) in sorted(spans.items()):
             samples: tuple[Sample, ...] = self._request(
                 f"records of {self._names.schedule}/{number}",
                 partial(self._samples, number, start, end),
                 (),
             )
             if samples:
-                found.append(QueueFacts(number, end - samples[0].offset, max(0, low - position), samples))
+                found.append(QueueFacts(number, end - samples[0].offset, samples))
         return tuple(found)
 
     def _samples(self, number: int, start: int, end: int) -> tuple[Sample, ...]:

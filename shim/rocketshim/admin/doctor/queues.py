@@ -47,7 +47,7 @@ def worker(facts: Facts) -> Iterator[Finding]:
             "delayed and retried messages are late; the worker is stuck or too slow",
             f"look at its log and /state; for more lanes and workers: {facts.init('--lanes', 'N')}",
         )
-    lost = sum(queue.lost for queue in facts.queues)
+    lost = sum(each.lost for each in standing.partitions if each.topic == facts.names.schedule)
     if lost:
         yield Finding(
             "retention-overtook",

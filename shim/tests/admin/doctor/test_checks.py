@@ -61,8 +61,14 @@ def worker(*metadata: str, members: tuple[str, ...] = ("w@h",)) -> GroupStanding
     return GroupStanding("rmq.sched", "STABLE", members, rows)
 
 
-def queue(number: int, *samples: Sample, behind: int = 1, lost: int = 0) -> QueueFacts:
-    return QueueFacts(number, behind, lost, samples)
+def queue(number: int, *samples: Sample, behind: int = 1) -> QueueFacts:
+    return QueueFacts(number, behind, samples)
+
+
+def overtaken() -> GroupStanding:
+    """Return a worker that was away while retention deleted all that waited."""
+    row = partition("SCHEDULE_TOPIC_XXXX", position=5, low=9, end=9, metadata=levels_metadata(LEVELS))
+    return GroupStanding("rmq.sched", "STABLE", ("w@h",), (row,))
 
 
 def topics(**changes: TopicFacts | None) -> dict[str, TopicFacts]:
@@ -129,7 +135,8 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("auto-create", "broker", Severity.NOTE, {"broker_config": {"auto.create.topics.enable": "true"}}),
     ("worker-missing", "rmq.sched", Severity.ERROR, {"standings": {"rmq.sched": worker(members=())}}),
     ("worker-late", "rmq.sched", Severity.ERROR, {"queues": (queue(0, Sample(1, NOW_MS - 90_000, 1, 1_000)),)}),
-    ("retention-overtook", "SCHEDULE_TOPIC_XXXX", Severity.ERROR, {"queues": (queue(0, lost=4),)}),
+    ("retention-overtook", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
+     {"standings": {"rmq.sched": overtaken()}, "queues": ()}),
     ("retention-overtook", "g on orders/0", Severity.ERROR,
      {"standings": {"g": GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))}}),
     ("retries-unread", "g on rmq.retry.g", Severity.WARNING, {"unread_retries_ms": {"g": NOW_MS - 3_600_001}}),
