@@ -7,6 +7,7 @@ affect the worker. A record that is being delivered at this moment may still be 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -153,9 +154,26 @@ class DelayedReader:
         Args:
             follow: continue with new records, indefinitely.
         """
-        for message in self._reader.read_spans(self._spans(everywhere=follow), follow=follow):
+        for message in self._reader.read_spans(self.spans(everywhere=follow), follow=follow):
             if message is not None and not is_probe(message):
                 yield message
+
+    def first(self, most: int, is_wanted: Callable[[Any], bool]) -> list[Any]:
+        """Return the wanted records that leave their queues first, as Kafka messages, in the order in which they leave.
+
+        Args:
+            most: maximum number.
+            is_wanted: returns whether a Kafka message is wanted.
+        """
+
+        def leaves_ms(record: Any) -> int:
+            return int(record.timestamp()[1]) + (self._levels.queue_delay_ms(record.partition()) or 0)
+
+        found: list[Any] = []
+        for key, span in self.spans().items():
+            waiting = (each for each in self._reader.read_spans({key: span}) if not is_probe(each))
+            found += islice(filter(is_wanted, waiting), most)
+        return sorted(found, key=leaves_ms)[:most]
 
     def fetch(self, partition: int, offset: int) -> Any | None:
         """Return the record at a partition and offset, waiting or not; None if it does not exist (any more).
@@ -166,17 +184,7 @@ class DelayedReader:
         message = self._reader.fetch(self._topic, partition, offset)
         return None if message is None or is_probe(message) else message
 
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
+    def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
         count = self._reader.topics().get(self._topic)
         if not count:
@@ -190,6 +198,16 @@ class DelayedReader:
             if everywhere or start < high:
                 spans[TopicPartitionKey.of(item)] = (start, high)
         return spans
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _positions(self, count: int) -> list[TopicPartition]:
         """Return the worker's committed positions of the first `count` partitions."""

@@ -3,7 +3,7 @@
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -67,26 +67,24 @@ def ls(
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
-    """List waiting messages by queue, in the order in which they leave; with --follow in the order of reading."""
+    """List the waiting messages that leave their queues first; with --follow all, in the order of reading."""
     selects = selecting(where, tags)
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
-    shown: list[WaitingRecord] = []
+
+    def is_wanted(message: Any) -> bool:
+        return topic in {None, waiting_record(message, levels).target} and selects(headers_shown(message))
+
     with reader:
-        for message in reader.records(follow=follow):
+        for message in filter(is_wanted, reader.records(follow=True)) if follow else ():
             entry = waiting_record(message, levels)
-            if (topic is not None and entry.target != topic) or not selects(headers_shown(message)):
-                continue
-            if follow:
-                if as_json:
-                    typer.echo(json.dumps(asdict(entry)))
-                else:
-                    echo_safe(_line(entry))
-                continue
-            if len(shown) == limit:
-                say_limit(limit)
-                break
-            shown.append(entry)
-    shown.sort(key=_by_due)
+            if as_json:
+                typer.echo(json.dumps(asdict(entry)))
+            else:
+                echo_safe(_line(entry))
+        found = reader.first(limit + 1, is_wanted)
+    if len(found) > limit:
+        say_limit(limit)
+    shown = sorted((waiting_record(each, levels) for each in found[:limit]), key=_by_due)
     if as_json:
         for entry in shown:
             typer.echo(json.dumps(asdict(entry)))

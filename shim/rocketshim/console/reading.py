@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketshim.console.context import Console
+from rocketshim.core.read_windows import Spans
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.bounded_reading import BoundedReading, Ending
 from rocketshim.kafka.topic_reader import TopicReader
@@ -51,6 +52,7 @@ def read_newest(
     *,
     results: int,
     since_ms: int | None = None,
+    spans: Spans | None = None,
     cursor: str | None = None,
     collect: Callable[[Iterable[Any]], Any] = list,
 ) -> ReadRecords:
@@ -63,6 +65,7 @@ def read_newest(
         matching: returns whether a record is wanted.
         results: most records.
         since_ms: ignore records stored before, epoch ms; None: none.
+        spans: read only these offsets; None: all of the topics.
         cursor: continue there; None: at the end of the topics.
         collect: makes of the records what the page needs, one after the other, so that not all are in memory.
 
@@ -70,7 +73,10 @@ def read_newest(
         ConfigError: the cursor is not valid.
         TopicMissingError: a topic does not exist.
     """
-    spans = reader.spans(topics, since_ms=since_ms) if cursor is None else _spans(topics[0], cursor)
+    if cursor is not None:
+        spans = _spans(topics[0], cursor)
+    elif spans is None:
+        spans = reader.spans(topics, since_ms=since_ms)
     limits = console.limits(results)
     with BoundedReading(reader, spans, limits=limits, newest_first=True, matching=matching) as reading:
         records = collect(reading)

@@ -6,13 +6,14 @@ by its time index: one request for each bar, for all queues together. Counts are
 """
 
 from collections.abc import Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rocketshim.admin.delayed import WaitingRecord, waiting_record
+from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim.admin.record_filter import selecting
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
@@ -116,16 +117,16 @@ def waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord]
 
 def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRecords]:
     """Return the newest waiting records, and how the reading ended."""
-    levels = console.settings.levels
-    snapshot = console.snapshot()
-    starts = {} if snapshot is None else {each.partition: each.standing.position for each in snapshot.queues}
+    settings, names = console.settings, console.names
+    levels = settings.levels
 
     def is_wanted(record: Any) -> bool:
-        if is_probe(record) or record.offset() < starts.get(record.partition(), 0):
-            return False
-        return bool(wanted(record, waiting_record(record, levels)))
+        return not is_probe(record) and bool(wanted(record, waiting_record(record, levels)))
 
-    with console.reader() as reader:
-        read = read_newest(console, reader, [console.names.schedule], is_wanted, results=_ON_A_PAGE)
+    with ExitStack() as stack:
+        delayed = DelayedReader(settings.bootstrap, names, levels, client=settings.client, clients=console.clients)
+        spans = stack.enter_context(delayed).spans()
+        reader = stack.enter_context(console.reader())
+        read = read_newest(console, reader, [names.schedule], is_wanted, results=_ON_A_PAGE, spans=spans)
     found = [waiting_record(record, levels) for record in read.records]
     return sorted(found, key=lambda entry: entry.due_ms or 0), read

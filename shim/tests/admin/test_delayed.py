@@ -44,6 +44,16 @@ def test_neither_delivered_records_nor_probes_are_listed_as_waiting(kafka: InMem
     assert [each and each.value() for each in fetched] == [b"a", None, None]
 
 
+def test_the_first_records_are_those_that_leave_first_of_all_queues(kafka: InMemoryKafka) -> None:
+    for partition, count in ((2, 9), (1, 2), (0, 1)):  # 10 s, 5 s, 1 s
+        for _ in range(count):
+            kafka.append(NAMES.schedule, b"x", partition=partition, headers=HEADERS)
+    with reader(kafka) as reading:
+        found = [(each.partition(), each.offset()) for each in reading.first(4, lambda _: True)]
+        assert found == [(0, 0), (1, 0), (1, 1), (2, 0)]
+        assert [each.offset() for each in reading.first(2, lambda each: each.offset() > 6)] == [7, 8]
+
+
 def test_follow_returns_new_records_of_queues_without_waiting_records(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading:
         following = reading.records(follow=True)

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.console import context
@@ -91,6 +93,33 @@ def test_waiting_records_are_listed_by_target_and_condition(stage: Stage) -> Non
     page = text_of(browser.get("/waiting").text)
     assert "When waiting records leave their queues" in page
     assert "delayed stats" in page
+
+
+def test_only_what_waits_is_read_for_a_list(stage: Stage) -> None:
+    for _ in range(60):
+        stage.kafka.append(NAMES.schedule, b"delivered", partition=3, headers=HEADERS)
+    stage.kafka.append(NAMES.schedule, b"x", partition=3, headers=HEADERS)
+    commit(stage, NAMES.worker_group, NAMES.schedule, 3, 60)
+    assert "Everything was read (1 records" in text_of(stage.browser().get("/waiting/records").text)
+
+
+def test_delivered_records_are_not_listed_as_waiting_where_the_workers_positions_are_hidden(stage: Stage) -> None:
+    stage.kafka.append(NAMES.schedule, b"delivered", partition=3, headers=HEADERS)
+    commit(stage, NAMES.worker_group, NAMES.schedule, 3, 1)
+    clients = stage.kafka.clients(blocking=False)
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        if settings["group.id"] == NAMES.worker_group:
+            made.committed = denied  # type: ignore[method-assign]
+        return made
+
+    def denied(*_: object, **__: object) -> Any:
+        raise KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+
+    browser = stage.browser(replace(clients, consumer=consumer))
+    for page in ("/waiting/records", "/retrying/payments"):
+        assert browser.get(page).status_code == 403
 
 
 def test_retries_show_what_waits_and_what_came_back(stage: Stage) -> None:
