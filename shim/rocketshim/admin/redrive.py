@@ -66,6 +66,7 @@ from rocketshim_topics.redrive_log import (
     BeginRecord,
     MarkRecord,
     RedriveLog,
+    RedriveRecord,
     State,
     decode_redrive_record,
     encode_redrive_record,
@@ -74,7 +75,7 @@ from rocketshim_topics.redrive_log import (
 from rocketshim_topics.redrive_plan import PlannedLetter
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
-__all__ = ["Redriver", "read_log", "whoami"]
+__all__ = ["Redriver", "log_records", "read_log", "whoami"]
 
 _TRANSACTION_MS: Final = 15_000
 _API_TIMEOUT_S: Final = 10.0
@@ -110,11 +111,14 @@ def whoami() -> str:
 
 def read_log(reader: TopicReader, topic: str) -> RedriveLog:
     """Return the current redrive log up to the first open transaction; empty if the topic does not exist."""
-    log = RedriveLog()
+    return RedriveLog(record for _, record in log_records(reader, topic))
+
+
+def log_records(reader: TopicReader, topic: str) -> Iterator[tuple[int, RedriveRecord | None]]:
+    """Yield append time (epoch ms) and content of each record that `read_log` applies; None: a record to ignore."""
     if reader.topics().get(topic):
         for message in reader.read([topic]):
-            log.add(decode_redrive_record(message.value()))
-    return log
+            yield message.timestamp()[1], decode_redrive_record(message.value())
 
 
 class Redriver:

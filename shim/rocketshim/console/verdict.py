@@ -1,7 +1,8 @@
 """What became of the dead letters that a plan has sent: by the records in Kafka, so that any process can tell.
 
 * Sent or discarded: the marks of this plan in the redrive log.
-* Dead again: records of the dead-letter topic that carry this plan's `REPLAY_ID`. They are younger than the plan.
+* Dead again: records of the dead-letter topic with this plan's `REPLAY_ID`. They are younger than its first record
+  in the redrive log. Both times are the brokers', since this machine's clock may differ.
 * Failed again: records with that header that wait in the delay queues for another attempt. With RocketMQ's default
   delays they are dead letters only after 4 h 46 min, so a verdict without them would be wrong until then.
 * Read: the group's committed positions in the topics that the plan sends to, against the ends of these topics.
@@ -9,11 +10,11 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.admin.redrive import read_log
+from rocketshim.admin.redrive import log_records
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.kafka.bounded_reading import Ending
@@ -22,12 +23,14 @@ from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import RedrivePlan
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
 __all__ = ["Behind", "Verdict", "left_of", "verdict"]
 
 _TIMEOUT_S = 10.0
+_CLOCKS_MS = 60_000  # the clocks of two brokers differ by less
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class Behind:
     Attributes:
         group: the group.
         topic: physical name.
-        offsets: offsets that it has not read; None: it has committed nothing, or its positions cannot be read.
+        offsets: offsets that it has not read; None: it has committed nothing, its positions cannot be read, or the
+            leader of a partition does not answer.
     """
 
     group: str
@@ -88,39 +92,55 @@ class Verdict:
 def left_of(console: Console, plan: RedrivePlan) -> int:
     """Return how many dead letters of a plan were neither sent nor discarded."""
     with console.reader() as reader:
-        return _marked(console, reader, plan)[2]
+        return _marked(console, reader, plan).left
 
 
-def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> tuple[int, int, int]:
-    """Return how many dead letters this plan has sent or discarded, how many another one has, and how many are left."""
-    log = read_log(reader, console.names.redrive_log)
-    done = settled = 0
+class _Marks(NamedTuple):
+    """How many dead letters this plan has sent or discarded, how many another one has, how many are left; since when.
+
+    `begun_ms`: append time of the plan's first record in the redrive log, epoch ms; 0: it was never applied.
+    """
+
+    done: int
+    elsewhere: int
+    left: int
+    begun_ms: int
+
+
+def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> _Marks:
+    log, begun_ms = RedriveLog(), 0
+    for at_ms, record in log_records(reader, console.names.redrive_log):
+        log.add(record)
+        if record is not None and record.plan == plan.id:
+            begun_ms = begun_ms or at_ms
+    done = elsewhere = 0
     for letter in plan.letters:
-        done += log.is_done(plan.id, plan.source, letter.partition, letter.offset)
-        settled += log.settled(plan.source, letter.partition, letter.offset, letter.digest) is not None
-    elsewhere = 0 if plan.rules.again else settled - done
-    return done, elsewhere, len(plan.letters) - done - elsewhere
+        if log.is_done(plan.id, plan.source, letter.partition, letter.offset):
+            done += 1
+        elif not plan.rules.again:
+            elsewhere += log.settled(plan.source, letter.partition, letter.offset, letter.digest) is not None
+    return _Marks(done, elsewhere, len(plan.letters) - done - elsewhere, begun_ms)
 
 
 def verdict(console: Console, plan: RedrivePlan) -> Verdict:
     """Read what became of a plan's dead letters."""
     with console.reader() as reader:
-        done, elsewhere, left = _marked(console, reader, plan)
+        marks = _marked(console, reader, plan)
         read, behind = None, []
-        if done and plan.rules.action == "redrive" and plan.source != console.names.parked:
+        if marks.done and plan.rules.action == "redrive" and plan.source != console.names.parked:
             # In this order: what leaves a queue after the first look and fails after the second is found by the third.
             schedule = console.names.schedule
             waiting_from = _positions(console, console.names.worker_group, schedule, reader.topics().get(schedule, 0))
             behind = _behind(console, reader, plan)
-            read = _failed_again(console, reader, plan, waiting_from)
+            read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
         records = [] if read is None else read.records
         dead_again = {_replay_id(record) for record in records if record.topic() == plan.source}
         failing = {_replay_id(record) for record in records} - dead_again
-        return Verdict(done, elsewhere, left, len(dead_again), len(failing), read, behind)
+        return Verdict(marks.done, marks.elsewhere, marks.left, len(dead_again), len(failing), read, behind)
 
 
 def _failed_again(
-    console: Console, reader: TopicReader, plan: RedrivePlan, waiting_from: Mapping[int, int]
+    console: Console, reader: TopicReader, plan: RedrivePlan, waiting_from: Mapping[int, int], since_ms: int
 ) -> ReadRecords:
     """Read the plan's records in the dead-letter topic, and those in the delay queues that have not left yet."""
     prefix, schedule = f"{plan.id}.".encode(), console.names.schedule
@@ -131,7 +151,7 @@ def _failed_again(
         return bool(record.topic() == plan.source or record.offset() >= waiting_from.get(record.partition(), 0))
 
     topics = [plan.source, *([schedule] if reader.topics().get(schedule) else [])]
-    return read_newest(console, reader, topics, matching, results=2 * len(plan.letters), since_ms=plan.created_ms)
+    return read_newest(console, reader, topics, matching, results=2 * len(plan.letters), since_ms=since_ms)
 
 
 def _replay_id(record: Any) -> bytes:
@@ -153,9 +173,10 @@ def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: st
     positions = _positions(console, group, topic, reader.topics().get(topic, 0))
     if not positions:
         return None
-    spans = {}
-    for key, (low, high) in reader.bounds_of(TopicPartitionKey(topic, number) for number in positions).items():
-        spans[key] = (max(low, positions[key.partition]), high)
+    bounds = reader.bounds_of(TopicPartitionKey(topic, number) for number in positions)
+    if len(bounds) < len(positions):
+        return None
+    spans = {key: (max(low, positions[key.partition]), high) for key, (low, high) in bounds.items()}
     unread = reader.first_records(spans)  # nobody reads the mark of a transaction, the last offset of a redrive
     return sum(high - start for key, (start, high) in spans.items() if key in unread)
 
