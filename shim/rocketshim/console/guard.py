@@ -50,6 +50,7 @@ class Guard:
     def __init__(self, app: ASGIApp, *, settings: ConsoleSettings, users: Sessions | ProxyUsers) -> None:
         self._app = app
         self._settings = settings
+        self._hosts = settings.hosts  # looking up this machine's own name may take seconds
         self._users = users
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -96,7 +97,7 @@ class Guard:
 
     def _has_known_host(self, request: Request) -> bool:
         hosts = request.headers.getlist("host")
-        return len(hosts) == 1 and _host_name(hosts[0]) in self._settings.hosts
+        return len(hosts) == 1 and _host_name(hosts[0]) in self._hosts
 
     def _is_from_our_page(self, headers: Headers, request: Request) -> bool:
         sites = set(headers.getlist("sec-fetch-site"))
@@ -130,9 +131,10 @@ def _with_headers(send: Send, cache: str) -> Send:
 
 
 def _has_short_body(headers: Headers) -> bool:
-    """Return whether a body is small enough; one whose length is not given is not."""
-    length = headers.get("content-length", "" if "transfer-encoding" in headers else "0")
-    return length.isdecimal() and len(length) < 9 and int(length) <= _MOST_BODY_BYTES
+    """Return whether a body is small enough; one in chunks, which no length counts for, is not."""
+    length = headers.get("content-length", "0")
+    is_short = length.isdecimal() and len(length) < 9 and int(length) <= _MOST_BODY_BYTES
+    return is_short and "transfer-encoding" not in headers
 
 
 def _host_name(host: str) -> str:

@@ -2,6 +2,7 @@
 
 import gzip
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,21 @@ def test_a_compressed_form_is_never_unpacked(stage: Stage) -> None:
 def test_a_form_whose_length_is_not_given_is_refused(stage: Stage) -> None:
     client = stage.browser(operate=True)
     assert client.post(f"/dead/{DEAD}/plans", content=iter([b"where=", b"x"])).status_code == 413
+
+
+def test_a_form_in_chunks_is_refused_whatever_length_it_names(stage: Stage) -> None:
+    headers = {**OUR_PAGE, "content-length": "5", "transfer-encoding": "chunked"}
+    assert stage.client().post("/login", content=b"x" * 100_000, headers=headers).status_code == 413
+
+
+def test_the_name_of_this_machine_is_looked_up_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up asks a name server, and while that is silent no other request would be answered."""
+    asked: list[str] = []
+    monkeypatch.setattr(socket, "getfqdn", lambda: asked.append("asked") or "ops.example")
+    client = stage.client(host="10.0.0.1", tls_cert=Path("c"), tls_key=Path("k"))
+    for _ in range(3):
+        assert client.get("/login", headers={"host": "ops.example"}).status_code == 200
+    assert asked == ["asked"]
 
 
 def test_no_path_or_query_puts_a_header_into_an_answer(stage: Stage) -> None:
