@@ -12,11 +12,20 @@ from typing import Any, Final
 from rocketshim.admin.decoder import DeadLetterRecord
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
-from rocketshim_topics.wire import RESERVED, headers_shown, own_name, read_headers
+from rocketshim_topics.wire import (
+    HOP_ID,
+    PARK_REASON,
+    RESERVED,
+    UNIQ_KEY,
+    headers_shown,
+    own_name,
+    read_headers,
+)
 
 __all__ = ["RecordView", "as_read", "time_text"]
 
 _MAX_CHARS: Final = 200
+_TRACED: Final = (UNIQ_KEY, HOP_ID, PARK_REASON)
 
 
 def time_text(at_ms: int | None) -> str:
@@ -41,7 +50,8 @@ class RecordView:
         stored_ms: its timestamp, epoch ms.
         key, value: as stored.
         headers: as stored.
-        envelope: the decoded headers; empty if the record breaks the wire format.
+        envelope: the decoded headers; of a record that breaks the wire format only its id, where it came from, and why
+            it was parked.
         malformed: why it could not be decoded; None if it could.
         state: `dead`, or its state in the redrive log: `redriven`, `discarded`; `""`: the log was not read.
         plan: id of the plan that redrove or discarded it; None: no plan did.
@@ -68,7 +78,7 @@ class RecordView:
         try:
             envelope = decode(read_headers(message), trusted=trusted)
         except MalformedRecordError as error:
-            envelope, malformed = Envelope(), error.reason
+            envelope, malformed = _as_far_as_readable(message), error.reason
         at = (message.topic(), message.partition(), message.offset())
         headers = tuple(headers_shown(message))
         return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
@@ -82,6 +92,7 @@ class RecordView:
             log: the redrive log, which has the states of dead letters; None: leave state and plan empty.
         """
         message, record = letter.message, letter.record
+        is_broken = letter.malformed is not None and letter.dialect is None
         at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
         state, plan = "", None
         if log is not None:
@@ -93,7 +104,7 @@ class RecordView:
             key=record.key(),
             value=record.value(),
             headers=tuple(headers_shown(message)),
-            envelope=letter.envelope,
+            envelope=_as_far_as_readable(message) if is_broken else letter.envelope,
             malformed=letter.malformed,
             state=state,
             plan=plan,
@@ -176,6 +187,13 @@ class RecordView:
             return f"({len(self.value)} bytes, not text)"
         printable = "".join(char if char.isprintable() else "�" for char in text)
         return printable if len(printable) <= _MAX_CHARS else printable[: _MAX_CHARS - 1] + "…"
+
+
+def _as_far_as_readable(message: Any) -> Envelope:
+    """Return the headers by which a record that breaks the wire format is found in the history of its message."""
+    first = {name: value for name, value in reversed(headers_shown(message)) if value is not None}
+    texts = {name: first[name].decode("utf-8", "surrogateescape") for name in _TRACED if name in first}
+    return Envelope(uniq_key=texts.get(UNIQ_KEY), hop_id=texts.get(HOP_ID), park_reason=texts.get(PARK_REASON))
 
 
 def as_read(message: Any) -> dict[str, Any]:

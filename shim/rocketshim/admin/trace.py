@@ -108,6 +108,8 @@ def step_text(hop: TraceStep, names: TopicNames) -> str:
     envelope = hop.entry.envelope
     cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
     name = hop.entry.topic
+    if hop.entry.malformed is not None and name != names.parked:
+        return f"malformed: {hop.entry.malformed}"
     if hop.due_ms is not None:
         wait_ms, target = hop.due_ms - hop.entry.stored_ms, _physical(envelope.real_topic, names)
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"

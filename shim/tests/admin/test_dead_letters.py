@@ -19,6 +19,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import Envelope, TopicNames, encode
+from rocketshim_topics.hops import parked
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import Planner, RedriveRules
 
@@ -52,6 +53,25 @@ def test_a_malformed_record_is_shown_with_its_reason_and_does_not_fail() -> None
     assert made.malformed is not None
     assert made.id == "dlq/0/0"
     assert made.user_headers == [("mine", b"1")]
+
+
+def test_a_malformed_record_is_found_by_its_id_in_the_history_of_its_message() -> None:
+    names = TopicNames()
+    broken: Headers = [("UNIQ_KEY", b"m1"), ("DELAY_MS", b"soon"), ("REAL_TOPIC", b"orders")]
+    schedule = RecordView.of(record(names.schedule, 4, broken))
+    out = parked(record(names.schedule, 4, broken), names, "bad-number:DELAY_MS")
+    parked_record = record(names.parked, 0, out.headers, stored_ms=2_000)
+    hops = life(
+        [schedule, RecordView.of(parked_record)],
+        is_schedule=names.schedule.__eq__, queue_delay_ms=lambda _: 1_000, low_offset=lambda *_: 0,
+    )  # fmt: skip
+    assert [hop.entry.id for hop in hops if isinstance(hop, TraceStep)] == ["m1", "m1"]
+    assert [step_text(hop, names) for hop in hops if isinstance(hop, TraceStep)] == [
+        "malformed: bad-number:DELAY_MS",
+        "parked: bad-number:DELAY_MS",
+    ]
+    opened = RecordView.opened(Decoder(names, names.parked).open(parked_record))
+    assert (opened.id, opened.envelope.hop_id) == ("m1", f"{names.schedule}/0/4")
 
 
 @pytest.mark.parametrize("topic", ["rmq.dlq.g", "orders-dlt"])
