@@ -10,7 +10,7 @@ from typing import Any
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.trace import Missing, TraceStep, life
-from rocketshim.errors import ConfigError, TopicMissingError
+from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Origin, TopicNames
@@ -115,5 +115,5 @@ def history(
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
     try:
         return reader.low_offset(topic, partition)
-    except TopicMissingError:  # the whole topic is gone, so retention is not the cause
+    except (TopicMissingError, NotAuthorizedError):  # the whole topic is gone or hidden: retention is not the cause
         return 0

@@ -1,9 +1,9 @@
 """Dead letters: the topics that have them, their causes, and lists of them."""
 
-import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 from starlette.requests import Request
@@ -22,6 +22,7 @@ from rocketshim_topics.redrive_log import RedriveLog
 __all__ = ["causes", "letters", "topics"]
 
 _NEWEST: Final = 20_000
+_MOST_CAUSES: Final = 200
 _ON_A_PAGE: Final = 50
 
 
@@ -46,12 +47,11 @@ def topics(request: Request) -> Response:
         return RedirectResponse(console.url("dead", wanted), 303)
     with console.reader() as reader:
         known = reader.topics()
-        found = []
-        for name in sorted(known):
-            group = _group(console, name)
-            if group is not None:
-                bounds = [reader.bounds(name, partition) for partition in range(known[name])]
-                found.append((name, group, sum(high - low for low, high in bounds)))
+        groups = {name: group for name in sorted(known) if (group := _group(console, name)) is not None}
+        kept = dict.fromkeys(groups, 0)
+        for key, (low, high) in reader.spans(list(groups)).items():
+            kept[key.topic] += high - low
+    found = [(name, group, kept[name]) for name, group in groups.items()]
     return console.page(request, "dead_topics.html", topics=found)
 
 
@@ -60,7 +60,7 @@ def causes(request: Request) -> Response:
     console, topic = Console.of(request), request.path_params["topic"]
     selection, everything = _selection(request, console)
     read = _read(console, topic, selection, by_cause, everything=everything, results=_NEWEST)
-    counted = [Cause(each, _where(each, selection.where)) for each in read.records]
+    counted = [Cause(each, _where(each, selection.where)) for each in read.records[:_MOST_CAUSES]]
     return console.page(
         request,
         "causes.html",
@@ -69,7 +69,8 @@ def causes(request: Request) -> Response:
         selection=selection,
         everything=everything,
         causes=counted,
-        total=sum(each.count.count for each in counted),
+        rest=len(read.records) - len(counted),
+        total=sum(each.count for each in read.records),
         read=read,
         newest=_NEWEST,
         command=console.command("dlq stats", topic=topic, **selection.query),
@@ -143,11 +144,14 @@ def _is_wanted(entry: RecordView, choice: RecordFilter) -> bool:
 
 
 def _where(cause: CauseCount, selected: str | None) -> str | None:
-    """Return the condition that selects a cause: its class, and the beginning of its text."""
-    if cause.cause == "unknown" or cause.cause.startswith("malformed ("):
+    """Return the condition that selects a cause: its class, and the beginning of its text.
+
+    It is printable, because a page escapes what is not, also in the fields of its forms.
+    """
+    if cause.cause == "unknown" or cause.cause.startswith("malformed (") or not cause.cause.isprintable():
         return None
     parts = [f"FAIL_CLASS = {sql_text(cause.cause)}"]
-    beginning = cause.text.partition("#")[0].strip()
-    if len(beginning) >= 3 and re.fullmatch(r"[^\x00-\x1f\x7f]+", beginning):
+    beginning = "".join(takewhile(str.isprintable, cause.text.partition("#")[0]))
+    if len(beginning) >= 3:
         parts.append(f"FAIL_TEXT STARTSWITH {sql_text(beginning)}")
     return " AND ".join([*([f"({selected})"] if selected else []), *parts])

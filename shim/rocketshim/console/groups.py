@@ -12,6 +12,7 @@ from rocketshim.console.context import Console
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.clients import confluent_clients
+from rocketshim.observe.snapshot import GroupSnapshot
 from rocketshim.settings import ConnectionSettings
 
 __all__ = ["described", "listed", "show"]
@@ -40,7 +41,7 @@ def show(request: Request) -> Response:
         "group.html",
         group=group,
         snapshot=snapshot,
-        standing=standing,
+        partitions=(standing or members or GroupSnapshot(group, ())).partitions,
         described=members,
         problem=problem,
         conflicts=[] if members is None else conflicts(members, retry_topic=names.retry(group)),

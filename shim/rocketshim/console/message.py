@@ -2,6 +2,7 @@
 
 import codecs
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -15,7 +16,7 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
-from rocketshim.errors import TopicMissingError
+from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Origin
 
@@ -33,7 +34,7 @@ def show(request: Request) -> Response:
     entry = _entry(console, request)
     with console.reader() as reader:
         found = _backwards(reader, console, entry)
-        since_ms = None if request.query_params.get("everything") else min(each.stored_ms for each in found)
+        since_ms = None if request.query_params.get("everything") else max(0, min(each.stored_ms for each in found))
         found, read = _search(console, reader, entry.id, found, since_ms=since_ms)
         steps = history(reader, console.names, console.settings.levels, found)
     value = entry.value or b""
@@ -106,8 +107,10 @@ def _entry(console: Console, request: Request) -> RecordView:
         if message is None:
             raise HTTPException(404, "There is no such record (any more).")
         log = read_log(reader, console.names.redrive_log)
-        decoder = Decoder(console.names, at["topic"], fetch=sources.fetch)
-        return RecordView.opened(decoder.open(message), log=log)
+        letter = Decoder(console.names, at["topic"], fetch=sources.fetch).open(message)
+        entry = RecordView.opened(letter, log=log)
+        is_dead = at["topic"].startswith(console.names.dead_letter_prefix) or letter.dialect not in {None, "unknown"}
+        return entry if is_dead or entry.plan is not None else replace(entry, state="")
 
 
 def _fetch(reader: TopicReader, topic: str, partition: int, offset: int) -> Any | None:
@@ -131,7 +134,10 @@ def _backwards(reader: TopicReader, console: Console, entry: RecordView) -> list
             at = Origin.parse(before)
         except ValueError:
             break
-        message = _fetch(reader, at.topic, at.partition, at.offset)
+        try:
+            message = _fetch(reader, at.topic, at.partition, at.offset)
+        except NotAuthorizedError:  # that topic is hidden, but this record is not
+            message = None
         if message is None:
             break
         found.append(RecordView.of(message, trusted=console.names.is_ours(at.topic)))

@@ -58,8 +58,9 @@ class Templates:
         """Return a time as UTC, and how long ago it is or how long it will take."""
         if at_ms is None:
             return Markup("–")
+        iso, text = _iso(at_ms), time_text(at_ms)
         return Markup('<time datetime="{0}">{1}</time> <small>{2}</small>').format(
-            _iso(at_ms), time_text(at_ms)[:-4], age_text(self._now_ms() - at_ms)
+            iso, text[:-4] if iso else text, age_text(self._now_ms() - at_ms)
         )
 
 

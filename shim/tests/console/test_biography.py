@@ -1,7 +1,11 @@
 """The picture of a message's history: its layout, and the drawing as a golden file."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.message_search import history
 from rocketshim.admin.record_view import RecordView
@@ -11,6 +15,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels
 
 from .conftest import DEAD, NAMES, RETRY, Stage, dead_letter
+from .test_dead_letters import text_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -64,6 +69,36 @@ def test_the_page_of_a_dead_letter_finds_the_records_that_it_was_made_from(stage
     assert found.count("<circle") == 6
     assert stage.browser().get("/message", params={"id": at}).headers["location"] == f"/message/{at}"
     assert "No record" in stage.browser().get("/message", params={"id": "unknown"}).text
+
+
+def test_a_hidden_source_topic_hides_nothing_else(stage: Stage) -> None:
+    stage.add_dead(1)
+    clients = stage.kafka.clients(blocking=False)
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        ask = made.get_watermark_offsets
+
+        def answer(partition: TopicPartition, timeout: float = -1) -> Any:
+            if partition.topic == "orders":
+                raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
+            return ask(partition, timeout)
+
+        made.get_watermark_offsets = answer  # type: ignore[method-assign]
+        return made
+
+    answer = stage.browser(replace(clients, consumer=consumer)).get(f"/message/{DEAD}/0/0")
+    assert answer.status_code == 200
+    assert "missing: it was not found" in text_of(answer.text)
+
+
+def test_only_a_dead_letter_is_called_dead(stage: Stage) -> None:
+    stage.add_dead(1)
+    browser = stage.browser()
+    for topic in ("orders", RETRY, NAMES.schedule, NAMES.parked):
+        stage.kafka.append(topic, b"x", partition=0)
+        assert "state dead" not in text_of(browser.get(f"/message/{topic}/0/0").text)
+    assert "state dead" in text_of(browser.get(f"/message/{DEAD}/0/0").text)
 
 
 def test_durations_have_two_units_at_most() -> None:

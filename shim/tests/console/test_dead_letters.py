@@ -62,6 +62,18 @@ def test_causes_are_counted_of_the_newest_and_lead_to_their_letters(stage: Stage
     assert "dlq ls" in listed
 
 
+@pytest.mark.parametrize(
+    "text", [" after a space", "Betrag:\u00a01 000", "abc\u200bd of 3", "it's a \\ and a %", "\n", ""]
+)
+def test_the_plan_of_a_cause_has_all_of_its_letters(stage: Stage, text: str) -> None:
+    stage.add_dead(3, fail_class="Refused", fail_text=text)
+    browser = stage.browser(operate=True)
+    page = browser.get(f"/dead/{DEAD}").text
+    [where] = re.findall(r'type="hidden" name="where" value="([^"]+)"', page)
+    plan = make_plan(browser, where=html.unescape(where))
+    assert "Send again 3 records" in text_of(browser.get(plan).text)
+
+
 def test_a_long_list_says_that_it_is_not_complete_and_goes_on_without_gap_or_repetition(stage: Stage) -> None:
     stage.add_dead(120)
     browser = stage.browser()
@@ -77,6 +89,18 @@ def test_a_long_list_says_that_it_is_not_complete_and_goes_on_without_gap_or_rep
         pages += 1
     assert pages >= 3
     assert sorted(found) == sorted(f"m{number}" for number in range(120))
+
+
+def test_a_page_of_causes_that_are_all_different_is_cut_and_says_so(stage: Stage) -> None:
+    for number in range(210):
+        stage.add_dead(1, fail_text=f"no customer {chr(ord('a') + number // 26)}{chr(ord('a') + number % 26)}")
+    stage.add_dead(2, fail_class="Refused", fail_text="the most frequent")
+    page = stage.browser().get(f"/dead/{DEAD}").text
+    seen = text_of(page)
+    assert page.count("<tr>") == 1 + 200
+    assert "Not complete: 11 rarer causes are not listed" in seen
+    assert "212 dead letters by cause" in seen
+    assert "the most frequent" in seen
 
 
 @pytest.mark.parametrize("cursor", ["x", "0:1", "0:1-2-3", "../..", "0:1-2;1:1-2", "9" * 300])

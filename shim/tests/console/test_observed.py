@@ -10,7 +10,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.doctor import Finding, Severity
-from rocketshim.console import context
+from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
+from rocketshim.console import context, groups, workers
 from rocketshim.console.rendering import Templates
 from rocketshim.console.waiting import Bar, leaving
 from rocketshim.kafka.topic_reader import TopicReader
@@ -179,6 +180,32 @@ def test_a_group_shows_its_lag_and_its_locks_with_owner_token_and_lease(stage: S
     assert "rocketshim group lag payments" in seen
     assert "Groups with a retry topic" in text_of(stage.browser().get("/groups").text)
     assert stage.browser().get("/groups/unknown").status_code == 404
+
+
+def test_a_group_that_the_snapshot_does_not_have_shows_what_it_has_committed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = GroupStanding("pay.v2", "STABLE", ("c@h",), (PartitionStanding("orders", 3, 7, 0, 9, "c@h"),))
+    monkeypatch.setattr(groups, "described", lambda *_: (found, None))
+    seen = text_of(stage.browser().get("/groups/pay.v2").text)
+    assert "orders 3 7 9 2 – 0" in seen
+    assert "has committed nothing" not in seen
+
+
+def test_the_queues_of_workers_with_one_name_are_counted_once(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "rocketshim-worker@10.0.0.1"
+    rows = tuple(PartitionStanding(NAMES.schedule, number, 0, 0, 0, name) for number in range(32))
+    found = GroupStanding(NAMES.worker_group, "STABLE", (name, name, "other@h"), rows)
+    monkeypatch.setattr(workers, "described", lambda *_: (found, None))
+    seen = text_of(stage.browser().get("/workers").text)
+    assert "3 members" in seen
+    assert f"{name}, 2 members of this name, 32 queues with a position other@h, 0 queues" in seen
+
+
+def test_a_time_outside_the_calendar_is_shown_as_a_number(stage: Stage) -> None:
+    headers: list[tuple[str, bytes | None]] = [*HEADERS, ("DELIVER_AT_MS", b"%d" % 2**62)]
+    stage.kafka.append(NAMES.schedule, b"x", partition=3, headers=headers)
+    assert f"{2**62} ms after 1970" in stage.browser().get("/waiting/records").text
 
 
 def test_workers_are_shown_with_what_they_avoid_and_how_late_the_levels_are(

@@ -44,6 +44,14 @@ def test_each_text_of_the_headers_is_escaped(stage: Stage, name: str) -> None:
     assert_escaped(stage.browser(operate=True))
 
 
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_text_that_is_not_utf_8_breaks_no_page(stage: Stage, name: str) -> None:
+    stage.add_dead(2, **{name: "m\udcff"})
+    for topic in (NAMES.schedule, NAMES.parked, RETRY):
+        stage.kafka.append(topic, b"x", headers=dead_letter(9, **{"real_topic": "%RETRY%payments", name: "m\udcff"}))
+    assert "a bug in rocketshim" not in "".join(pages(stage.browser(operate=True)))
+
+
 def test_the_attack_would_be_seen(stage: Stage) -> None:
     """The tests above hold of something: the text is on the pages, escaped."""
     stage.add_dead(1, fail_class=ATTACK, fail_text=ATTACK)
