@@ -21,7 +21,7 @@ from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import LastClientError, confluent_admin, confluent_clients
-from rocketshim.kafka.positions import EARLIEST, LATEST, LOOK_AGAIN_S, group_positions, listed_offsets
+from rocketshim.kafka.positions import EARLIEST, LATEST, LOOK_AGAIN_S, answer_of, group_positions, listed_offsets
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 _TIMEOUT_S: Final = 10.0
-_GRACE_S: Final = 5.0
 _Offsets = dict[TopicPartitionKey, int]
 
 
@@ -149,9 +148,10 @@ def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> lis
     for topic, digests in sorted(by_topic.items()):
         if len(digests) > 1:
             most_first = sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
-            named = {
-                (same[0].subscription or digest): tuple(each.partition for each in same) for digest, same in most_first
-            }
+            named: dict[str, tuple[int, ...]] = {}
+            for digest, same in most_first:
+                text = same[0].subscription or digest  # a long one is cut, so that several may look the same
+                named[f"{text} ({digest})" if text in named else text] = tuple(each.partition for each in same)
             found.append(Conflict(topic, named))
     return found
 
@@ -215,21 +215,21 @@ class GroupReader:
 
         Raises:
             NotAuthorizedError: the principal may not list groups.
-            BrokerUnavailableError: no answer in time.
+            BrokerUnavailableError: a broker did not answer in time, and its groups would be missing.
             ClusterError: any other error of the cluster.
         """
         try:
-            answer = self.admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S + _GRACE_S)
+            answer = answer_of(self.admin.list_consumer_groups(request_timeout=_TIMEOUT_S), _TIMEOUT_S)
+            if answer.errors:
+                raise answer.errors[0]
             names = sorted(each.group_id for each in answer.valid)
             futures = self.admin.describe_consumer_groups(names, request_timeout=_TIMEOUT_S) if names else {}
-            if answer.errors and not names:
-                raise answer.errors[0]
         except KafkaException as error:
             raise typed_error(error, "the list of groups", self.text()) from error
         found = []
         for name in names:
             try:
-                described = futures[name].result(_TIMEOUT_S + _GRACE_S)
+                described = answer_of(futures[name], _TIMEOUT_S)
             except KafkaException:  # not visible, or its coordinator is moving: the list goes on without its members
                 found.append(GroupSummary(name, "UNKNOWN", None))
             else:
@@ -267,7 +267,7 @@ class GroupReader:
         while True:
             futures = self.admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
             try:
-                return futures[group].result(_TIMEOUT_S + _GRACE_S)
+                return answer_of(futures[group], _TIMEOUT_S)
             except KafkaException as error:
                 if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > deadline_s:
                     raise

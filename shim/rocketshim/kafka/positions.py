@@ -16,7 +16,15 @@ from rocketshim.kafka.lookups import check_answers
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, MISSING
 
-__all__ = ["EARLIEST", "LATEST", "LOOK_AGAIN_S", "committed_positions", "group_positions", "listed_offsets"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "LOOK_AGAIN_S",
+    "answer_of",
+    "committed_positions",
+    "group_positions",
+    "listed_offsets",
+]
 
 LOOK_AGAIN_S: Final = 0.1
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
@@ -100,10 +108,20 @@ def listed_offsets(
     found: dict[TopicPartitionKey, int] = {}
     for key, future in admin.list_offsets(requested, isolation_level=level, request_timeout=timeout_s).items():
         try:
-            found[TopicPartitionKey.of(key)] = future.result(timeout_s + _GRACE_S).offset
+            found[TopicPartitionKey.of(key)] = answer_of(future, timeout_s).offset
         except KafkaException as error:
             if error.args[0].code() not in MISSING:
                 raise
-        except TimeoutError as error:  # the client kept neither its own time limit nor the grace after it
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error  # noqa: SLF001 - no public spelling
     return found
+
+
+def answer_of(future: Any, timeout_s: float) -> Any:
+    """Return the answer to a request of an admin client whose time limit is this.
+
+    Raises:
+        KafkaException: the cluster refused, or did not answer in time.
+    """
+    try:
+        return future.result(timeout_s + _GRACE_S)
+    except TimeoutError as error:  # the client kept neither its own time limit nor the grace after it
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error  # noqa: SLF001 - no public spelling

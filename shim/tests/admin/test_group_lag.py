@@ -1,10 +1,15 @@
-from typing import Any
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
 
+import pytest
+from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin.group_lag import GroupStanding, PartitionStanding, conflicts
+from rocketshim.admin.group_lag import GroupReader, GroupStanding, PartitionStanding, conflicts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
+from rocketshim.errors import BrokerUnavailableError
 
 
 def commit(digest: str, subscription: str) -> str:
@@ -40,6 +45,60 @@ def test_two_subscriptions_of_a_topic_are_a_conflict_with_the_partitions_of_each
     [found] = conflicts(group(standing(0, metadata=commit("e", "t=b")), standing(1), standing(2)))
     assert found.topic == "t"
     assert list(found.partitions.items()) == [("t=*", (1, 2)), ("t=b", (0,))]
+
+
+def test_subscriptions_that_differ_only_where_commits_cut_them_are_shown_as_two() -> None:
+    long = "t=" + "x" * 300
+    [found] = conflicts(group(standing(0, metadata=commit("e", long + "a")), standing(1, metadata=commit("d", long))))
+    assert list(found.partitions.values()) == [(1,), (0,)]
+
+
+class Cluster:
+    """The admin client of a cluster that has two brokers, of which one does not answer."""
+
+    def list_consumer_groups(self, **_: object) -> "Future[Any]":
+        answer: Future[Any] = Future()
+        errors = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
+        answer.set_result(SimpleNamespace(valid=[SimpleNamespace(group_id="a")], errors=errors))
+        return answer
+
+    def describe_consumer_groups(self, groups: list[str], **_: object) -> "dict[str, Future[Any]]":
+        answer: Future[Any] = Future()
+        answer.set_result(SimpleNamespace(state=SimpleNamespace(name="STABLE"), members=[]))
+        return dict.fromkeys(groups, answer)
+
+    def poll(self, _: float) -> int:
+        return 0
+
+
+def test_a_list_that_lacks_the_groups_of_one_broker_is_an_error() -> None:
+    reader = GroupReader("127.0.0.1:1")
+    reader.admin = cast("Any", Cluster())
+    with pytest.raises(BrokerUnavailableError, match="the list of groups"):
+        reader.listed()
+
+
+class SilentCluster(Cluster):
+    """The admin client of a cluster that does not answer, and that keeps no time limit."""
+
+    class Silent(Future[Any]):
+        def result(self, timeout: float | None = None) -> Any:
+            raise TimeoutError(f"nothing within {timeout} s")
+
+    def list_consumer_groups(self, **_: object) -> "Future[Any]":
+        return self.Silent()
+
+    def describe_consumer_groups(self, groups: list[str], **_: object) -> "dict[str, Future[Any]]":
+        return {group: self.Silent() for group in groups}
+
+
+def test_a_cluster_that_does_not_answer_in_any_time_is_away() -> None:
+    reader = GroupReader("127.0.0.1:1")
+    reader.admin = cast("Any", SilentCluster())
+    with pytest.raises(BrokerUnavailableError):
+        reader.listed()
+    with pytest.raises(BrokerUnavailableError):
+        reader.read("g")
 
 
 def test_commits_of_other_programs_and_on_the_retry_topic_are_not_conflicts() -> None:
