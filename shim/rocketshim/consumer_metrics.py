@@ -19,6 +19,7 @@ __all__ = [
 
 _LISTENER_BOUNDS_S: Final = (1e-4, 1e-3, 5e-3, 1e-2, 5e-2, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0)
 _LATENCY_BOUNDS_S: Final = (0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 60.0, 600.0, 3_600.0, 86_400.0)
+_FAILED: Final = tuple(kind.value for kind in ConsumeReturnType if kind is not ConsumeReturnType.SUCCESS)
 _ATTEMPTS: Final = (*map(str, range(1, 17)), "more")
 _MOST_CAUSES: Final = 51  # any text may be a class name: a bound on the number of series
 
@@ -28,7 +29,7 @@ class DispatchCounts:
     """Counts of listener results; any thread reads them, the poll thread writes them.
 
     Attributes:
-        succeeded, failed: numbers of messages.
+        succeeded: number of messages.
         listener_ns: time that listeners had messages.
         failed_by_type: number of failed messages by result.
         listener_times: seconds per message. The messages of a chunk share its mean, as no clock is read between them;
@@ -37,11 +38,15 @@ class DispatchCounts:
     """
 
     succeeded: int = 0
-    failed: int = 0
     listener_ns: int = 0
-    failed_by_type: dict[str, int] = field(default_factory=dict)
+    failed_by_type: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_FAILED, 0))
     listener_times: Histogram = field(default_factory=lambda: Histogram(_LISTENER_BOUNDS_S))
     latencies: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BOUNDS_S))
+
+    @property
+    def failed(self) -> int:
+        """Return the number of failed messages."""
+        return sum(self.failed_by_type.values())
 
     def add_call(self, elapsed_ns: int, count: int, age_ms: int) -> None:
         """Count the time of a chunk, the number of its messages, and how old the first of them is now."""
@@ -50,13 +55,9 @@ class DispatchCounts:
             self.listener_times.add(elapsed_ns / count / 1e9, count)
             self.latencies.add(max(0, age_ms) / 1e3, count)
 
-    def add_failed(self, kind: ConsumeReturnType) -> None:
-        """Count a failed message of this type; a new type gets a new dictionary, as other threads may be reading it."""
-        name = kind.value
-        if name in self.failed_by_type:
-            self.failed_by_type[name] += 1
-        else:
-            self.failed_by_type = self.failed_by_type | {name: 1}
+    def add_failed(self, kind: ConsumeReturnType, count: int = 1) -> None:
+        """Count failed messages of this type."""
+        self.failed_by_type[kind.value] += count
 
 
 @dataclass(slots=True)
@@ -163,7 +164,7 @@ class ConsumerState(LoopState):
     Attributes:
         at_ns: monotonic instant.
         group: consumer group.
-        is_member: whether the consumer has its assignment from the group, which may be empty.
+        is_member: whether the group has assigned queues to the consumer, perhaps none, and has not put it out since.
         suspended: whether the consumer is suspended, and so reads nothing.
         commits_fail_since_ns: since when commits have failed; None: they succeed.
         commits_failed: number of refused commits.

@@ -151,8 +151,7 @@ class PollLoop(Generic[QueueT]):
         self.reader.open(self, self.queues.commits.answered)
         self._watch.look(self.reader.lookups, self._now_ms())
         self.reader.subscribe(self._watch.topics)
-        log = self._parts.log
-        if log is not None:
+        if (log := self._parts.log) is not None:
             log.start(f"rocketshim-group-log-{log.owner.client_id}")
         self.is_open = True
         self.opened.set()
@@ -170,8 +169,7 @@ class PollLoop(Generic[QueueT]):
         while self._asked.qsize():
             self._perform(*self._asked.get())
         self.dispatch.hand_out(self.queues.owned())
-        reason = self.error
-        if reason is not None:
+        if (reason := self.error) is not None:
             raise ConsumerError(f"the consumer cannot go on: {safe_text(reason)}") from reason
         self._fetch()
 
@@ -193,6 +191,7 @@ class PollLoop(Generic[QueueT]):
             self._leave(deadline_ms)
             self.dispatch.send_back.close()
             self.mode.close()
+            self.state = self.state and state_of(self._settings.group, self.reader, self.mode, self._now_ms())
 
     def _finish_up(self, deadline_ms: int) -> None:
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
@@ -252,21 +251,19 @@ class PollLoop(Generic[QueueT]):
         Raises:
             RocketshimError: the consumer cannot continue.
         """
-        reader, membership, is_member = self.reader, self._parts.membership, self.reader.has_joined
+        reader, membership = self.reader, self._parts.membership
         if self._watch.look(reader.lookups, now_ms):
             reader.subscribe(self._watch.topics)
         reader.follow_assigner()
         if self._commit.is_due(now_ms):
             self.queues.commit()
         reader.start_waiting()
-        if membership is not None and not is_member.is_set():
-            member_id = reader.client().memberid()
-            if membership.has_no_partitions(member_id, now_ms):
-                is_member.set()
-        if is_member.is_set() and self._compare.is_due(now_ms):
+        if membership and not reader.is_member and membership.has_no_partitions(reader.client().memberid(), now_ms):
+            reader.is_member = True
+            reader.has_joined.set()
+        if reader.is_member and self._compare.is_due(now_ms):
             self._compare_subscriptions()
-        missing = self._watch.missing(reader.lookups, now_ms)
-        if missing is not None:
+        if (missing := self._watch.missing(reader.lookups, now_ms)) is not None:
             raise missing
         if self._show.is_due(now_ms):
             self.state = state_of(self._settings.group, reader, self.mode, now_ms)

@@ -9,6 +9,7 @@ from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
+from rocketshim.errors import ConsumerError
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["state_of"]
@@ -24,7 +25,7 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
         position, committed = queue.next_offset, commits.positions.stored(key)
         try:
             _, high = reader.client().get_watermark_offsets(TopicPartition(*key), cached=True)
-        except (KafkaException, TypeError):
+        except (KafkaException, TypeError, ConsumerError):
             high = -1
         at = committed if position is None else position
         times, failing_ms = queue.failing or (None, 0)
@@ -46,13 +47,13 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
     return ConsumerState(
         at_ns=now_ms * 1_000_000,
         group=group,
-        is_member=reader.has_joined.is_set(),
+        is_member=reader.is_member,
         suspended=reader.is_suspended,
         commits_fail_since_ns=None if since_ms is None else since_ms * 1_000_000,
         commits_failed=commits.failed,
         workers=dispatch.pool.size,
         in_flight=dispatch.in_flight,
-        messages={"SUCCESS": counts.succeeded, **(counts.failed_by_type or {"FAILED": counts.failed})},
+        messages={"SUCCESS": counts.succeeded, **counts.failed_by_type},
         listener_s=counts.listener_ns / 1e9,
         listener_times=counts.listener_times.copy(),
         latencies=counts.latencies.copy(),

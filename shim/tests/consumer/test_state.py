@@ -46,7 +46,7 @@ def test_messages_are_counted_by_result(kafka: InMemoryKafka, bench: Make) -> No
     b = bench(mixed)
     b.run()
     state = shown(b)
-    assert state.messages == {"SUCCESS": 3, "EXCEPTION": 1, "FAILED": 1, "RETURNNULL": 1}
+    assert state.messages == {"SUCCESS": 3, "EXCEPTION": 1, "FAILED": 1, "RETURNNULL": 1, "TIME_OUT": 0}
     assert state.send_back.retried == 3
     assert (state.is_member, state.suspended, state.in_flight) == (True, False, 0)
     (queue,) = [queue for queue in state.queues if queue.topic == "orders"]
@@ -92,6 +92,8 @@ def test_durations_age_retries_and_dead_letters_are_counted(kafka: InMemoryKafka
     state = shown(b)
     text = metrics_text(state.metrics())
     for sample in (
+        'messages_total{group="g",result="EXCEPTION"} 0.0',
+        'messages_total{group="g",result="TIME_OUT"} 0.0',
         'retries_total{attempt="1",group="g"} 0.0',
         'retries_total{attempt="more",group="g"} 0.0',
         'dead_letters_total{cause="other",group="g"} 0.0',
@@ -115,6 +117,28 @@ def test_causes_of_dead_letters_are_bounded_in_number() -> None:
     for attempt in (1, 16, 17, 40):
         counts.add(HopKind.RETRY, attempt, "E")
     assert (counts.retries["1"], counts.retries["16"], counts.retries["more"]) == (1, 1, 2)
+
+
+def test_a_consumer_that_the_group_has_put_out_is_not_ready_until_it_is_back(bench: Make) -> None:
+    b = bench(mixed)
+    assert shown(b).is_ready(b.clock.monotonic_ns())
+    b.loop.reader._on_lost(b.consumer, b.consumer.assignment())
+    b.clock.advance(1_000)
+    b.turn()
+    assert not b.loop.state.is_ready(b.clock.monotonic_ns())
+    b.loop.reader._on_assign(b.consumer, [])
+    assert shown(b).is_ready(b.clock.monotonic_ns())
+
+
+def test_a_consumer_that_has_stopped_shows_all_that_it_has_done_and_no_queue(kafka: InMemoryKafka, bench: Make) -> None:
+    for _ in range(4):
+        kafka.append("orders", b"")
+    b = bench(mixed)
+    assert shown(b).queues
+    b.run(1)
+    b.pool.work_all()
+    b.loop.close()
+    assert (b.loop.state.queues, b.loop.state.is_member, b.loop.state.messages["SUCCESS"]) == ((), False, 1)
 
 
 def test_ready_while_it_is_a_member_and_commits_and_live_while_it_runs(kafka: InMemoryKafka, bench: Make) -> None:

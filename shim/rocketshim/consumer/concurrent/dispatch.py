@@ -105,7 +105,6 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
             outcome = by_offset[message.offset()]
             self.counts.add_failed(return_type_of(outcome.failure.exception_class))
             self.send_back.send(chunk, outcome)
-        self.counts.failed += len(outcomes)
 
     def _split_stuck(self) -> None:
         """Split chunks that are in the same call as at the last check."""

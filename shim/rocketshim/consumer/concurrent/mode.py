@@ -68,8 +68,7 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
 
     def _expire(self, queue: ProcessQueue[Any], now_ms: int) -> None:
         for chunk, message in queue.expire(now_ms, self._timeout_ms):
-            record = f"{queue.topic}/{queue.partition}/{message.offset()}"
-            _LOG.warning("consumer.timed-out", extra={"record": record})
+            _LOG.warning("consumer.timed-out", extra={"record": f"{queue.topic}/{queue.partition}/{message.offset()}"})
             self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
             self.dispatch.send_back.send_timed_out(chunk, message, self._clock.wall_ms())
         for chunk in queue.late:

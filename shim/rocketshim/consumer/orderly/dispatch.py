@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
-from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL
+from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeReturnType
 from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
@@ -81,7 +81,7 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
             self.died = self.died or result.died
             return
         stopped = sum(answer.msg_count for answer in answers if answer.stops)
-        self.counts.failed += stopped
+        self.counts.add_failed(ConsumeReturnType.FAILED, stopped)
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
         self._add_call(result.elapsed_ns, task.messages)
         task.queue.report(task, answers)

@@ -61,6 +61,7 @@ class PartitionReader:
     Attributes:
         error: the first error of a rebalance callback; None: there was none.
         has_joined: set when partitions were assigned for the first time (perhaps none).
+        is_member: whether partitions are assigned (perhaps none), and the group has not put the consumer out since.
         is_closing: partitions that are still assigned are not read any more.
         is_suspended: nothing is read until `resume`.
         pauses, starts, lookups, ownership, assigner, store, now_ms: its parts.
@@ -81,6 +82,7 @@ class PartitionReader:
     ) -> None:
         self.error: BaseException | None = None
         self.has_joined = threading.Event()
+        self.is_member = False
         self.is_closing = False
         self.is_suspended = False
         self.ownership = ownership
@@ -287,8 +289,7 @@ class PartitionReader:
         """
         if self.assigner is None:
             return
-        wanted = self.assigner.wanted(self.lookups, self._assigned, self.now_ms())
-        if wanted is None:
+        if (wanted := self.assigner.wanted(self.lookups, self._assigned, self.now_ms())) is None:
             return
         gone, new = sorted(self._assigned - wanted), sorted(wanted - self._assigned)
         lost = [key for key in gone if self._owner.position(key) is not None and not self.ownership.owns(key)]
@@ -297,6 +298,7 @@ class PartitionReader:
         for callback, keys in ((self._on_lost, lost), (self._on_revoke, released), (self._on_assign, new)):
             if keys:
                 callback(consumer, [TopicPartition(*key) for key in keys])
+        self.is_member = True
         self.has_joined.set()
 
     def unassign(self, keys: Collection[TopicPartitionKey]) -> None:
@@ -319,6 +321,7 @@ class PartitionReader:
 
     def forget_all(self) -> None:
         """Forget every partition: the consumer is closing."""
+        self.is_member = False
         if self._assigned:
             self.forget(sorted(self._assigned))
 
@@ -337,6 +340,7 @@ class PartitionReader:
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
             return
+        self.is_member = True
         self.has_joined.set()
         _LOG.info("consumer.assigned", extra={"partitions": list(map(str, keys))})
 
@@ -351,6 +355,7 @@ class PartitionReader:
 
     def _on_lost(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
+        self.is_member = False
         _LOG.warning("consumer.lost", extra={"partitions": list(map(str, keys))})
         self.unassign(keys)
 
