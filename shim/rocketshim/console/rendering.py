@@ -1,7 +1,8 @@
 """Templates: everything is escaped, and no control or invisible character reaches a page.
 
 `finalize` sees every value before it is escaped. Text from records may contain characters that reverse the direction of
-writing or that show nothing; they are spelled out as on a terminal (`rocketshim.cli.escaping`).
+writing or that show nothing; they are spelled out as on a terminal (`rocketshim.cli.escaping`), and as numbers in the
+fields of forms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ class Templates:
         )
         self._environment.globals["link"] = lambda *parts, **query: base_path + link(*parts, **query)
         self._environment.filters.update(
-            time=self._time, number=_number, size=_size, counted=_counted, duration=_duration
+            time=self._time, number=_number, size=_size, counted=_counted, duration=_duration, field=_field
         )
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
@@ -80,6 +81,12 @@ def _finalized(value: object) -> object:
     if value is None:
         return ""
     return value if isinstance(value, Markup) or hasattr(value, "__html__") else escape(plain_lines(str(value)))
+
+
+def _field(value: str | None) -> Markup:
+    """Return the value of a form's field: the browser sends exactly this text, but a page shows nothing invisible."""
+    text = "".join(each if each.isprintable() else f"&#{ord(each)};" for each in escape(value or ""))
+    return Markup(text)  # noqa: S704 - it is escaped
 
 
 def _iso(at_ms: int) -> str:

@@ -74,6 +74,16 @@ def test_the_plan_of_a_cause_has_all_of_its_letters(stage: Stage, text: str) -> 
     assert "Send again 3 records" in text_of(browser.get(plan).text)
 
 
+def test_a_plan_selects_what_its_page_has_listed_also_by_invisible_characters(stage: Stage) -> None:
+    stage.add_dead(2, tags="a\u00a0b\u200b<")
+    browser = stage.browser(operate=True)
+    page = browser.get(f"/dead/{DEAD}", params={"tags": "a\u00a0b\u200b<"}).text
+    assert "2 dead letters by cause" in text_of(page)
+    assert "\u200b" not in page
+    tags = re.findall(r'type="hidden" name="tags" value="([^"]+)"', page)[-1]
+    assert "Send again 2 records" in text_of(browser.get(make_plan(browser, tags=html.unescape(tags))).text)
+
+
 def test_a_long_list_says_that_it_is_not_complete_and_goes_on_without_gap_or_repetition(stage: Stage) -> None:
     stage.add_dead(120)
     browser = stage.browser()
