@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from confluent_kafka import KafkaException, TopicPartition
 
+from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.redrive import log_records
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
@@ -22,9 +23,10 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.redrive_log import RedriveLog
-from rocketshim_topics.redrive_plan import RedrivePlan
+from rocketshim_topics.redrive_plan import PlannedLetter, RedrivePlan
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
 __all__ = ["Behind", "Verdict", "left_of", "verdict"]
@@ -163,10 +165,22 @@ def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Be
     """Return the groups whose retry topics get what was sent; a source topic may have any number of groups."""
     prefix = console.names.retry_prefix
     found = []
-    for topic in sorted({letter.target for letter in plan.letters if letter.target.startswith(prefix)}):
-        group = plan.rules.group or topic.removeprefix(prefix)
+    for topic, letter in sorted({each.target: each for each in plan.letters if each.target.startswith(prefix)}.items()):
+        group = plan.rules.group or _group_of(console, reader, plan, letter)
         found.append(Behind(group, topic, _offsets_behind(console, reader, group, topic)))
     return found
+
+
+def _group_of(console: Console, reader: TopicReader, plan: RedrivePlan, letter: PlannedLetter) -> str:
+    """Return the group that gets a dead letter: by its retry topic, or by its header if the topic has another name."""
+    names = console.names
+    shown = letter.target.removeprefix(names.retry_prefix)
+    dead_topic = names.dead_letter_prefix + shown
+    if has_that_group(names, dead_topic, shown):
+        return shown
+    message = reader.fetch(plan.source, letter.partition, letter.offset)
+    group = None if message is None else Decoder(names, plan.source).open(message).envelope.consumer_group
+    return group if group and has_that_group(names, dead_topic, group) else shown
 
 
 def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: str) -> int | None:

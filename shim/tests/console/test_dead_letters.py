@@ -15,6 +15,7 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult, named
+from rocketshim_topics import DelayLevels, Layout
 from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record
 from rocketshim_topics.redrive_plan import RedrivePlan
 from rocketshim_topics.wire import REPLAY_ID, read_headers
@@ -222,6 +223,19 @@ def test_a_partition_whose_leader_does_not_answer_is_not_taken_for_one_that_was_
     seen = state(stage.browser(replace(clients, consumer=consumer)), plan)
     assert "Whether payments has read them is not known" in seen
     assert "✓" not in seen
+
+
+def test_the_verdict_knows_a_group_whose_topics_do_not_show_its_name(stage: Stage, wait_for: Wait) -> None:
+    group, layout = "pay.v2", Layout(NAMES, DelayLevels.default())
+    stage.kafka.create_topics(layout.for_group(group, with_log=False))
+    stage.kafka.append(NAMES.dead_letter(group), b"x", headers=dead_letter(1, consumer_group=group))
+    browser = stage.browser(operate=True)
+    plan = browser.post(f"/dead/{NAMES.dead_letter(group)}/plans").headers["location"]
+    apply(browser, plan, wait_for, count_typed="1")
+    commit(stage.kafka, group, NAMES.retry(group), {0: 1})
+    seen = state(browser, plan)
+    assert "✓ None of them failed again" in seen
+    assert f"pay.v2 has read everything in {NAMES.retry(group)}" in seen
 
 
 def test_what_was_sent_is_counted_once_also_if_the_topic_was_made_again(stage: Stage, wait_for: Wait) -> None:
