@@ -84,7 +84,7 @@ def test_a_hidden_source_topic_hides_nothing_else(stage: Stage) -> None:
                 raise KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED))
             return ask(partition, timeout)
 
-        made.get_watermark_offsets = answer  # type: ignore[method-assign]
+        made.get_watermark_offsets = answer  # type: ignore[method-assign, assignment]
         return made
 
     answer = stage.browser(replace(clients, consumer=consumer)).get(f"/message/{DEAD}/0/0")
