@@ -14,6 +14,7 @@ from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Origin, TopicNames
+from rocketshim_topics.names import check_topic
 
 __all__ = ["history", "message_id", "own_topics", "records_of", "topics_named"]
 
@@ -114,6 +115,10 @@ def history(
 
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
     try:
-        return reader.low_offset(topic, partition)
-    except (TopicMissingError, NotAuthorizedError):  # the whole topic is gone or hidden: retention is not the cause
+        return reader.low_offset(check_topic(topic), partition)
+    except (
+        ConfigError,
+        TopicMissingError,
+        NotAuthorizedError,
+    ):  # no topic, or a hidden one: retention is not the cause
         return 0

@@ -16,9 +16,10 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
-from rocketshim.errors import NotAuthorizedError, TopicMissingError
+from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Origin
+from rocketshim_topics.names import check_topic
 
 __all__ = ["body", "by_id", "show"]
 
@@ -115,8 +116,8 @@ def _entry(console: Console, request: Request) -> RecordView:
 
 def _fetch(reader: TopicReader, topic: str, partition: int, offset: int) -> Any | None:
     try:
-        return reader.fetch(topic, partition, offset)
-    except TopicMissingError:
+        return reader.fetch(check_topic(topic), partition, offset)
+    except (ConfigError, TopicMissingError):
         return None
 
 

@@ -95,6 +95,12 @@ def test_what_a_path_carries_is_escaped(stage: Stage, path: str) -> None:
     assert "set-cookie" not in answer.headers
 
 
+@pytest.mark.parametrize("topic", ["%00", "a%00b", "%20"])
+def test_a_name_that_no_topic_can_have_is_not_found(stage: Stage, topic: str) -> None:
+    for path in ("/message/{}/0/0", "/message/{}/0/0/body", "/dead/{}"):
+        assert stage.browser().get(path.replace("{}", topic)).status_code == 404
+
+
 def test_a_redirect_never_leaves_the_console(stage: Stage) -> None:
     for topic in ("//evil.example", "https://evil.example", "\\\\evil", "\r\nset-cookie: x"):
         answer = stage.browser().get("/dead", params={"topic": topic})
