@@ -82,7 +82,7 @@ def exporter(
     configure(log_format, level=log_level)
     look = partial(gather, bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=settings)
     doctor = DoctorRounds(lambda: examine(look()), doctor_every) if doctor_every else None
-    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings)
+    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings, left_out={})
     with Sampler(lookup, names, levels, every_s=every) as sampler, StopSignals() as signals:
         process = Exporter(sampler, every_s=every, doctor=doctor, namespace=namespace)
         with serving(listen_address, lambda: process.state, option="--listen"):

@@ -60,7 +60,7 @@ def top(
     urls = checked_urls(worker_url or ())
     names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings)
+    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings, left_out={})
     sampler = Sampler(lookup, names, levels, every_s=every, workers=lambda: ask_workers(urls))
     with sampler, sampler.watch() as watch:
         if not once and not as_json and sys.stdout.isatty():

@@ -4,7 +4,7 @@ import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 from starlette.requests import Request
@@ -75,7 +75,14 @@ class Console:
         """The sampler of offsets, which runs while pages ask for it."""
         settings = self.settings
         return Sampler(
-            lambda: OffsetLookup(settings.bootstrap, self.names, client=settings.client, clients=self.clients),
+            partial(
+                OffsetLookup,
+                settings.bootstrap,
+                self.names,
+                client=settings.client,
+                clients=self.clients,
+                left_out={},
+            ),
             self.names,
             settings.levels,
             workers=lambda: ask_workers(settings.worker_urls),

@@ -52,6 +52,8 @@ class OffsetLookup:
         client: further librdkafka settings.
         clients: the factory of the consumers; None: confluent_kafka.
         clock: tells what a day ago was.
+        left_out: number of rounds for which groups are left out. A sampler makes a new look-up after each failed round:
+            all of them share one dictionary, so that the rounds succeed although several groups do not answer.
 
     Thread-safety: none; one owner thread, which also creates it.
     """
@@ -65,6 +67,7 @@ class OffsetLookup:
         client: Mapping[str, Any] | None = None,
         clients: Clients | None = None,
         clock: Clock | None = None,
+        left_out: dict[str, int] | None = None,
     ) -> None:
         self._bootstrap = bootstrap
         self._names = names
@@ -78,7 +81,7 @@ class OffsetLookup:
         self._askers: dict[str, ConsumerClient] = {}
         self._read_by: dict[str, set[str]] = {}
         self._times: Mapping[tuple[TopicPartitionKey, int], int] = {}
-        self._left_out: dict[str, int] = {}  # group to the round that asks again
+        self._left_out = {} if left_out is None else left_out
         self._rounds = 0
 
     def look_up(self) -> Offsets:
@@ -123,7 +126,8 @@ class OffsetLookup:
         positions: dict[str, dict[TopicPartitionKey, int]] = {}
         failed: RocketshimError | None = None
         for group in groups:
-            if self._left_out.get(group, 0) > self._rounds:
+            if self._left_out.get(group, 0) > 0:
+                self._left_out[group] -= 1
                 continue
             try:
                 positions[group] = self._positions(group, topics)
@@ -132,7 +136,7 @@ class OffsetLookup:
                     if failed is not None:
                         raise
                     failed = error
-                self._left_out[group] = self._rounds + 1 + _ALL_TOPICS_EVERY
+                self._left_out[group] = _ALL_TOPICS_EVERY
                 _LOG.warning("observe.group-unknown", extra={"group": group, "error": str(error)})
         return positions
 

@@ -43,7 +43,7 @@ class Sampler:
     """Takes snapshots. A context manager.
 
     Args:
-        lookup: makes the look-ups, in the thread of the sampler: `lambda: OffsetLookup(bootstrap, names)`.
+        lookup: makes the look-ups in the thread of the sampler: `partial(OffsetLookup, bootstrap, names, left_out={})`.
         names: topic and group names of the namespace.
         levels: the worker's level table.
         every_s: time from one round to the next, in seconds; default 5.

@@ -1,6 +1,8 @@
 """Look-ups of offsets, positions and append times, over the in-memory Kafka."""
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -8,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.look_up import OffsetLookup
+from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot, snapshot_of
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.hops import clock_probe
@@ -180,6 +183,27 @@ def test_two_groups_that_do_not_answer_in_one_round_are_an_error(world: World) -
     with pytest.raises(BrokerUnavailableError):
         world.lookup.look_up()
     assert world.snapshot().groups == ()
+
+
+def test_several_groups_that_do_not_answer_are_left_out_one_after_another_by_the_look_ups_of_a_sampler(
+    world: World,
+) -> None:
+    clients = world.kafka.clients()
+    for group in ("bill", "ship", "tell"):
+        world.kafka.create_topic(NAMES.retry(group), 1)
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        is_silent = settings["group.id"] in {"bill", "ship", "tell"}
+        return Refusing() if is_silent else clients.consumer(settings)
+
+    silent = replace(clients, consumer=consumer)
+    lookup = partial(OffsetLookup, "memory:1", NAMES, clients=silent, clock=world.clock, left_out={})
+    with Sampler(lookup, NAMES, LEVELS, every_s=0.01, clock=world.clock) as sampler, sampler.watch() as watch:
+        snapshot = watch.wait_newer(None, 10.0)
+        while snapshot is not None and snapshot.error is not None:
+            snapshot = watch.wait_newer(snapshot, 10.0)
+    assert snapshot is not None
+    assert [group.group for group in snapshot.groups] == ["pay"]
 
 
 def test_nothing_is_committed_and_no_group_is_joined(world: World) -> None:
