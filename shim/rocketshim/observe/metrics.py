@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from rocketshim.admin.doctor import Finding
 from rocketshim.health import Metric
-from rocketshim.observe.snapshot import GroupSnapshot, Snapshot
+from rocketshim.observe.snapshot import Snapshot
 
 __all__ = ["ExporterState"]
 
@@ -58,7 +58,7 @@ class ExporterState:
         snapshot = self.snapshot
         families = [_up(snapshot), _doctor_up(self.findings)]
         if snapshot.error is None:
-            families += [*_schedule(snapshot), *_dead(snapshot), *_groups(snapshot.groups, snapshot.at_ms)]
+            families += [*_schedule(snapshot), *_dead(snapshot), *_groups(snapshot)]
         if self.findings is not None:
             families.append(_doctor(self.findings))
         for name, kind, about, samples in families:
@@ -104,16 +104,17 @@ def _dead(snapshot: Snapshot) -> Iterable[_Family]:
     yield "parked_kept_offsets", *kept, [(label, topic.kept) for label, topic in parked]
 
 
-def _groups(groups: Iterable[GroupSnapshot], now_ms: int) -> Iterable[_Family]:
+def _groups(snapshot: Snapshot) -> Iterable[_Family]:
+    now_ms, unknown = snapshot.at_ms, {key.topic for key in snapshot.unknown}
     by_topic = [
         ({"group": group.group, "topic": topic}, standing)
-        for group in groups
+        for group in snapshot.groups
         for topic, standing in group.topics().items()
     ]
     ages: _Samples = [
         (labels, max(0, now_ms - standing.first_unread_ms) / 1e3 if standing.first_unread_ms is not None else 0.0)
         for labels, standing in by_topic
-        if standing.first_unread_ms is not None or not standing.behind
+        if standing.first_unread_ms is not None or not (standing.behind or labels["topic"] in unknown)
     ]
     behind: _Samples = [(labels, standing.behind) for labels, standing in by_topic]
     lost: _Samples = [(labels, standing.lost) for labels, standing in by_topic]

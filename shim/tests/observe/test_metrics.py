@@ -78,6 +78,13 @@ def test_a_topic_with_a_partition_that_does_not_answer_has_no_value_so_that_no_c
     assert found["group_behind_offsets", "pay", "orders"] == 6
 
 
+def test_a_group_does_not_count_as_done_with_a_topic_that_answers_in_part() -> None:
+    unknown = (TopicPartitionKey("bills", 1), TopicPartitionKey("orders", 2))
+    found = values(replace(STATE, snapshot=replace(SNAPSHOT, unknown=unknown)))
+    ages = {key[1:]: value for key, value in found.items() if key[0] == "group_oldest_unread_seconds"}
+    assert ages == {("pay", "orders"): 60}
+
+
 def test_findings_are_counted_by_check_and_severity_and_vanish_when_fixed() -> None:
     def finding(check: str) -> Finding:
         return Finding(check, Severity.WARNING, "subject", "what", "cost", "mend")
