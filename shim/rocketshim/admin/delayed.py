@@ -4,10 +4,9 @@ The reader uses the worker's group id to read its positions, but never joins the
 affect the worker. A record that is being delivered at this moment may still be shown. Probes are left out.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaException, TopicPartition
@@ -169,11 +168,17 @@ class DelayedReader:
         def leaves_ms(record: Any) -> int:
             return int(record.timestamp()[1]) + (self._levels.queue_delay_ms(record.partition()) or 0)
 
-        found: list[Any] = []
-        for key, span in self.spans().items():
-            waiting = (each for each in self._reader.read_spans({key: span}) if not is_probe(each))
-            found += islice(filter(is_wanted, waiting), most)
-        return sorted(found, key=leaves_ms)[:most]
+        found: defaultdict[int, list[Any]] = defaultdict(list)  # by partition
+        rest, count = self.spans(), most
+        while rest:
+            window = {key: (start, min(end, start + count)) for key, (start, end) in rest.items()}
+            for record in self._reader.read_spans(window):
+                wanted = found[record.partition()]
+                if len(wanted) < most and not is_probe(record) and is_wanted(record):
+                    wanted.append(record)
+            left = {key: (window[key][1], end) for key, (_, end) in rest.items() if len(found[key.partition]) < most}
+            rest, count = {key: span for key, span in left.items() if span[0] < span[1]}, 4 * count
+        return sorted((record for queue in found.values() for record in queue), key=leaves_ms)[:most]
 
     def fetch(self, partition: int, offset: int) -> Any | None:
         """Return the record at a partition and offset, waiting or not; None if it does not exist (any more).
