@@ -20,6 +20,7 @@ __all__ = ["Run", "Runs"]
 
 _LOG = safe_logger("rocketshim.console")
 _STOP_S: Final = 30.0
+_KEPT: Final = 20  # of the runs that have ended; each has all dead letters of its plan
 
 
 @dataclass(slots=True)
@@ -66,7 +67,7 @@ class Runs:
         self._threads: list[threading.Thread] = []
 
     def of(self, plan_id: str) -> Run | None:
-        """Return the last run of a plan in this process; None: there was none."""
+        """Return the last run of a plan in this process; None: there was none, or it ended many runs ago."""
         return self._runs.get(plan_id)
 
     def start(
@@ -85,6 +86,8 @@ class Runs:
                 raise ConfigError(
                     f"{running[0].by} applies the plan {running[0].plan.id} to {plan.source} now: stop that run first"
                 )
+            for old in [each.plan.id for each in self._runs.values() if not each.is_running][:-_KEPT]:
+                del self._runs[old]
             self._runs[plan.id] = run
             thread = threading.Thread(target=self._apply, args=(run,), name=f"apply-{plan.id}", daemon=True)
             self._threads = [each for each in self._threads if each.is_alive()] + [thread]

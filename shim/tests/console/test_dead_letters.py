@@ -12,12 +12,13 @@ from confluent_kafka import KafkaError, TopicPartition
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
+from rocketshim.console.runs import Runs
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult, named
 from rocketshim_topics import DelayLevels, Layout
 from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record
-from rocketshim_topics.redrive_plan import RedrivePlan
+from rocketshim_topics.redrive_plan import RedrivePlan, RedriveRules
 from rocketshim_topics.wire import REPLAY_ID, read_headers
 
 from .conftest import DEAD, NAMES, RETRY, Stage, dead_letter
@@ -310,6 +311,22 @@ def test_a_run_is_stopped_by_its_button_and_a_second_one_of_the_topic_is_refused
     assert browser.post(f"{plan}/stop").status_code == 303
     wait_for(lambda: "applies it" not in state(browser, plan))
     assert "It was stopped" in state(browser, plan)
+
+
+def test_runs_that_have_ended_are_not_kept_forever(stage: Stage, wait_for: Wait) -> None:
+    runs = Runs("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
+    plans = [
+        RedrivePlan(
+            source=DEAD, cluster_id="another cluster", created_ms=number, rules=RedriveRules(), choice={}, letters=(),
+            held_back=(),
+        )
+        for number in range(25)
+    ]  # fmt: skip
+    for plan in plans:
+        run = runs.start(plan, by="ada", most=None, rate_per_s=None, stop_ratio=0.1)
+        wait_for(run.is_over.is_set)
+    assert [runs.of(plan.id) is None for plan in plans] == [True] * 4 + [False] * 21
+    runs.close()
 
 
 class EndsWhileShown(threading.Event):
