@@ -5,7 +5,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from confluent_kafka import KafkaError
 
@@ -19,6 +19,9 @@ from proof.simulate.redrive import Redrives
 from proof.simulate.sender import Sender
 from proof.simulate.virtual_time import virtual_time
 from proof.simulate.world import GROUP, NAMES, World
+
+if TYPE_CHECKING:
+    from rocketshim.testing.faults import CommitFault, ProduceFault, TransactionFault
 
 __all__ = ["Outcome", "simulate"]
 
@@ -78,6 +81,7 @@ class Simulation:
         self._down_ns = 0
         self._held_ns: int | None = None
         self._skew_ms = self._most_skew_ms = 0
+        self._wrong_answers = 0
 
     def _worker(self, place: str, name: str) -> Shell:
         return Worker(self.world, place, name, exactly_once=self.plan.exactly_once)
@@ -114,6 +118,7 @@ class Simulation:
             case _:
                 world.note("fault", step.kind, f"{place.name} {amount}")
                 self._fault(step, place)
+        self._note_wrong_answers()
 
     def _send(self, kind: int, amount: int) -> None:
         def send(shell: Shell) -> None:
@@ -241,6 +246,16 @@ class Simulation:
         group = NAMES.worker_group if isinstance(shell, Worker) else GROUP.name
         self.world.fault("evict", f"group:{group}", begin_ns)
 
+    def _note_wrong_answers(self) -> None:
+        """Record a fault when a wrong answer was given: that may be long after it was ordered."""
+        faults = self.world.kafka._broker.faults  # noqa: SLF001
+        ordered: list[ProduceFault | CommitFault | TransactionFault]
+        ordered = [*faults.produce, *faults.commits, *faults.transactions]
+        left = sum(each.remaining_count for each in ordered)
+        if left < self._wrong_answers:
+            self.world.fault("wrong-answer", "cluster", self.world.event_ns())
+        self._wrong_answers = left
+
     def _stop_broker(self, ms: int) -> None:
         if self._broker_back_ms is None:
             self._down_ns = self.world.event_ns()
@@ -290,6 +305,7 @@ class Simulation:
             place.turn(lambda shell: shell.turn())
             self._hear(place)
             self._listen(place, 1)
+            self._note_wrong_answers()
 
     def close(self) -> None:
         """Release everything."""

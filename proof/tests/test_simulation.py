@@ -60,6 +60,11 @@ def test_a_message_is_not_early_where_its_wait_ended_because_a_clock_was_set_for
     assert not outcome.problems
 
 
+def test_a_wrong_answer_is_a_fault_when_it_is_given_not_only_when_it_was_ordered() -> None:
+    """In this seed a refusal is given 15 s after it was ordered, and a program reads a message again because of it."""
+    assert not simulate(make_plan(2633)).problems
+
+
 def first_failure(bug: Bug) -> Outcome | None:
     plans = map(make_plan, range(ENOUGH_SEEDS))
     outcomes = (simulate(plan) for plan in plans if not bug.needs or getattr(plan, bug.needs))
