@@ -127,8 +127,8 @@ class LevelQueue(Generic[RecordT]):
     """
 
     __slots__ = (
-        "_batches", "_bytes", "_clock", "_count", "_last_offset", "_next_ns", "_retry", "_stale", "_tracker",
-        "_unconfirmed_ns", "delay_ms", "epoch", "limits",
+        "_batches", "_bytes", "_clock", "_count", "_due_ns", "_is_dated", "_last_offset", "_next_ns", "_retry",
+        "_stale", "_tracker", "_unconfirmed_ns", "delay_ms", "epoch", "limits",
     )  # fmt: skip
 
     def __init__(self, delay_ms: int, limits: QueueLimits | None = None, epoch: int = 0) -> None:
@@ -146,6 +146,8 @@ class LevelQueue(Generic[RecordT]):
         self._bytes = 0
         self._last_offset = -1
         self._next_ns: int | None = None  # cached result of `next_ns`, unless it is stale
+        self._due_ns = 0  # when the head leaves, on our clock; cached likewise
+        self._is_dated = True  # whether there is evidence for the head, without which it does not leave; likewise
         self._stale = False
 
     def offer(self, records: Sequence[RecordT], seen_ns: int, extra_bytes: int = 0) -> list[RecordT]:
@@ -232,11 +234,11 @@ class LevelQueue(Generic[RecordT]):
 
     def has_due(self, now_ns: int) -> bool:
         """Return whether a record would leave now, as far as is known without a probe."""
-        return bool(self._retry) or (bool(self._batches) and self._is_dated and self._head_due_ns() <= now_ns)
+        return not self._nothing_to_do(now_ns) and (bool(self._retry) or (self._is_dated and self._due_ns <= now_ns))
 
     def asks_for_probe(self, now_ns: int) -> bool:
         """Return whether to send a probe into this partition now; true at most once a second until `probed`."""
-        if self._nothing_to_do(now_ns) or self.has_due(now_ns) or self._probe_ns() > now_ns:
+        if self._nothing_to_do(now_ns) or self.has_due(now_ns):
             return False
         self._clock.asked(now_ns)
         self._stale = True
@@ -270,7 +272,7 @@ class LevelQueue(Generic[RecordT]):
         """The monotonic instant at which the oldest unconfirmed record was or will be due; None: there is none."""
         if self._unconfirmed_ns:
             return min(self._unconfirmed_ns.values())
-        return self._head_due_ns() if self._batches else None
+        return None if self.next_ns() is None else self._due_ns
 
     @property
     def head(self) -> RecordT | None:
@@ -311,7 +313,7 @@ class LevelQueue(Generic[RecordT]):
         return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
 
     def _leave(self, now_ns: int, limit: int, limit_bytes: int) -> Due[RecordT] | None:
-        latest_seen_ns, due_ns = now_ns - self._max_wait_ns, self._head_due_ns()
+        latest_seen_ns = now_ns - self._max_wait_ns
         records: list[RecordT] = []
         appends_ms: list[int] = []
         seen: list[int] = []
@@ -342,7 +344,7 @@ class LevelQueue(Generic[RecordT]):
         self._count -= len(records)
         self._bytes -= size_bytes
         run = self._tracker.deliver(records)
-        self._unconfirmed_ns[run] = due_ns
+        self._unconfirmed_ns[run] = self._due_ns
         return Due(records, appends_ms, seen, run, leader_ns - slowed(now_ns), size_bytes)
 
     def _nothing_to_do(self, now_ns: int) -> bool:
@@ -354,28 +356,14 @@ class LevelQueue(Generic[RecordT]):
             return 0
         if not self._batches:
             return None
-        return min(self._head_due_ns(), self._probe_ns()) if self._is_dated else self._probe_ns()
-
-    @property
-    def _is_dated(self) -> bool:
-        """Whether there is evidence for the head; without it no record leaves."""
-        return self._clock.now_ns(self._batches[0].last_offset, 0) is not None
-
-    def _probe_ns(self) -> int:
-        """Return from when on a probe lets the head leave."""
-        probe_ns = self._clock.probe_instant_ns(self._head_due_clock_ns() if self._is_dated else 0)
-        return self._batches[0].seen_ns if probe_ns is None else probe_ns
-
-    def _head_due_clock_ns(self) -> int:
-        """Return when the head is due on the leader's clock."""
-        return (self._batches[0].appends_ms[0] + self.delay_ms) * _NS
-
-    def _head_due_ns(self) -> int:
-        """Return when the head leaves, on our clock."""
         batch = self._batches[0]
-        by_sight = batch.seen_ns + self._max_wait_ns
-        by_clock = self._clock.instant_ns(batch.last_offset, self._head_due_clock_ns())
-        return by_sight if by_clock is None else min(by_clock, by_sight)
+        due_clock_ns = (batch.appends_ms[0] + self.delay_ms) * _NS
+        by_clock, by_sight = self._clock.instant_ns(batch.last_offset, due_clock_ns), batch.seen_ns + self._max_wait_ns
+        self._is_dated = by_clock is not None
+        self._due_ns = by_sight if by_clock is None else min(by_clock, by_sight)
+        probe_ns = self._clock.probe_instant_ns(0 if by_clock is None else due_clock_ns)
+        probe_ns = batch.seen_ns if probe_ns is None else probe_ns
+        return probe_ns if by_clock is None else min(self._due_ns, probe_ns)
 
     @property
     def _max_wait_ns(self) -> int:
