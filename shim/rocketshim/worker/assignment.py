@@ -83,19 +83,8 @@ class AssignedPartition:
     """
 
     __slots__ = (
-        "_metadata",
-        "_topic",
-        "awaited",
-        "awaits_commit",
-        "backoff_until_ns",
-        "backoffs",
-        "committed",
-        "gone",
-        "hop_prefix",
-        "number",
-        "paused",
-        "queue",
-        "skipped_to",
+        "_metadata", "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "gone",
+        "hop_prefix", "number", "paused", "queue", "skipped_to",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
