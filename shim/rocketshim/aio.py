@@ -151,7 +151,9 @@ async def _begin(
     producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float
 ) -> Future[SendResult]:
     """Give a message to the Kafka client, with the hooks around it."""
-    with producer._hooks.around(message) as context:  # noqa: SLF001 - the two are one, here and below
+    if not producer._hooks:  # noqa: SLF001 - the two are one, here and below
+        return await _given(producer, message, selector, arg, deadline)
+    with producer._hooks.around(message) as context:  # noqa: SLF001
         return producer._hooks.observed(context, await _given(producer, context.message, selector, arg, deadline))  # noqa: SLF001
 
 

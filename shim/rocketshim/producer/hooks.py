@@ -87,8 +87,6 @@ class SendHooks:
 
     def observed(self, context: SendMessageContext, sent: "Future[SendResult]") -> "Future[SendResult]":
         """Return a future that has the result of a send after the hooks had it."""
-        if not self._hooks:
-            return sent
         result: Future[SendResult] = Future()
         result.set_running_or_notify_cancel()
         sent.add_done_callback(lambda done: self._resolve(context, done, result))
