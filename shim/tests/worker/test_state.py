@@ -6,6 +6,7 @@ import urllib.error
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +177,23 @@ def test_a_transaction_that_turns_out_to_be_committed_leaves_the_worker_ready_wi
     assert (len(sim.delivered()), worker.counts.recycled) == (2, 1)
     assert worker.state.is_ready(sim.clock.monotonic_ns())
     assert worker.state.queues[0].committed == sim.position(0)
+
+
+@pytest.mark.only("at-least-once")
+def test_a_commit_that_is_refused_for_its_partition_alone_has_failed(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    delivery, assigned = worker._delivery, worker._assignment.held[0]
+    delivery._consumer = SimpleNamespace(commit=lambda offsets, **_: list(map(sim.denied_position, offsets)))
+    assigned.skipped_to = 7
+    delivery.commit([assigned], asynchronous=False)
+    delivery._consumer = worker._consumer
+    assert worker.counts.alarms["worker.commit-failed"] == 1
+    assert assigned.committed < 7
+    assert worker._commits.failing_since_ns() is not None
+    delivery.commit([assigned], asynchronous=False)
+    assert assigned.committed == 7
+    assert worker._commits.failing_since_ns() is None
 
 
 @pytest.mark.only("at-least-once")
