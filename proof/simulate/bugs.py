@@ -226,8 +226,8 @@ def _delay_shorter(original: Any) -> Any:
 
 
 def _fetched_is_dated_early(original: Any) -> Any:
-    def offer(self: Any, records: Any, seen_ns: int, *values: Any) -> None:
-        original(self, records, seen_ns - _EARLIER_NS, *values)
+    def offer(self: Any, records: Any, seen_ns: int, *values: Any) -> Any:
+        return original(self, records, seen_ns - _EARLIER_NS, *values)
 
     return offer
 
@@ -291,8 +291,8 @@ def _repeats_on_every_revoke(_: Any) -> Any:
 
 
 def _forgets_records(original: Any) -> Any:
-    def offer(self: Any, records: Any, *values: Any) -> None:
-        original(self, records[:-1] if len(records) > 1 else records, *values)
+    def offer(self: Any, records: Any, *values: Any) -> Any:
+        return original(self, records[:-1] if len(records) > 1 else records, *values)
 
     return offer
 

@@ -167,6 +167,19 @@ def test_transactions_that_cannot_be_committed_make_it_unready_until_one_can_be(
 
 
 @pytest.mark.only("exactly-once")
+def test_a_transaction_with_an_uncertain_outcome_counts_as_a_failed_commit_until_the_next_one(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+    sim.schedule()
+    while not worker.counts.recycled:
+        worker.step()
+    assert worker._commits.failing_since_ns() is not None
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 5_000)
+    assert worker._commits.failing_since_ns() is None
+
+
+@pytest.mark.only("exactly-once")
 def test_a_transaction_that_turns_out_to_be_committed_leaves_the_worker_ready_without_another_one(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
