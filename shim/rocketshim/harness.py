@@ -14,7 +14,6 @@ commits nothing to Kafka), consumers that poll. Use `InMemoryKafka` or a real br
 """
 
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from copy import copy as copy_of
 from typing import Final, Self
@@ -28,6 +27,7 @@ from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
+from rocketshim.testing.fetching import as_message
 from rocketshim.testing.kafka import InMemoryKafka
 from rocketshim.worker.worker import DelayWorker
 from rocketshim_topics.durations import Duration, parse_duration_ms
@@ -86,7 +86,8 @@ class Harness:
         self.kafka.create_topics(self._layout.shared())
         self._consumers: list[PushConsumer] = []
         self._moved: set[str] = set()  # coordinates of records that another record was made from
-        self._read: dict[tuple[str, int], int] = {}  # up to which offset `_moved` knows each partition
+        self._scheduled: dict[str, tuple[Record, int, int]] = {}  # by coordinates: when it leaves its queue and is due
+        self._read: dict[tuple[int, int], int] = {}  # up to which offset these know each partition
         self.producer = Producer(
             BOOTSTRAP, namespace=namespace, delay_levels=self._levels, clients=self.kafka.clients(), clock=self.clock
         )
@@ -191,7 +192,8 @@ class Harness:
         Args:
             target: only those for this topic, `%RETRY%payments` for the retries of a group. None: all.
         """
-        found = [waiting_record(record, self._levels) for record in self._scheduled()]
+        self._look()
+        found = [waiting_record(record, self._levels) for record, _, _ in self._scheduled.values()]
         wanted = [each for each in found if target is None or each.target == target]
         return sorted(wanted, key=lambda each: (each.due_ms or 0, each.appended_ms))
 
@@ -266,7 +268,8 @@ class Harness:
         for exponent in range(_LATEST_EXPONENT):
             self._worker.step(0)
             now_ms = self.clock.wall_ms()
-            if not any(self._leaves_ms(record) <= now_ms for record in self._scheduled()):
+            self._look()
+            if not any(leaves_ms <= now_ms for _, leaves_ms, _ in self._scheduled.values()):
                 return
             self.clock.advance(2**exponent)
         raise TimeoutError("the worker delivers nothing although a message is due")
@@ -276,32 +279,39 @@ class Harness:
 
         A delay that is not a level takes several queues, so that the last one may end after the message is due.
         """
-        times = ((self._leaves_ms(record), waiting_record(record, self._levels).due_ms) for record in self._scheduled())
+        self._look()
         return min(
-            (leaves_ms for leaves_ms, due_ms in times if min(leaves_ms, due_ms or leaves_ms) <= end_ms), default=None
+            (leaves_ms for _, leaves_ms, due_ms in self._scheduled.values() if min(leaves_ms, due_ms) <= end_ms),
+            default=None,
         )
 
-    def _leaves_ms(self, record: Record) -> int:
-        delay_ms = self._levels.queue_delay_ms(record.partition() or 0)
-        return record.timestamp()[1] + (self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms)
+    def _look(self) -> None:
+        """Note which records of the schedule topic wait: those that no other record was made from."""
+        broker = self.kafka._broker  # noqa: SLF001 - `kafka.records` would read everything again
+        with broker.lock:
+            for topic in broker.topics.values():
+                for number, log in enumerate(topic.partitions):
+                    offset = self._read.get((topic.topic_id, number), 0)
+                    while (stored := log.read(offset, read_committed=True)) is not None:
+                        self._note(as_message(topic.name, number, stored))
+                        offset = stored.offset + 1
+                    self._read[topic.topic_id, number] = offset
+            starts = [log.log_start_offset for log in self.kafka._topic(self._names.schedule).partitions]  # noqa: SLF001
+        if any(starts):  # the test has deleted records, as retention does
+            self._scheduled = {
+                at: each
+                for at, each in self._scheduled.items()
+                if (each[0].offset() or 0) >= starts[each[0].partition() or 0]
+            }
 
-    def _scheduled(self) -> Iterator[Record]:
-        """Yield the records of the schedule topic that no other record was made from."""
-        self._read_hops()
-        for record in self.kafka.records(self._names.schedule):
-            if coordinates(record) not in self._moved and not is_probe(record):
-                yield record
-
-    def _read_hops(self) -> None:
-        """Note which records were delivered, hopped on or parked since the last call."""
-        for topic in self.kafka.topics():
-            for number, end in self.kafka.end_offsets(topic).items():
-                start = self._read.get((topic, number), 0)
-                if end > start:
-                    for record in self.kafka.records(topic, number):
-                        if (record.offset() or 0) >= start:
-                            headers = read_headers(record) or ()
-                            self._moved.update(
-                                value.decode() for name, value in headers if name in _MADE_FROM and value
-                            )
-                    self._read[topic, number] = end
+    def _note(self, record: Record) -> None:
+        for name, value in read_headers(record) or ():
+            if name in _MADE_FROM and value:
+                self._moved.add(value.decode())
+                self._scheduled.pop(value.decode(), None)
+        at = coordinates(record)
+        if record.topic() == self._names.schedule and at not in self._moved and not is_probe(record):
+            delay_ms, appended_ms = self._levels.queue_delay_ms(record.partition() or 0), record.timestamp()[1]
+            leaves_ms = appended_ms + (self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms)
+            due_ms = waiting_record(record, self._levels).due_ms
+            self._scheduled[at] = record, leaves_ms, leaves_ms if due_ms is None else due_ms

@@ -5,6 +5,7 @@ import threading
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from confluent_kafka import Message as Record
 
 from rocketshim import (
     ConsumeFromWhere,
@@ -85,6 +86,35 @@ def test_a_delayed_message_comes_when_it_is_due() -> None:
         assert attempts.seen == []
         harness.pass_time("1s")
         assert len(attempts.seen) == 1
+
+
+class CountingKafka(InMemoryKafka):
+    """A cluster that counts the records that it returns."""
+
+    returned = 0
+
+    def records(self, topic: str, partition: int | None = None, *, read_committed: bool = True) -> list[Record]:
+        found = super().records(topic, partition, read_committed=read_committed)
+        self.returned += len(found)
+        return found
+
+
+def test_the_cost_of_passing_time_does_not_grow_with_what_was_sent_before() -> None:
+    kafka = CountingKafka()
+    with Harness(kafka=kafka) as harness:
+        harness.send(*(Message("orders", b"x", delay=second) for second in range(1, 31)))
+        harness.pass_time("31s")
+        assert harness.waiting() == []
+        assert kafka.returned == 0
+        assert len(kafka.records("orders")) == 30
+
+
+def test_a_message_that_retention_has_deleted_does_not_wait() -> None:
+    with Harness() as harness:
+        first, _ = harness.send(Message("orders", b"1", delay_level=3), Message("orders", b"2", delay_level=3))
+        assert len(harness.waiting()) == 2
+        harness.kafka.truncate("SCHEDULE_TOPIC_XXXX", first.message_queue.queue_id, before_offset=1)
+        assert len(harness.waiting()) == 1
 
 
 def test_a_delivery_time_of_the_real_calendar_is_understood() -> None:
