@@ -180,10 +180,13 @@ class Harness:
         self.clock.advance(max(0, end_ms - self.clock.wall_ms()))
 
     def dead(self, group: str) -> list[MessageView]:
-        """Return the dead letters of a group, in the order in which they arrived."""
+        """Return the dead letters of a group, in the order in which they arrived.
+
+        Raises:
+            ConfigError: no consumer of this group was run.
+        """
         topic = self._names.dead_letter(group)
-        if topic not in self.kafka.topics():
-            return []
+        self._check_topic(topic, f"group {group!r}")
         return [MessageView(record, trusted=True) for record in self.kafka.records(topic)]
 
     def waiting(self, target: str | None = None) -> list[WaitingRecord]:
@@ -191,10 +194,15 @@ class Harness:
 
         Args:
             target: only those for this topic, `%RETRY%payments` for the retries of a group. None: all.
+
+        Raises:
+            ConfigError: nothing waits for `target`, and there is no such topic.
         """
         self._look()
         found = [waiting_record(record, self._levels) for record, _, _ in self._scheduled.values()]
         wanted = [each for each in found if target is None or each.target == target]
+        if target is not None and not wanted:
+            self._check_topic(self._names.physical(target), f"target {target!r}")
         return sorted(wanted, key=lambda each: (each.due_ms or 0, each.appended_ms))
 
     def close(self) -> None:
@@ -217,6 +225,10 @@ class Harness:
         self.close()
 
     # --- parts -------------------------------------------------------------------------------------------------------
+
+    def _check_topic(self, topic: str, what: str) -> None:
+        if topic not in self.kafka.topics():
+            raise ConfigError(f"{what} has no topic {topic!r} here: run its consumer first, or correct the name")
 
     def _check(self, consumer: PushConsumer) -> None:
         settings, group = consumer.settings, consumer.settings.group

@@ -238,6 +238,17 @@ def test_what_a_running_copy_subscribes_to_does_not_reach_the_next_test() -> Non
     assert len(attempts.seen) == 2
 
 
+def test_a_misspelt_name_is_not_taken_for_nothing() -> None:
+    attempts = Attempts()
+    with attempts.harness as harness:
+        harness.run(attempts.consumer)
+        assert harness.dead("payments") == harness.waiting("%RETRY%payments") == harness.waiting("orders") == []
+        with pytest.raises(ConfigError, match="group 'payment' has no topic"):
+            harness.dead("payment")
+        with pytest.raises(ConfigError, match="target '%RETRY%payment' has no topic"):
+            harness.waiting("%RETRY%payment")
+
+
 def test_a_listener_that_does_not_return_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketshim.harness.GUARD_S", 0.05)
     consumer, may_return = PushConsumer("localhost:9092", group="payments"), threading.Event()
