@@ -87,6 +87,9 @@ def read_topics(admin: AdminClient, names: Iterable[str], *, timeout_s: float = 
 def apply(admin: AdminClient, planned: Plan, *, timeout_s: float = 30.0) -> tuple[str, ...]:
     """Apply a plan, and wait until every partition has a leader.
 
+    It creates topics, then adds partitions, then changes settings. If the cluster refuses a step for one topic, the
+    step is done for the others, and those after it are not done: apply a new plan when the cause is removed.
+
     Args:
         admin: a client.
         planned: from `plan`.
@@ -97,10 +100,9 @@ def apply(admin: AdminClient, planned: Plan, *, timeout_s: float = 30.0) -> tupl
 
     Raises:
         BrokerUnavailableError: no broker answered in time. Part of the plan may be applied: plan and apply again.
-        NotAuthorizedError: a right is missing (Create, Alter, AlterConfigs). All allowed steps were applied.
+        NotAuthorizedError: a right is missing (Create, Alter, AlterConfigs).
         TopicMismatchError: a topic that another client created meanwhile is not as the layout needs it.
-        ClusterError: the cluster refused, for example by a policy, or for more replicas than brokers. All other steps
-            were applied.
+        ClusterError: the cluster refused, for example by a policy, or for more replicas than brokers.
     """
     if planned.is_done:
         return ()
