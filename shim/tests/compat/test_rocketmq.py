@@ -111,6 +111,7 @@ def test_a_received_message_has_the_properties_of_the_other_client(kafka: InMemo
     )  # fmt: skip
     assert (got["p"], got[b"q"], got.get_property("none"), got["TAGS"]) == (b"w", "ü".encode(), b"", b"a")
     assert (got[MessageProperty.KEYS], got["UNIQ_KEY"], got["RECONSUME_TIME"]) == (b"k1 k2", got.id.encode(), b"0")
+    assert got["BORN_TIMESTAMP"] == str(got.born_timestamp).encode()
     assert (got.delay_time_level, got.reconsume_times, got.queue_offset, got.commit_log_offset) == (0, 0, 0, 0)
     assert (got.prepared_transaction_offset, got.born_timestamp > 0, got.store_timestamp > 0) == (0, True, True)
     assert 0 <= got.queue_id < 4

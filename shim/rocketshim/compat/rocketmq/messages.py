@@ -213,7 +213,7 @@ class ReceivedMessage:
         for key, value in self._view.headers:
             if key == name:
                 return value or b""
-        if self._view.trusted and name in wire.RESERVED:
+        if name in wire.RESERVED:
             return next((value or b"" for key, value in read_headers(self._view.record) or () if key == name), b"")
         return b""
 
