@@ -17,8 +17,8 @@ redrive log    1                            append time; delete; kept forever (o
 =============  ===========================  ===========================================================================
 
 Each topic but the group log and the redrive log accepts records 64 KiB larger than the largest source record, since a
-hop adds headers and a topic's limit is for a whole batch. No topic has a limit of its total size: a waiting message
-must not be deleted to make room.
+hop adds headers and a topic's limit is for a whole batch. No topic with messages has a limit of its total size: a
+waiting message must not be deleted to make room.
 
 Of an existing topic, a longer retention, a larger record limit, shorter segments and more partitions are accepted.
 Every other setting has to be as specified. A difference is *fatal* if the shim would lose messages or not work with it:
