@@ -420,8 +420,8 @@ class InMemoryConsumer:
         with self._broker.lock:
             self._ask_a_broker("offsets_for_times")
             results = [self._offset_for_time(partition) for partition in partitions]
-        if results and all(result.error is not None for result in results):
-            raise failure(Code.UNKNOWN_PARTITION, doing)
+        if all(result.error is not None for result in results):
+            raise failure(Code.UNKNOWN_PARTITION if results else Code.INVALID_ARG, doing)
         return results
 
     def _offset_for_time(self, wanted: TopicPartition) -> TopicPartition:

@@ -216,6 +216,7 @@ def times_become_offsets(backend: Backend) -> None:
     equal(unknown.error.code() if unknown.error else None, Code.UNKNOWN_PARTITION)
     alone = refused(lambda: consumer.offsets_for_times([at(topic, 9, 5)], timeout=10))
     equal(alone.code(), Code.UNKNOWN_PARTITION, "when every partition is unknown")
+    equal(refused(lambda: consumer.offsets_for_times([], timeout=10)).code(), Code.INVALID_ARG, "no partition")
 
 
 def metadata_tells_topics_apart(backend: Backend) -> None:
