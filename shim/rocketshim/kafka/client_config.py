@@ -80,6 +80,7 @@ CONSUMER_ONLY: Final = re.compile(
 )
 """Settings that a producer would only warn about; they are passed to consumers only."""
 
+_NESTED: Final = "default.topic.config"  # confluent_kafka's former form for settings of topics
 _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "metadata.broker.list": "bootstrap.servers",
@@ -102,7 +103,8 @@ def merge(
 ) -> dict[str, Any]:
     """Return the settings for one Kafka client: defaults, then the user's, then the required ones.
 
-    A client is a consumer if `required` names its group. Other clients do not get settings of consumers.
+    A client is a consumer if `required` names its group. Other clients do not get settings of consumers. The settings
+    in `default.topic.config` count like the others; the client would let them override all, the required ones too.
 
     Args:
         user: librdkafka settings as passed by the user.
@@ -115,6 +117,9 @@ def merge(
     """
     merged = dict(defaults)
     is_consumer = "group.id" in required
+    nested = user.get(_NESTED)
+    if isinstance(nested, Mapping):
+        user = {key: value for key, value in user.items() if key != _NESTED} | dict(nested)
     for key, value in user.items():
         name = _ALIASES.get(key, key)
         if not is_consumer and CONSUMER_ONLY.fullmatch(name):

@@ -39,6 +39,8 @@ def test_a_setting_that_runs_code_is_refused_unless_it_is_allowed(key: str) -> N
         ({"group.id": "other"}, {**PROTECTED_CONSUMER, "group.id": "g"}),
         ({"request.required.acks": 1}, PROTECTED_PRODUCER),
         ({"partitioner": "consistent"}, PROTECTED_PRODUCER),
+        ({"default.topic.config": {"partitioner": "random"}}, PROTECTED_PRODUCER),
+        ({"default.topic.config": {"auto.offset.reset": "latest"}}, {"group.id": "g", "auto.offset.reset": "earliest"}),
     ],
 )
 def test_protected_settings_cannot_be_changed(user: dict[str, Any], required: dict[str, Any]) -> None:
@@ -49,6 +51,15 @@ def test_protected_settings_cannot_be_changed(user: dict[str, Any], required: di
 @pytest.mark.parametrize("user", [{"acks": -1}, {"acks": "ALL"}, {"enable.idempotence": "true"}])
 def test_passing_a_protected_setting_with_our_value_is_accepted(user: dict[str, Any]) -> None:
     assert merged(user, dict(PROTECTED_PRODUCER))["acks"] == "all"
+
+
+def test_nested_settings_of_topics_count_like_the_others() -> None:
+    user = {"acks": "all", "default.topic.config": {"auto.offset.reset": "latest", "compression.type": "zstd"}}
+    assert merged(user, dict(PROTECTED_PRODUCER)) == {
+        **merged({}, dict(PROTECTED_PRODUCER)),
+        "compression.type": "zstd",
+    }
+    assert merged(user, {"group.id": "g"})["auto.offset.reset"] == "latest"
 
 
 def test_settings_of_consumers_do_not_reach_producers() -> None:
