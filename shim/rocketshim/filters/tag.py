@@ -18,7 +18,7 @@ result is the same.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
-from rocketshim.errors import FilterSyntaxError
+from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.java_text import TRIMMED_CHARACTERS
 from rocketshim_topics.wire import UNREADABLE_ERRORS, mark_unreadable, reader_of
@@ -54,6 +54,7 @@ class TagFilter:
 
     Raises:
         FilterSyntaxError: the expression consists only of separators.
+        ConfigError: it is not a text, for example a list of tags, as which it would select nothing.
 
     Thread-safety: any thread.
     Source: RocketMQ 5.3.3 `FilterAPI.buildSubscriptionData`, `PullAPIWrapper.processPullResult`.
@@ -64,8 +65,10 @@ class TagFilter:
     expression_type: Final = "TAG"
 
     def __init__(self, expression: str | None = None) -> None:
+        if not isinstance(expression, str | None):
+            raise ConfigError(f"{expression!r:.80} is not a tag expression: give one text, such as 'created || paid'")
         self.matches_all = not expression or expression == _ALL
-        self.expression = _ALL if self.matches_all else str(expression)
+        self.expression = str.__str__(expression or _ALL)  # of an enumeration that is a text: its value
         self.tags: frozenset[str] = frozenset() if self.matches_all else _split(self.expression)
         self._encoded = frozenset(tag.encode("utf-8", "surrogatepass") for tag in self.tags)
 

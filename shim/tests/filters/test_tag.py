@@ -1,13 +1,14 @@
 """Tag expressions, rule by rule (RocketMQ `FilterAPI.buildSubscriptionData` and the client's second check)."""
 
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.errors import FilterSyntaxError
+from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.filters import TagFilter
 
 tags = st.text(st.characters(codec="utf-8", exclude_characters="|"), min_size=1).filter(
@@ -26,6 +27,21 @@ def test_none_empty_and_star_select_everything(expression: str) -> None:
     assert everything.matches("A")
     assert everything.matches_headers(None)
     assert everything.matches_headers([("TAGS", b"A")])
+
+
+@pytest.mark.parametrize("wrong", [["A", "B"], ("A",), b"A", 7, lambda _: True])
+def test_what_is_not_a_text_is_refused(wrong: Any) -> None:
+    """As a text it would be a tag that no message has, and every message would be skipped."""
+    with pytest.raises(ConfigError, match="is not a tag expression"):
+        TagFilter(wrong)
+
+
+def test_a_text_of_an_enumeration_counts_by_its_value() -> None:
+    class Tag(str, Enum):  # noqa: UP042 - its str() is its name
+        PAID = "paid"
+
+    assert TagFilter(Tag.PAID) == TagFilter("paid")
+    assert (str(TagFilter(Tag.PAID)), TagFilter(Tag.PAID).digest()) == ("paid", TagFilter("paid").digest())
 
 
 def test_a_list_selects_only_its_tags() -> None:
