@@ -344,7 +344,7 @@ class PushConsumerSettings(ConnectionSettings):
     Attributes:
         group: the consumer group.
         message_model: `CLUSTERING` (default) or `BROADCASTING`. In broadcasting every member gets every message, failed
-            messages are dropped, and offsets are stored in a local file.
+            messages are dropped (orderly listeners: at their limit), and offsets are stored in a local file.
         client_id: this member's name. None: `host@pid@n`; in broadcasting `host@DEFAULT`, because offsets are stored
             under this name. There it must stay the same after a restart, and each process needs its own.
         offset_store_dir: directory of the offsets in broadcasting. None: `~/.rocketshim_offsets`.
@@ -499,7 +499,8 @@ class LitePullConsumerSettings(ConnectionSettings):
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
         young_queue_max_messages: with `LAST_OFFSET`, a queue from which nothing was ever deleted, and which has at most
             this number of messages, is young: a new group begins at its start. 0: none is. Default 10,000.
-        auto_commit: commit what earlier polls have returned. False: only `commit_sync` commits. Default True.
+        auto_commit: commit what earlier polls have returned. False: only `commit_sync` commits, but where a new group
+            begins is committed in any case. Default True.
         auto_commit_interval_ms: how often, in ms; at least 1,000. Default 5 s.
         poll_timeout_ms: how long `poll` waits for a message if the caller gives no timeout, in ms. Default 5 s.
         pull_batch_size: maximum number of messages of one `poll`, 1 to 1,024. Default 10.

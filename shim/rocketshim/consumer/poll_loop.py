@@ -201,9 +201,7 @@ class PollLoop(Generic[QueueT]):
         self.reader.suspend()
         self.dispatch.withhold(self.queues)
         self.queues.commit()  # the process may be killed while it waits
-        while self.error is None and any(not queue.settled for queue in self.queues):
-            if self._now_ms() >= deadline_ms:
-                break
+        while self.error is None and any(not each.settled for each in self.queues) and self._now_ms() < deadline_ms:
             self.dispatch.wait(_BUSY_S)
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         commits, until_ms = self.queues.commits, max(deadline_ms, self._now_ms() + 1_000)
@@ -212,6 +210,7 @@ class PollLoop(Generic[QueueT]):
         self._poll_while(lambda: commits.outstanding > 0, until_ms)
         while self.error is None and not self.mode.finish() and self._now_ms() < deadline_ms:
             self.dispatch.wait(_BUSY_S)
+            consumer.poll(0)
 
     def _poll_while(self, condition: Callable[[], bool], deadline_ms: int) -> None:
         """Poll the client while a condition holds, until the deadline; messages are dropped."""

@@ -165,6 +165,9 @@ class OrderlyRunner(Runner):
         subscription = self._subscription_of(topic)
         if subscription is None:
             return self._unrouted(task, topic)
+        again = subscription.matches_retry
+        if again is not None and not again(read_headers(message)):
+            return BatchAnswer(1, skipped=True)
         return self._call(task, subscription, view if self._batch_count == 1 else [view], [message])
 
     def _call(self, task: OrderlyTask, subscription: Subscription, views: Any, messages: list[Any]) -> BatchAnswer:

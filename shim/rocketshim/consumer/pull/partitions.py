@@ -208,7 +208,7 @@ class PullPartitions:
         key = self.lookup.key_of(queue)
         self.session.check_open()
         if key not in self.positions or self.reader.is_waiting(key):
-            raise ConsumerError(f"{queue} is not assigned to this consumer, see assignment()")
+            raise ConsumerError(f"{queue} is not assigned to this consumer, or its start is unknown; see assignment()")
         return key
 
     def seek(self, queue: MessageQueue, offset: int) -> None:

@@ -409,11 +409,13 @@ class PushConsumer:
             timestamp_ms: epoch ms; if it is later than the last message, reading continues at the end.
 
         Raises:
-            ConfigError: the consumer is orderly; nothing changed.
+            ConfigError: the time is below 0, or the consumer is orderly; nothing changed.
             ConsumerError: the consumer is not running or reads no queue of the topic, or Kafka rejected the request.
 
         Source: `DefaultMQPushConsumerImpl#resetOffsetByTimeStamp` of RocketMQ.
         """
+        if timestamp_ms < 0:
+            raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         physical = self.names.physical(topic)
         self._move(lambda loop: loop.queues.seek_to_time(physical, timestamp_ms))
 

@@ -368,7 +368,6 @@ def runs_of(batch: list[Any]) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
     """Yield the runs of messages of one partition in a fetched batch, in order; a partition may have several runs.
 
     The offsets of a run rise: where a log was cut, another run begins. Only runs with gaps or cuts are looked through.
-
     Runs are long, or of one or two messages where many partitions are read. So the messages are compared in C, one at
     first, then twice as many each time.
     """

@@ -888,6 +888,26 @@ def test_what_a_listener_still_holds_at_the_end_is_not_released(stage: Stage) ->
     assert named == [NAMES.retry(GROUP)]
 
 
+def test_a_closing_member_serves_the_group_while_a_queue_that_it_has_given_up_has_a_listener(stage: Stage) -> None:
+    stage.topic(3)
+    stage.fill(3)
+    a = stage.join("a")
+    stage.turn(10, work=False)
+    a.loop.reader._on_lost(a.consumers[0], [TopicPartition("orders", 0)])
+    b = stage.join("b")
+    assigned: list[int] = []
+
+    def let_the_other_turn() -> None:
+        b.turn()
+        assigned.append(len(b.loop.reader._assigned))
+
+    a.pool.on_wait = let_the_other_turn
+    stage.members.pop("a")
+    a.loop.stop(2_000)
+    a.loop.close()
+    assert assigned[-1], "the rebalance has not waited for a"
+
+
 def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) -> None:
     stage.topic()
     a = stage.join("a")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import Message
 
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.subscribing import adapt
@@ -261,3 +262,21 @@ def test_an_exception_that_cannot_be_read_is_a_failure_like_any_other(hostile: B
     assert failure.exception_class == class_name(hostile)
     assert (type(failure.exception_class), type(failure.text)) == (str, str)
     assert len(failure.text) <= 4_096
+
+
+@pytest.mark.parametrize(("again", "called"), [(None, [1, 2]), (lambda headers: dict(headers)["a"] == b"1", [1])])
+def test_redriven_messages_are_filtered_again_only_if_configured(again: Any, called: list[int]) -> None:
+    headers = [("RETRY_TOPIC", b"orders"), ("RECONSUME_TIMES", b"1")]
+    messages = [
+        Message("rmq.retry.g", 0, number, value=b"", headers=[*headers, ("a", b"%d" % number)]) for number in (1, 2)
+    ]
+    stub: Any = PartitionStub()
+    stub.topic = "rmq.retry.g"
+    seen: list[int] = []
+    mine = Subscription("orders", adapt(lambda message: seen.append(message.queue_offset)), matches_retry=again)
+    runner = OrderlyRunner(settings_of(), {"orders": mine}.get, VirtualClock())
+    answers = runner.run(OrderlyTask(stub, OrderlyRun(messages, {})))
+    assert seen == called
+    assert [(answer.status, answer.skipped) for answer in answers] == [
+        (ConsumeOrderlyStatus.SUCCESS, message.offset() not in called) for message in messages
+    ]

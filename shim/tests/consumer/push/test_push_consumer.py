@@ -393,6 +393,14 @@ def test_run_raises_the_error_of_the_poll_thread_even_if_logging_raises(live: In
     denying.join()
 
 
+def test_a_reset_to_a_time_below_zero_is_rejected(live: InMemoryKafka) -> None:
+    """For Kafka, -1 and -2 mean the end and the beginning of the log."""
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    with consumer, pytest.raises(ConfigError, match="timestamp_ms=-1: give epoch milliseconds"):
+        consumer.reset_offset_by_timestamp("orders", -1)
+
+
 def test_a_reset_by_time_uses_the_lookup_client(live: InMemoryKafka) -> None:
     seen: list[int] = []
     producer = live.producer({})
