@@ -45,6 +45,14 @@ class UndecodableBody(DeadLetter):
     """A body that the codec of the listener cannot decode: the message is a dead letter. `__cause__` is the reason."""
 
 
+class UnansweredCodec(RetryLater):
+    """Something that the codec asked did not answer: the message is retried, whatever the listener's `retry_on` is."""
+
+    def __init__(self, cause: str) -> None:
+        super().__init__()
+        self.args = (cause,)
+
+
 class Codec(Protocol[ValueT]):
     """Encodes and decodes bodies. Several threads call it at the same time."""
 
@@ -226,8 +234,8 @@ def decode_body(codec: Codec[Any], message: MessageView[Any]) -> object:
     """Return the value of a message; None if it is a tombstone.
 
     Raises:
-        UndecodableBody: the codec cannot decode the body.
-        Exception: what the codec raised to ask for a retry, or because something did not answer.
+        UndecodableBody, UnansweredCodec: the codec cannot decode the body, or something that it asked did not answer.
+        RetryLater, DeadLetter: the codec asked for that.
     """
     body = message.body
     if body is None:
@@ -236,9 +244,10 @@ def decode_body(codec: Codec[Any], message: MessageView[Any]) -> object:
     try:
         return codec.decode(body, topic, headers)
     except Exception as error:
-        if isinstance(error, RetryLater | DeadLetter) or _is_unanswered(error):
+        if isinstance(error, RetryLater | DeadLetter):
             raise
-        raise UndecodableBody(_cause(error)) from error
+        why = UnansweredCodec if _is_unanswered(error) else UndecodableBody
+        raise why(_cause(error)) from error
 
 
 def _is_unanswered(error: BaseException) -> bool:

@@ -231,6 +231,25 @@ def test_a_registry_that_does_not_answer_is_no_reason_for_a_dead_letter(
     assert len(harness.waiting()) == 1 - dead
 
 
+@pytest.mark.parametrize("rules", [{"retry_on": KeyError}, {"dead_on": OSError}])
+@pytest.mark.parametrize("batch_count", [1, 2])
+def test_the_rules_of_a_listener_do_not_make_dead_letters_of_what_a_registry_did_not_answer(
+    harness: Harness, rules: Any, batch_count: int
+) -> None:
+    def deserialize(_body: bytes, _context: Any) -> bytes:
+        raise ConnectionError("no registry")
+
+    consumer, seen = payments(consume_message_batch_max_size=batch_count), []
+    codec = SerializerCodec(deserialize, deserialize)
+    consumer.register_message_listener("orders", seen.append, codec=codec, **rules)
+    harness.kafka.append("orders", b"x")
+    harness.run(consumer)
+    assert (seen, causes(harness)) == ([], [])
+    (retried,) = (each for each in harness.kafka.records("SCHEDULE_TOPIC_XXXX", 2) if each.value())  # else a probe
+    headers = decode(retried.headers(), trusted=True)
+    assert (headers.fail_class, headers.fail_text) == ("UnansweredCodec", "ConnectionError: no registry")
+
+
 @pytest.mark.parametrize("error", [ConnectionError("no registry"), SchemaRegistryError(503)])
 def test_a_registry_that_does_not_answer_is_no_refusal_of_a_send(producer: Producer, error: Exception) -> None:
     def serialize(_value: object, _context: Any) -> bytes:
