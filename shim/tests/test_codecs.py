@@ -239,12 +239,14 @@ def test_the_rules_of_a_listener_do_not_make_dead_letters_of_what_a_registry_did
     def deserialize(_body: bytes, _context: Any) -> bytes:
         raise ConnectionError("no registry")
 
-    consumer, seen = payments(consume_message_batch_max_size=batch_count), []
+    consumer = payments(consume_message_batch_max_size=batch_count)
+    seen: list[Any] = []
     codec = SerializerCodec(deserialize, deserialize)
     consumer.register_message_listener("orders", seen.append, codec=codec, **rules)
     harness.kafka.append("orders", b"x")
     harness.run(consumer)
     assert (seen, causes(harness)) == ([], [])
+    retried: Any
     (retried,) = (each for each in harness.kafka.records("SCHEDULE_TOPIC_XXXX", 2) if each.value())  # else a probe
     headers = decode(retried.headers(), trusted=True)
     assert (headers.fail_class, headers.fail_text) == ("UnansweredCodec", "ConnectionError: no registry")

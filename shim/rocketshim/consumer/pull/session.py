@@ -45,7 +45,7 @@ class PullSession:
         self._make = (clients or confluent_clients()).consumer
         self._close = close
         self._is_closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call stop() when a call has just taken it
         self._thread: int | None = None
 
     @contextmanager
@@ -54,7 +54,7 @@ class PullSession:
 
         It is not closed after a call that has `messages` to return: closing may raise an error.
         """
-        if not self._lock.acquire(blocking=False):
+        if self._thread is not None or not self._lock.acquire(blocking=False):
             raise ConsumerError("another call is using this consumer; only one thread at a time may use it")
         self._thread = threading.get_ident()
         try:

@@ -558,6 +558,36 @@ def test_stop_during_a_poll_ends_the_poll(kafka: InMemoryKafka, clock: VirtualCl
     assert kafka.members("g") == []
 
 
+def test_a_stop_at_the_first_instruction_of_a_call_ends_that_call(make: Make) -> None:
+    """As a signal handler does: in the thread that polls."""
+    consumer = make()
+    consumer.assign([Q0])
+    consumer.start()
+    lock = consumer._session._lock
+
+    class Interrupted:
+        def acquire(self, blocking: bool) -> bool:
+            has_it = lock.acquire(blocking)
+            consumer._session._lock = lock
+            consumer.stop()
+            return has_it
+
+    consumer._session._lock = Interrupted()  # type: ignore[assignment]
+    errors: list[BaseException] = []
+
+    def poll() -> None:
+        try:
+            consumer.poll()
+        except ConsumerError as error:
+            errors.append(error)
+
+    polling = threading.Thread(target=poll, daemon=True)
+    polling.start()
+    polling.join(5)
+    assert not polling.is_alive()
+    assert [str(error) for error in errors] == ["the consumer is stopped"]
+
+
 def test_a_second_thread_is_rejected(kafka: InMemoryKafka, clock: VirtualClock) -> None:
     caught: list[BaseException] = []
     consumer: LitePullConsumer
