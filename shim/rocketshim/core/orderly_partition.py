@@ -5,7 +5,7 @@ thread owns both classes. A listener thread reads its `OrderlyTask` and sets `be
 `passed` of the task.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction, OrderlyRun
@@ -60,6 +60,19 @@ class OrderlyTask:
     def why(self, message: Any) -> tuple[Failure | None, str | None]:
         """Return why a message failed, and why it violates the wire format, if it does."""
         return self.passed.get(message.offset(), (self.failure, self.malformed))
+
+    def batches(self, begin: int, end: int, size: int) -> Iterator[list[Any]]:
+        """Yield the messages from index `begin` up to `end` in batches; by key, a message that has failed is alone.
+
+        Otherwise a message that keeps failing would take down the same messages of other keys with each attempt.
+        """
+        while begin < end:
+            until = min(begin + size, end)
+            if self.key_of is not None and self.counts:
+                failed = (at for at in range(begin, until) if self.messages[at].offset() in self.counts)
+                until = max(next(failed, until), begin + 1)
+            yield self.messages[begin:until]
+            begin = until
 
     @property
     def dropped(self) -> bool:

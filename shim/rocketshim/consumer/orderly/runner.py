@@ -86,10 +86,9 @@ class OrderlyRunner(Runner):
         if self._batch_count == 1:
             self._one_by_one(task, subscription, skipped, end, answers)
             return answers
-        messages, size = task.messages, self._batch_count
         return answers + self._in_batches(
             task,
-            (messages[at : min(at + size, end)] for at in range(skipped, end, size)),
+            task.batches(skipped, end, self._batch_count),
             lambda batch: self._call(task, subscription, [self._view(each, task) for each in batch], batch),
         )
 

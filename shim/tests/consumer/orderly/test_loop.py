@@ -483,6 +483,25 @@ def test_by_key_a_failing_key_holds_only_itself(stage: Stage) -> None:
     assert stage.committed() == 8
 
 
+@pytest.mark.parametrize("limit", [-1, 3])
+def test_by_key_a_failing_message_fails_the_other_keys_of_its_batch_only_once(stage: Stage, limit: int) -> None:
+    stage.topic()
+    for number in range(9):
+        stage.kafka.append("orders", b"%d" % number, key=b"%d" % number)
+    done: list[int] = []
+
+    def handle(batch: list[Any]) -> None:
+        offsets = [message.queue_offset for message in batch]
+        if 1 in offsets:
+            raise ValueError
+        done.extend(offsets)
+
+    stage.join("a", handle, by_key=True, span=1_000, batch_count=3, limit=limit)
+    stage.wait(10_000)
+    assert sorted(done) == [0, *range(2, 9)]
+    assert [letter.value() for letter in stage.dead()] == ([] if limit < 0 else [b"1"])
+
+
 def test_by_key_the_others_go_on_only_as_far_ahead_as_the_span(stage: Stage) -> None:
     stage.topic()
     for number in range(30):
