@@ -756,6 +756,23 @@ def test_another_subscription_in_the_group_is_found_and_logged(bench: Make, capl
     assert (said.__dict__["mine"], said.__dict__["theirs"]) == ("orders=paid", "orders=paid || created")
 
 
+def test_a_topic_that_is_read_no_longer_has_no_conflict(kafka: InMemoryKafka, bench: Make) -> None:
+    kafka.create_topic("bills")
+    first = bench(nothing, topics=("orders", "bills"), digest="paid || created")
+    first.run()
+    first.loop.stop(0)
+    first.loop.close()
+    second = bench(nothing, topics=("orders", "bills"), digest="paid")
+    assert second.starts.conflicts.keys() == {"orders", "bills"}
+    second.loop.ask(lambda loop: loop.unsubscribe("orders"))
+    second.turn()
+    second.clock.advance(60_000)
+    second.run()
+    second.clock.advance(60_000)
+    second.run()
+    assert second.starts.conflicts == {}
+
+
 # --- errors and ends ----------------------------------------------------------------------------------------------
 
 

@@ -157,6 +157,7 @@ class StartOffsets:
             KafkaException: the cluster did not answer.
         """
         compared = list(filter(self._is_compared, topics))
+        self.conflicts = {topic: self.conflicts[topic] for topic in compared if topic in self.conflicts}
         for topic in compared:
             if topic not in self._counts:
                 listed = self._lookups.list_topics(topic, timeout=timeout_s).topics.get(topic)
