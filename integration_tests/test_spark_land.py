@@ -323,6 +323,28 @@ def test_rows_whose_batch_was_never_noted_are_neither_landed_again_nor_called_a_
     assert [(gap.gap_from, gap.gap_to) for gap in land(spark, broker.bootstrap, [name], lake).gaps] == [(15, 18)]
 
 
+def test_a_landing_that_was_stopped_continues_when_topics_and_partitions_were_added_since(
+    spark: SparkSession, broker: Broker, topic: Callable[..., str], produce: Callable[..., None], lake: str
+) -> None:
+    """Spark 4.0 itself fails on such a batch again and again (SPARK-53560)."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    name, other = topic(), topic()
+    produce(name, 10)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 10
+    produce(name, 5)
+    assert land(spark, broker.bootstrap, [name], lake).rows == 5
+    for file in ("1", ".1.crc"):  # as if it had been killed before this
+        Path(lake, "checkpoint", "commits", file).unlink()
+    admin.create_partitions([NewPartitions(name, 2)])[name].result(120)
+    produce(name, 6, partitions=2)
+    produce(other, 4)
+    land(spark, broker.bootstrap, [name, other], lake)
+    expected = [(name, 0, at) for at in range(18)] + [(name, 1, at) for at in range(3)]
+    expected += [(other, 0, at) for at in range(4)]
+    assert coordinates(read_records(spark, lake)) == sorted(expected)
+    assert read_gaps(spark, lake).count() == 0
+
+
 def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(
     spark: SparkSession,
     broker: Broker,

@@ -92,9 +92,11 @@ def land(
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
         from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        chosen = event_topics(Cluster(bootstrap, config).topics(), topics, namespace)
-        # The jobs need the worker's positions: they find lost messages by what the worker has passed.
-        groups = [*group, TopicNames(namespace).worker_group] if group else None
+        cluster = Cluster(bootstrap, config)
+        chosen = event_topics(cluster.topics(), topics, namespace)
+        # The jobs find lost messages by what the worker has passed. A worker's group that may not be described is not
+        # among the cluster's groups, so it is named here: then the landing is refused.
+        groups = list(dict.fromkeys([*(group or cluster.groups()), TopicNames(namespace).worker_group]))
         done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
     if all(kind_of(topic, namespace) == "source" for topic in chosen):
         print_note(f"note: found no shim topic in namespace {namespace!r}: check --namespace")

@@ -20,6 +20,7 @@ __all__ = [
     "TOPICS_SCHEMA",
     "Gap",
     "Snapshot",
+    "batch_positions",
     "find_table",
     "latest_version",
     "positions",
@@ -86,19 +87,35 @@ def positions(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
     Raises:
         LakeError: the checkpoint does not belong to a Kafka source.
     """
+    return batch_positions(spark, lake)[0]
+
+
+def batch_positions(
+    spark: SparkSession, lake: str
+) -> tuple[dict[TopicPartitionKey, int], dict[TopicPartitionKey, int]]:
+    """Return the offsets after the last committed batch, and after a batch that was begun but not committed.
+
+    Either is empty if there is no such batch.
+
+    Raises:
+        LakeError: the checkpoint does not belong to a Kafka source.
+    """
     commits = _checkpoint(spark, lake, "commits")
     offsets = _checkpoint(spark, lake, "offsets")
-    done = max(set(commits) & set(offsets), default=None)
-    if done is None:
-        return {}
+    done, last = max(set(commits) & set(offsets), default=None), max(offsets, default=None)
+    ends = [{} if batch is None else _batch_ends(lake, batch, offsets[batch]) for batch in (done, last)]
+    return ends[0], {} if last == done else ends[1]
+
+
+def _batch_ends(lake: str, batch: int, text: str) -> dict[TopicPartitionKey, int]:
     try:
-        found: dict[str, dict[str, int]] = json.loads(offsets[done].splitlines()[2])
+        found: dict[str, dict[str, int]] = json.loads(text.splitlines()[2])
         return {
             TopicPartitionKey(topic, int(number)): at for topic, parts in found.items() for number, at in parts.items()
         }
     except (IndexError, ValueError, AttributeError) as error:
         raise LakeError(
-            f"{lake}/checkpoint holds no Kafka offsets in batch {done}, so it belongs to another query: "
+            f"{lake}/checkpoint holds no Kafka offsets in batch {batch}, so it belongs to another query: "
             "name another lake folder"
         ) from error
 

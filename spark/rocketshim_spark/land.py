@@ -14,6 +14,10 @@ Spark's streaming engine with `Trigger.AvailableNow` reads from the checkpoint's
 offsets, then stops. Delta's log stores the batch number in the same commit as the rows. If Spark stops between that
 commit and the checkpoint, the next landing finds the batch number there and does not write the rows again.
 
+A landing that was stopped leaves a batch that was begun and not committed. The next landing finishes it first, with the
+partitions of that batch only: Spark 4.0 fails on it, now and at each further try, if a topic or partition was added
+since (SPARK-53560).
+
 Before Spark reads, the driver compares the cluster with what was landed:
 
 * A topic has another id, or does not exist any more: the landing is refused. The offsets of a new topic begin at 0
@@ -56,6 +60,7 @@ from rocketshim_spark.lake import (
     POSITIONS_SCHEMA,
     TOPICS_SCHEMA,
     Gap,
+    batch_positions,
     find_table,
     latest_version,
     positions,
@@ -154,7 +159,7 @@ def land(
     before = _current_bounds(cluster, wanted, known)
     taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
     held = _wait_for_open_transactions(cluster, [TopicPartitionKey.of(each) for each in before])
-    landed = positions(spark, lake)
+    landed, begun = batch_positions(spark, lake)
     recorded = _recorded_gaps(spark, lake)
     gaps = find_gaps(before, landed, recorded)
     if gaps:
@@ -173,15 +178,17 @@ def land(
     options = spark_options(bootstrap, kafka)
     # Numbers, not "earliest": what retention deletes from now on fails the landing, or is found by the check
     # afterwards.
-    options.update(
-        subscribe=",".join(wanted), startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower()
-    )
+    options.update(startingOffsets=offsets_json(starts), failOnDataLoss=str(not holes).lower())
     if max_records_per_task is not None:
         new_count = sum(max(0, each.end - starts[TopicPartitionKey.of(each)]) for each in before)
         share = -(-new_count // (_TASKS_PER_CORE * spark.sparkContext.defaultParallelism))
         options["maxRecordsPerPartition"] = str(min(max_records_per_task, max(_MIN_RECORDS_PER_TASK, share)))
     try:
-        rows = _stream(spark, options, lake)
+        rows = 0
+        if begun:
+            begun_partitions = offsets_json({key: key.partition for key in begun}, as_list=True)
+            rows = _stream(spark, {**options, "assign": begun_partitions}, lake)
+        rows += _stream(spark, {**options, "subscribe": ",".join(wanted)}, lake)
     except StreamingQueryException as error:
         reason = " ".join(str(error).partition("=== Streaming Query ===")[0].split())
         raise LandingFailedError(

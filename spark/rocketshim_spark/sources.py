@@ -20,6 +20,7 @@ by offsets, and `min_tasks` sets a minimum number of tasks. No Python code runs 
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -49,6 +50,7 @@ from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
+_GRACE_S: Final = 5.0
 # Spark's reader waits while it fetches, and fetches nothing while it writes, so larger fetches mean fewer waits. They
 # reduced the wall time for 2 M records written as Parquet by 16 % (docs/performance.md).
 _FETCH_SETTINGS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
@@ -140,7 +142,7 @@ class Cluster:
         for topic in dict.fromkeys(topics):
             try:
                 found = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
-                description = found.result(_TIMEOUT_S)
+                description = _answer(found)
                 partitions = [TopicPartition(topic, each.id) for each in description.partitions]
                 earliest = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
                 ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
@@ -159,7 +161,7 @@ class Cluster:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
         try:
-            found = self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S)
+            found = _answer(self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S))
         except KafkaException as error:
             raise self._to_cluster_error(error, "the consumer groups") from error
         if found.errors:  # one broker failed; without its groups' positions many messages would be reported as open
@@ -204,7 +206,7 @@ class Cluster:
         answers = self._admin.list_offsets(
             dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=_TIMEOUT_S
         )
-        return {TopicPartitionKey.of(key): answer.result(_TIMEOUT_S).offset for key, answer in answers.items()}
+        return {TopicPartitionKey.of(key): _answer(answer).offset for key, answer in answers.items()}
 
     def _to_cluster_error(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
@@ -215,6 +217,14 @@ class Cluster:
                 f"no permission for {what} at {self._bootstrap}: {cause.str()}; the jobs need Describe and Read"
             )
         return BrokerUnavailableError(f"{self._bootstrap} did not answer a request for {what}: {cause.str()}")
+
+
+def _answer(future: Future[Any]) -> Any:
+    """Return the answer to a request, or raise the Kafka error of its time limit if the client does not keep it."""
+    try:
+        return future.result(_TIMEOUT_S + _GRACE_S)
+    except TimeoutError as error:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error  # noqa: SLF001 - no public spelling
 
 
 def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,15 +1,35 @@
 """The parts of `sources` that need no broker."""
 
-import pytest
+from concurrent.futures import Future
 
+import pytest
+from confluent_kafka import TopicCollection
+
+from rocketshim_spark import sources
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, since
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.errors import BrokerUnavailableError, ConfigError
 
 
 def test_an_unknown_librdkafka_setting_is_named_in_the_error() -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         Cluster("127.0.0.1:1", {"nosuch": "1"})
+
+
+class Silent:
+    """An admin client that never answers, and does not keep its own time limit."""
+
+    def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[None]]:
+        return {name: Future() for name in topics.topic_names}
+
+
+def test_a_request_without_an_answer_is_reported_as_brokers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(sources, "_GRACE_S", 0.01)
+    cluster = Cluster("127.0.0.1:1")
+    monkeypatch.setattr(cluster, "_admin", Silent())
+    with pytest.raises(BrokerUnavailableError, match="did not answer a request for orders"):
+        cluster.bounds(["orders"])
 
 
 def test_changed_starts_stay_between_the_earliest_offset_and_the_end() -> None:
