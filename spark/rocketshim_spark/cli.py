@@ -196,8 +196,8 @@ def lineage(
             lifecycles = job.find_lifecycles(view.lifecycles(), message)
             for lifecycle in lifecycles:
                 typer.echo(job.lifecycle_json(lifecycle) if as_json else job.format_lifecycle(lifecycle))
-            fine = bool(lifecycles)
-            if not fine:
+            fine = bool(lifecycles) and all(map(job.is_fine, lifecycles))
+            if not lifecycles:
                 print_note(f"no record of a message {message} in {lake}")
     exit_if_finding(fine=fine)
 
@@ -236,7 +236,9 @@ def delays(
         from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
-        params = job.DelayParams(now=view.now, worker=view.worker, grace_ms=grace_ms, skew_ms=skew_ms)
+        params = job.DelayParams(
+            now=view.now, worker=view.worker, landed=view.landed, grace_ms=grace_ms, skew_ms=skew_ms
+        )
         found = publish(view, "delay_outcomes", job.outcomes(view.events, params))
         report = job.report(found, publish(view, "delays", job.transform(found)))
         write_report(view, report, as_json=as_json)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any, Final
 
-__all__ = ["Report", "Table", "as_html", "as_text", "json_value", "printable", "report_json"]
+__all__ = ["Report", "Table", "as_html", "as_text", "json_value", "printable", "report_json", "utc"]
 
 _WIDTH: Final = 720
 _BAR_HEIGHT: Final = 18
@@ -60,13 +60,17 @@ def as_text(report: Report) -> str:
     """Format the report for a console; the first line is the verdict."""
     lines = [f"{report.job}: {report.verdict}"]
     for table in report.tables:
-        cells = [[_format_cell(cell)[:_MAX_CELL_CHARS] for cell in row] for row in table.rows]
+        cells = [[_shortened(_format_cell(cell)) for cell in row] for row in table.rows]
         widths = [max([len(name), *(len(row[index]) for row in cells)]) for index, name in enumerate(table.columns)]
         lines += ["", table.title]
         for row in [list(table.columns), *cells]:
             lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     lines += [f"note: {note}" for note in report.notes]
     return "\n".join(lines)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _MAX_CELL_CHARS else f"{text[: _MAX_CELL_CHARS - 1]}…"
 
 
 def report_json(report: Report) -> dict[str, Any]:
@@ -83,10 +87,15 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
+def utc(at: dt.datetime) -> dt.datetime:
+    """Return the time in UTC of a timestamp that Spark collected: it is in this machine's time zone, without a zone."""
+    return at.astimezone(dt.UTC).replace(tzinfo=None)
+
+
 def json_value(value: Any) -> Any:
     """Return a value of a table that JSON does not have: a time as ISO 8601 in UTC, bytes and others as text."""
     if isinstance(value, dt.datetime):
-        return f"{value.isoformat(timespec='milliseconds')}Z"
+        return f"{utc(value).isoformat(timespec='milliseconds')}Z"
     return bytes(value).decode("utf-8", "replace") if isinstance(value, bytes | bytearray) else str(value)
 
 
@@ -141,7 +150,7 @@ def _format_cell(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, dt.datetime):
-        return value.strftime("%Y-%m-%d %H:%M:%S")
+        return utc(value).strftime("%Y-%m-%d %H:%M:%S")
     if isinstance(value, float):
         return f"{value:.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
     if isinstance(value, list | tuple):

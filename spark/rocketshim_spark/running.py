@@ -111,9 +111,14 @@ class OpenLake:
         """Return the landed topics, each with its Kafka id."""
         return read_topics(self.spark, self.path)
 
+    @property
+    def landed(self) -> frozenset[str]:
+        """The names of the landed topics."""
+        return frozenset(row.topic for row in self.topics().collect())
+
     def lifecycles(self) -> DataFrame:
         """Return the lifecycle of every message, as `lineage.transform` computes it."""
-        params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed)
+        params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed, landed=self.landed)
         return lineage.transform(self.events, params)
 
     lives = lifecycles  # the former name, which scripts may use

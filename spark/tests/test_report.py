@@ -2,11 +2,12 @@
 
 import datetime as dt
 import json
+import time
 
 import pytest
 from pyspark.sql import Row
 
-from rocketshim_spark.jobs.lineage import format_lifecycle
+from rocketshim_spark.jobs.lineage import format_lifecycle, is_fine
 from rocketshim_spark.report import Report, Table, as_html, as_text, json_value, report_json
 
 NASTY = "<script>alert(1)</script>&\"'\x1b]0;owned\x07\x9b2J\n\u202e"
@@ -35,9 +36,10 @@ def test_text_from_records_contains_no_control_sequences_and_no_markup(kind: typ
 
 
 def test_a_lifecycle_has_one_line_for_its_state_and_one_for_each_record() -> None:
-    entry = Row(replay=1, attempt=2, step=2, at="t", coordinates="a/0/1", kind="retry", reason=NASTY, reached=True)
+    at = dt.datetime(2026, 1, 2)  # noqa: DTZ001 as Spark returns it
+    entry = Row(replay=1, attempt=2, step=2, at=at, coordinates="a/0/1", kind="retry", reason=NASTY, reached=True)
     lifecycle = Row(
-        msg_id=NASTY, grp="g", state="acknowledged", inferred=True, topic=NASTY, attempts=2, first_sent="t",
+        msg_id=NASTY, grp="g", state="acknowledged", inferred=True, topic=NASTY, attempts=2, first_sent=at,
         history=[entry],
     )  # fmt: skip
     lines = format_lifecycle(lifecycle).split("\n")
@@ -57,6 +59,34 @@ def test_the_first_line_is_the_verdict_and_columns_fit_their_cells() -> None:
         "2026-01-02 03:04:05  1234567  0.123",
         "-                    1        8760",
     ]
+
+
+def test_a_long_cell_shows_that_it_was_cut() -> None:
+    table = Table("worst", ("coordinates",), [("x" * 60,), (f"{'x' * 57}/3/1234567",)])
+    assert as_text(Report("audit", "", fine=True, tables=(table,))).split("\n")[-2:] == ["x" * 60, f"{'x' * 57}/3…"]
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
+def test_times_are_in_utc_in_every_time_zone(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark returns a time in this machine's zone. The two hours here have one name in New York."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        hours = [dt.datetime.fromtimestamp(seconds) for seconds in (1_793_511_000, 1_793_514_600)]  # noqa: DTZ006
+        assert [json_value(hour) for hour in hours] == ["2026-11-01T05:30:00.000Z", "2026-11-01T06:30:00.000Z"]
+        table = Table("by hour", ("hour",), [(hour,) for hour in hours])
+        lines = as_text(Report("failures", "", fine=True, tables=(table,))).split("\n")
+        assert lines[-2:] == ["2026-11-01 05:30:00", "2026-11-01 06:30:00"]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("fault", "fine"), [({}, True), ({"state": "lost"}, False), ({"broken": True}, False), ({"revived": True}, False)]
+)
+def test_a_lost_broken_or_revived_lifecycle_is_a_finding(fault: dict[str, object], *, fine: bool) -> None:
+    assert is_fine(Row(**{"state": "dead", "broken": False, "revived": False} | fault)) is fine
 
 
 def test_a_page_without_rows_is_complete_and_marks_the_verdict() -> None:

@@ -17,8 +17,9 @@ messages with a missing record, listed one by one with the reason:
 A residual message is *explained* if retention may have deleted its missing record before it was landed (`gaps`):
 
 * `no-source-record`: its first delivery lies in a gap;
-* `missing-attempt`: any of the shim's topics has a gap;
-* `lost`: its destination has a gap. That is its own topic for the first delivery, else any retry topic.
+* `missing-attempt`: any of the shim's topics has a gap that was found after the message was sent;
+* `lost`: its destination has a gap that was found after its last record. The destination is its own topic for the first
+  delivery, else any retry topic.
 
 Explained messages are counted as `expired`. A gap is a finding in any case: only its number of offsets is known, an
 upper bound of the missing records.
@@ -74,21 +75,25 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
         & F.col("at_offset").between(F.col("low"), F.col("high") - 1)
     )
     is_shim_topic = F.col("topic").rlike(r"(SCHEDULE_TOPIC_XXXX|rmq\.(retry|dlq)\.)")
+    # A gap that was found before a record was written does not contain it.
     gap_facts = F.broadcast(
         gaps.agg(
-            (F.count_if(is_shim_topic) > 0).alias("shim_topic_expired"),
-            (F.count_if(F.col("topic").contains("rmq.retry.")) > 0).alias("retries_expired"),
-            F.collect_set("topic").alias("with_gaps"),
+            F.max(F.when(is_shim_topic, F.col("found_at"))).alias("shim_gap_at"),
+            F.max(F.when(F.col("topic").contains("rmq.retry."), F.col("found_at"))).alias("retry_gap_at"),
         )
     )
-    target_expired = F.when(F.col("attempts") > 0, F.col("retries_expired")).otherwise(
-        F.array_contains("with_gaps", F.col("topic"))
+    own_gaps = F.broadcast(gaps.groupBy(F.col("topic").alias("gap_topic")).agg(F.max("found_at").alias("own_gap_at")))
+    target_gap_at = F.when(F.col("attempts") > 0, F.col("retry_gap_at")).otherwise(F.col("own_gap_at"))
+    joined = (
+        found.join(holes, within, "left")
+        .dropDuplicates(["grp", "msg_id"])
+        .join(own_gaps, F.col("topic") == F.col("gap_topic"), "left")
+        .crossJoin(gap_facts)
     )
-    joined = found.join(holes, within, "left").dropDuplicates(["grp", "msg_id"]).crossJoin(gap_facts)
     explained = (
         F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull())
-        .when(F.col("reason") == "missing-attempt", F.col("shim_topic_expired"))
-        .otherwise(target_expired)
+        .when(F.col("reason") == "missing-attempt", F.col("shim_gap_at") >= F.col("first_sent"))
+        .otherwise(target_gap_at >= F.col("last_at"))
     )
     return joined.select(
         "topic",
@@ -159,7 +164,7 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
     holes = gaps.orderBy("topic", "partition", "gap_from").collect()
     broken = malformed_records.orderBy(F.desc("records"), "topic", "reason").limit(_LISTED).collect()
     residual = sum(row.residual for row in counted)
-    malformed_count = sum(row.records for row in broken)
+    malformed_count = malformed_records.agg(F.sum("records")).collect()[0][0] or 0
     parked = sum(row.parked for row in counted)
     expired = sum(row.gap_to - row.gap_from for row in holes)
     columns = ("topic", "group", "sent", *STATES, "residual", "expired", "copies")

@@ -32,6 +32,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
+from rocketshim_spark.jobs.lineage import is_landed
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -47,6 +48,7 @@ class DelayParams(BaseModel):
     Attributes:
         now: the time at which the records were landed; `stuck` refers to it.
         worker: the worker's committed positions: (topic, partition) to the next offset; read before the end offsets.
+        landed: the landed topics; None: all. Records for other topics are left out.
         grace_ms: an undelivered record is stuck when it is overdue for longer than this; 0 or more, default 60 s.
         skew_ms: how early a delivery may be, because clocks differ; 0 or more, default 0.
     """
@@ -55,12 +57,13 @@ class DelayParams(BaseModel):
 
     now: AwareDatetime
     worker: Mapping[TopicPartitionKey, int] = {}
+    landed: frozenset[str] | None = None
     grace_ms: int = Field(default=60_000, ge=0)
     skew_ms: int = Field(default=0, ge=0)
 
 
 def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
-    """Return the outcome of each schedule record.
+    """Return the outcome of each schedule record whose target was landed.
 
     Args:
         events: as `rocketshim_spark.events.transform` returns them.
@@ -76,6 +79,7 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     rows = [(topic, partition, offset) for (topic, partition), offset in params.worker.items()]
     passed = F.broadcast(small_frame(spark, rows, "of string, part int, committed bigint"))
     waited = events.filter((F.col("kind") == "schedule") & F.col("decode_error").isNull())
+    waited = waited.filter(is_landed(F.col("real_topic"), params.landed))
     is_delivery = F.col("kind").isin("source", "retry", "replay")
     next_hop = (is_delivery | F.col("kind").isin("schedule", "parked")) & F.col("hop_id").isNotNull()
     followed = (

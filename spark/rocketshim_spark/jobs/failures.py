@@ -16,7 +16,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.report import Report, Table
+from rocketshim_spark.report import Report, Table, utc
 
 __all__ = ["FailureParams", "attempts", "report", "transform"]
 
@@ -153,7 +153,7 @@ def report(found: DataFrame, limit: int = 30) -> Report:
         verdict=f"{failures} failures of {count} causes: {dead} ended dead, {new} causes are new",
         fine=not dead and not new,
         tables=(Table("causes", fields, [tuple(row[name] for name in fields) for row in rows]),),
-        bars=tuple((f"{row.hour:%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
+        bars=tuple((f"{utc(row.hour):%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
         bars_title="failures by hour, UTC (the last 48)",
     )
 

@@ -14,7 +14,8 @@ state          meaning
 `scheduled`    it never failed and waits in the schedule for its first delivery
 `acknowledged` its newest record was delivered and lies before the group's committed position. **Inferred**
 `pending`      it was delivered, lies at or after that position, and never failed. **Inferred**
-`open`         it was delivered, but no position of the group is known, so its state is unknown
+`open`         its state is unknown: it was delivered, but no position of the group is known; or it waited in the
+               schedule, and the worker's position is beyond it, but its topic was not landed
 ============== ====================================================================================================
 
 "Newest" follows the flow of a message, not clocks: by replay, then by attempt, and within an attempt by step: waiting,
@@ -26,7 +27,7 @@ group, it has one lifecycle with `grp` null. Two records with one `msg_id` are o
 
 A lifecycle is
 
-* *rooted* if the records contain its first delivery, or the wait before it;
+* *rooted* if the records contain its first delivery, or the wait before it, or if its topic was not landed;
 * *broken* if they contain an attempt, but not the attempt before. A listener that retries in place (orderly) leaves no
   records of its attempts, so its dead letters are not broken;
 * *revived* if an attempt was retried or delivered although it, or an earlier one, had already made a dead letter,
@@ -36,14 +37,14 @@ Malformed records belong to no lifecycle and are left out.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim_spark.report import Report, Table, json_value, printable
+from rocketshim_spark.report import Report, Table, json_value, printable, utc
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -58,6 +59,8 @@ __all__ = [
     "LineageParams",
     "find_lifecycles",
     "format_lifecycle",
+    "is_fine",
+    "is_landed",
     "report",
     "transform",
 ]
@@ -80,12 +83,14 @@ class LineageParams(BaseModel):
         namespace: namespace of the shim's topics.
         committed: the committed positions of each group, including the worker's: (topic, partition) to the next offset;
             read before the end offsets of the events.
+        landed: the landed topics; None: all. First deliveries on other topics are not missed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     namespace: str = ""
     committed: Mapping[str, Mapping[TopicPartitionKey, int]] = {}
+    landed: frozenset[str] | None = None
 
 
 def transform(events: DataFrame, params: LineageParams | None = None) -> DataFrame:
@@ -143,7 +148,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         & (F.col("partition") == F.col("of_partition")),
         "left",
     )
-    return _lifecycles(steps, sorted({group for group, _ in consuming}))
+    return _lifecycles(steps, sorted({group for group, _ in consuming}), params.landed)
 
 
 def report(lifecycles: DataFrame) -> Report:
@@ -188,19 +193,24 @@ def find_lifecycles(lifecycles: DataFrame, msg_id: str) -> Sequence[Any]:
     return lifecycles.filter(F.col("msg_id") == msg_id).orderBy("grp").collect()
 
 
+def is_fine(lifecycle: Any) -> bool:
+    """Return whether a lifecycle is not a finding: not lost, broken or revived."""
+    return lifecycle.state != "lost" and not lifecycle.broken and not lifecycle.revived
+
+
 def format_lifecycle(lifecycle: Any) -> str:
     """Format a lifecycle as text: one line for the state, then one line for each record."""
     state = f"{lifecycle.state} (inferred)" if lifecycle.inferred else lifecycle.state
     lines = [
         (
             f"{lifecycle.msg_id} in group {lifecycle.grp or '(none)'}: {state}, topic {lifecycle.topic}, "
-            f"{lifecycle.attempts} failed attempts, first sent {lifecycle.first_sent} UTC"
+            f"{lifecycle.attempts} failed attempts, first sent {utc(lifecycle.first_sent)} UTC"
         )
     ]
     for each in lifecycle.history:
         run = f" of replay {each.replay}" if each.replay else ""
         why = f": {each.reason}" if each.reason else ""
-        lines.append(f"  {each['at']}  {each.kind:8}  attempt {each.attempt}{run}  {each.coordinates}{why}")
+        lines.append(f"  {utc(each['at'])}  {each.kind:8}  attempt {each.attempt}{run}  {each.coordinates}{why}")
     return "\n".join(map(printable, lines))
 
 
@@ -214,7 +224,14 @@ def _current_source_topic() -> Column:
     return F.when(F.col("kind") != "parked", F.col("topic"))
 
 
-def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
+def is_landed(topic: Column, landed: Collection[str] | None) -> Column:
+    """Return whether deliveries to a logical topic are among the records; the shim's own topics always are."""
+    if landed is None:
+        return F.lit(col=True)
+    return F.coalesce(topic.startswith("%") | topic.isin(*sorted(landed)), F.lit(col=True))
+
+
+def _lifecycles(steps: DataFrame, groups: Sequence[str], landed: Collection[str] | None) -> DataFrame:
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
         F.coalesce("attempt", F.lit(0)).alias("attempt"),
@@ -234,8 +251,10 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
         .sortWithinPartitions("number", "msg_id", "grp")
         .groupBy("number", "msg_id", "grp")
         .agg(F.sort_array(F.collect_list("record")).alias("records"))
-        .withColumns({"is_single": F.size("records") == 1, "first": F.get("records", F.lit(0))})
+        .withColumn("first", F.get("records", F.lit(0)))
         .withColumn("newest", F.element_at("records", -1)["entry"])
+        .withColumn("is_landed", is_landed(F.col("first.source_topic"), landed))
+        .withColumn("is_single", (F.size("records") == 1) & F.col("is_landed"))
     )
     history = F.transform("records", lambda each: each["entry"])
     born = F.array_min(F.transform("records", lambda each: each["born_at"]))
@@ -250,7 +269,9 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
     # Texts and numbers, because Spark hashes those to find distinct ones: a message may have 100,000 copies.
     moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _step_text)
-    runs = F.array_distinct(F.transform("history", _run_number))
+    landed_runs = F.transform("history", _run_number)
+    first_delivery = F.array(F.lit(0).cast("bigint"))
+    runs = F.array_distinct(F.when(F.col("is_landed"), landed_runs).otherwise(F.concat(landed_runs, first_delivery)))
     # A dead letter without a retry before it comes from a listener that retries in place.
     left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD))
     hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
@@ -278,7 +299,8 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str]) -> DataFrame:
     state = (
         F.when(step == DEAD, "dead")
         .when(step == PARKED, "parked")
-        .when((step == WAIT) & ~under_way, "lost")
+        .when((step == WAIT) & ~under_way & (failed | F.col("is_landed")), "lost")
+        .when((step == WAIT) & ~under_way, "open")
         .when((step == WAIT) & failed, "retrying")
         .when(step == WAIT, "scheduled")
         .when(F.col("grp").isNull() | ~F.col("grp").isin(*groups), "open")
