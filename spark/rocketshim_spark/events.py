@@ -14,7 +14,7 @@ it `REPLAY_*`).
 column              meaning (null: absent)
 ==================  ==================================================================================================
 kind                `source`, `schedule`, `retry`, `dlq`, `parked`; `replay` for a redriven dead letter
-topic … stored_at   coordinates of the record, and its Kafka timestamp
+topic … stored_at   coordinates of the record, and its Kafka timestamp (at the latest 9999-12-30)
 msg_id              `UNIQ_KEY`; without it, the record's own coordinates, which its first hop would use
 origin_id           coordinates of the first delivery (`ORIGIN_MESSAGE_ID`)
 grp                 consumer group that sent the message back
@@ -48,7 +48,6 @@ reads the redrive log.
 
 import functools
 import operator
-from collections.abc import Mapping
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict
@@ -59,7 +58,7 @@ from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.limits import INT_MAX, LONG_MAX
-from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, UNREADABLE
+from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, LARGEST, UNREADABLE
 
 __all__ = [
     "FINGERPRINT_PATTERN",
@@ -70,26 +69,11 @@ __all__ = [
     "transform",
 ]
 
-_NUMBERS: Final[Mapping[str, int]] = {
-    "SHIM": INT_MAX,
-    "REAL_QID": INT_MAX,
-    "DELAY": INT_MAX,
-    "DELAY_MS": LONG_MAX,
-    "DELIVER_AT_MS": LONG_MAX,
-    "BORN_TIMESTAMP": LONG_MAX,
-    "RECONSUME_TIMES": INT_MAX,
-    "FAIL_AT_MS": LONG_MAX,
-    "MAX_RECONSUME_TIMES": INT_MAX,
-    "TARGET_TRIES": INT_MAX,
-    "REPLAY_COUNT": INT_MAX,
-}
+_NUMBERS: Final = {name: largest for name, largest in LARGEST.items() if largest is not None}
 _COORDINATES: Final = r"\A[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}\z"
 _DIGITS: Final = r"\A[0-9]{1,19}\z"
 _CONTROL: Final = r"[\x00-\x1f\x7f-\x9f]"
-_LANE: Final = 32
-_LEVELS: Final = 27
-_FINE_MS: Final = (512, 256, 128, 64, 32)
-_LATEST_MS: Final = 253_402_300_799_999  # the last millisecond of year 9999: Python and SQL know no later time
+_LATEST_MS: Final = 253_402_214_399_999  # 9999-12-30: Python has no later time in all time zones
 _FINGERPRINT_CHARS: Final = 120
 FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
 """The texts that a fingerprint replaces by `#`; the same as in `rocketshim dlq stats`."""
@@ -169,7 +153,9 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     has_hop_id = _is_true(hop.rlike(_COORDINATES))
     replayed = _text("REPLAY_ID").isNotNull() & (kind.isin("source", "retry")) & has_hop_id
     levels = DelayLevels.default() if params.delay_levels is None else DelayLevels.parse(params.delay_levels)
-    queue = F.when(kind == "schedule", F.col("partition") % _LANE)
+    queue = F.when(kind == "schedule", F.col("partition") % DelayLevels.STRIDE)
+    # A producer that writes microseconds as its timestamps is in year 50,000 and later.
+    stored_at = F.least("timestamp", F.timestamp_millis(F.lit(_LATEST_MS)))
     stored_ms = F.unix_millis("timestamp")
     due_ms = F.coalesce(
         _number("DELIVER_AT_MS"),
@@ -182,7 +168,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         "topic",
         "partition",
         "offset",
-        F.col("timestamp").alias("stored_at"),
+        stored_at.alias("stored_at"),
         F.coalesce(F.when(~unreadable & (_text("UNIQ_KEY") != ""), _text("UNIQ_KEY")), F.col("at")).alias("msg_id"),
         F.when(trusted, _text("ORIGIN_MESSAGE_ID")).alias("origin_id"),
         F.when(trusted, _text("CONSUMER_GROUP")).alias("grp"),
@@ -195,16 +181,18 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         "key",
         F.when(trusted, _number("RECONSUME_TIMES")).cast("int").alias("attempt"),
         queue.cast("int").alias("queue"),
-        F.when(queue < _LEVELS, queue + 1).cast("int").alias("delay_level"),
+        F.when(queue < DelayLevels.MAX_LEVELS, queue + 1).cast("int").alias("delay_level"),
         F.when(kind == "schedule", _time(due_ms)).alias("due_at"),
         F.when(trusted, _text("FAIL_CLASS")).alias("fail_class"),
         F.when(trusted, _text("FAIL_TEXT")).alias("fail_text"),
         F.when(trusted, fingerprint(_text("FAIL_TEXT"))).alias("fingerprint"),
         F.when(trusted, _time(_number("FAIL_AT_MS"))).alias("failed_at"),
         F.when(trusted | has_hop_id, hop).alias("hop_id"),
-        F.when(trusted | has_hop_id, _text("REPLAY_ID")).alias("replay_id"),
+        F.when(trusted | has_hop_id, F.coalesce(_text("REPLAY_ID"), F.when(trusted, _text("USER.REPLAY_ID")))).alias(
+            "replay_id"
+        ),
         F.when(trusted | has_hop_id, _replay_count(trusted)).cast("int").alias("replay_count"),
-        F.coalesce(_time(_number("BORN_TIMESTAMP")), F.col("timestamp")).alias("born_at"),
+        F.coalesce(_time(_number("BORN_TIMESTAMP")), stored_at).alias("born_at"),
         F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
         F.col("at").alias("coordinates"),
         F.coalesce(F.array_size("names") - F.array_size(F.array_distinct("names")), F.lit(0)).alias("dup_headers"),
@@ -321,14 +309,15 @@ def _time(epoch_ms: Column) -> Column:
 
 
 def _queue_delay_ms(queue: Column, levels: DelayLevels) -> Column:
-    delays = [*levels.delays_ms, *([None] * (_LEVELS - len(levels.delays_ms))), *_FINE_MS]
+    delays = [levels.queue_delay_ms(partition) for partition in range(levels.STRIDE)]
     return F.get(F.array(*[F.lit(each).cast("bigint") for each in delays]), queue)
 
 
 def _decode_error() -> Column:
     """Return why a record on a shim topic is malformed (the first reason found), or null if it is not."""
     names = F.col("checked_names")
-    repeated = F.filter(names, lambda name: F.size(F.array_remove(names, name)) < F.size(names) - 1)
+    # Distinct names: there are few, but one record may repeat a name 100,000 times.
+    repeated = F.filter(F.array_distinct(names), lambda name: F.size(F.array_remove(names, name)) < F.size(names) - 1)
     valueless = F.filter("checked", lambda header: header["value"].isNull())
     fault = F.when(
         F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),

@@ -13,7 +13,7 @@ from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import Message, decode, hops
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame, ms
+from .histories import GAPS, LEVELS, NAMES, NOW_MS, START_MS, Log, Stored, World, frame, ms
 
 HOUR_MS = 3_600_000
 
@@ -178,6 +178,49 @@ def test_redriven_dead_letters_are_not_open_unless_they_became_dead_again(spark:
     letters.unpersist()
 
 
+def test_a_message_that_dies_again_after_a_redrive_to_its_source_topic_is_open_and_failed_twice(
+    spark: SparkSession,
+) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+
+    def die(record: Stored) -> Stored:
+        failure = hops.Failure("Timeout", "no 1", record.at_ms + 5)
+        out = hops.dead_letter(record, NAMES, group="g", trusted=False, failure=failure, reconsume_times=1)
+        return log.add(out, record.at_ms + 6)
+
+    message = Message("orders", b"", key="k")
+    dead = die(log.add(hops.source_record(message, NAMES, uniq_key="m", born_ms=START_MS), START_MS))
+    die(log.add(hops.redriven(dead, NAMES, replay_id="p.0.0", to_source=True), dead.at_ms + 1_000))
+    event_frame = events.transform(frame(spark, log.stored)).cache()
+    (left,) = dlq_trend.open_letters(dlq_trend.letters(event_frame), dlq_trend.TrendParams(now=ms(NOW_MS))).collect()
+    assert left.depth == 1
+    assert failures.report(failures.transform(event_frame)).verdict.startswith("2 failures of 1 causes: 2 ended dead")
+    event_frame.unpersist()
+
+
+def test_only_lost_retries_are_missed_of_a_topic_that_was_not_landed(spark: SparkSession) -> None:
+    world = World(random.Random(7))  # noqa: S311 nothing secret
+    world.history("a", ["acknowledged", "retried", "dead", "retrying", "lost-delayed", "lost-retry"] * 4)
+    world.commit()
+    landed = frozenset(record.topic() for record in world.log.stored) - {"orders-a"}
+    committed = {
+        group: {key: offset for key, offset in offsets.items() if key.topic in landed}
+        for group, offsets in world.committed.items()
+    }
+    event_frame = events.transform(frame(spark, [each for each in world.log.stored if each.topic() in landed])).cache()
+    params = lineage.LineageParams(committed=committed, landed=landed)
+    found = lineage.transform(event_frame, params).cache()
+    lost = {uid for _, uid, reason, _ in world.truth.residual if reason == "lost" and int(uid[2:]) % 6 == 5}
+    missing = audit.residuals(found, small_frame(spark, [], GAPS)).collect()
+    assert {(row.msg_id, row.reason) for row in missing} == {(uid, "lost") for uid in lost}
+    assert f"{len(lost)} lost, 0 broken" in lineage.report(found).verdict
+    waited = delays.DelayParams(now=ms(NOW_MS), worker=committed[NAMES.worker_group], landed=landed)
+    outcomes = delays.outcomes(event_frame, waited)
+    assert {row.msg_id for row in outcomes.filter("outcome = 'never'").collect()} == lost
+    event_frame.unpersist()
+    found.unpersist()
+
+
 def test_a_dead_letter_that_was_replayed_and_discarded_is_counted_once(spark: SparkSession) -> None:
     row = ("g", "rmq.dlq.g", ms(0), ms(1), ms(2), "rmq.dlq.g/0/0")
     schema = (
@@ -213,13 +256,13 @@ def test_an_audit_is_fine_only_without_findings(
     )  # fmt: skip
     gaps = small_frame(spark, [(ms(0), "orders", "id", 0, 5, 8, "expired")] if gap else [], GAPS)
     broken = small_frame(
-        spark, [("rmq.dlq.g", "bad-header-key", 2, ms(0), "rmq.dlq.g/0/1")] if unread else [],
+        spark, [(f"rmq.dlq.g{number}", "bad-header-key", 2, ms(0), "rmq.dlq.g/0/1") for number in range(60 * unread)],
         "topic string, reason string, records bigint, first_at timestamp, sample string",
     )  # fmt: skip
     report = audit.report(account, missing, gaps, broken)
     assert report.fine is fine
     assert report.verdict == (
-        f"residual {int(lost)}; {parked} parked; {2 * unread} malformed; "
+        f"residual {int(lost)}; {parked} parked; {120 * unread} malformed; "
         f"at most {3 * gap} deleted before they were landed"
     )
 
@@ -227,24 +270,24 @@ def test_an_audit_is_fine_only_without_findings(
 def test_a_missing_record_is_explained_only_by_a_gap_that_may_have_held_it(spark: SparkSession) -> None:
     schema = (
         "grp string, msg_id string, topic string, state string, origin string, attempts int, rooted boolean, "
-        "broken boolean, copies int, last_at timestamp"
+        "broken boolean, copies int, first_sent timestamp, last_at timestamp"
     )
     rows = [
-        ("g", "before", "orders", "dead", "orders/0/4", 1, False, False, 0, ms(0)),
-        ("g", "first", "orders", "dead", "orders/0/5", 1, False, False, 0, ms(0)),
-        ("g", "last", "orders", "dead", "orders/0/7", 1, False, False, 0, ms(0)),
-        ("g", "behind", "orders", "dead", "orders/0/8", 1, False, False, 0, ms(0)),
-        ("g", "partition", "orders", "dead", "orders/1/5", 1, False, False, 0, ms(0)),
-        ("g", "broken", "orders", "dead", "orders/0/1", 2, True, True, 0, ms(0)),
-        ("g", "lost-first", "orders", "lost", None, 0, True, False, 0, ms(0)),
-        ("g", "lost-retry", "orders", "lost", "orders/0/2", 1, False, False, 0, ms(0)),
-        (None, "other", "mails", "lost", None, 0, True, False, 0, ms(0)),
-        ("g", "fine", "orders", "acknowledged", "orders/0/3", 0, True, False, 3, ms(0)),
+        ("g", "before", "orders", "dead", "orders/0/4", 1, False, False, 0, ms(1), ms(2)),
+        ("g", "first", "orders", "dead", "orders/0/5", 1, False, False, 0, ms(1), ms(2)),
+        ("g", "last", "orders", "dead", "orders/0/7", 1, False, False, 0, ms(1), ms(2)),
+        ("g", "behind", "orders", "dead", "orders/0/8", 1, False, False, 0, ms(1), ms(2)),
+        ("g", "partition", "orders", "dead", "orders/1/5", 1, False, False, 0, ms(1), ms(2)),
+        ("g", "broken", "orders", "dead", "orders/0/1", 2, True, True, 0, ms(1), ms(2)),
+        ("g", "lost-first", "orders", "lost", None, 0, True, False, 0, ms(1), ms(2)),
+        ("g", "lost-retry", "orders", "lost", "orders/0/2", 1, False, False, 0, ms(1), ms(2)),
+        (None, "other", "mails", "lost", None, 0, True, False, 0, ms(1), ms(2)),
+        ("g", "fine", "orders", "acknowledged", "orders/0/3", 0, True, False, 3, ms(1), ms(2)),
     ]
     lived = small_frame(spark, rows, schema)
 
-    def explained(*gaps: tuple[str, int, int]) -> set[str]:
-        noted = [(ms(0), topic, "id", 0, low, high, "expired") for topic, low, high in gaps]
+    def explained(*gaps: tuple[str, int, int], found_at: int = 2) -> set[str]:
+        noted = [(ms(found_at), topic, "id", 0, low, high, "expired") for topic, low, high in gaps]
         found = audit.residuals(lived, small_frame(spark, noted, GAPS)).cache()
         assert sorted(row.msg_id for row in found.collect()) == sorted(row[1] for row in rows[:-1])
         assert {row.reason for row in found.filter("state = 'lost'").collect()} == {"lost"}
@@ -255,6 +298,10 @@ def test_a_missing_record_is_explained_only_by_a_gap_that_may_have_held_it(spark
     assert explained(*twice) == {"first", "last", "lost-first"}
     assert explained(("rmq.retry.g", 0, 1)) == {"broken", "lost-retry"}
     assert explained(("SCHEDULE_TOPIC_XXXX", 0, 1)) == {"broken"}
+    # A gap that was found before a message waited for its delivery, or was sent, does not contain what is missing.
+    assert explained(*twice, found_at=1) == {"first", "last"}
+    assert explained(("rmq.retry.g", 0, 1), found_at=1) == {"broken"}
+    assert explained(("rmq.retry.g", 0, 1), found_at=0) == set()
     listed = audit.residuals(lived, small_frame(spark, [], GAPS))
     rows_with_history = lived.withColumn("history", lived.msg_id)
     account = {row.topic: row for row in audit.transform(rows_with_history, listed).collect()}

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.admin.statistics import fingerprint
 from rocketshim_spark.errors import SessionError
@@ -165,6 +166,18 @@ def test_a_time_after_year_9999_becomes_null_without_an_error(events: Callable[.
     found = events(record(NAMES.schedule, headers), record(NAMES.schedule, relative, offset=1))
     assert (found[0].due_at, found[0].failed_at, found[0].decode_error) == (None, None, None)
     assert found[1].due_at is None
+
+
+def test_a_record_with_microseconds_as_its_timestamp_has_a_time_that_python_can_read(spark: SparkSession) -> None:
+    microseconds = F.timestamp_millis(F.lit(NOON_MS * 1_000))
+    records = frame(spark, [record("orders", None)]).withColumn("timestamp", microseconds)
+    (event,) = transform(records).collect()
+    assert (event.stored_at.year, event.born_at.year) == (9999, 9999)
+
+
+def test_a_record_with_a_header_fifty_thousand_times_is_decoded_in_time(events: Callable[..., list[Row]]) -> None:
+    (event,) = events(record("rmq.dlq.g", [("TAGS", b"a"), *[("KEYS", b"b")] * 50_000]))
+    assert event.decode_error == "duplicate-header:KEYS"
 
 
 header_names = st.sampled_from([*HEADER_ORDER, "user", "USER.TAGS", "USER.REPLAY_COUNT", "bad\x01name", "x" * 50])

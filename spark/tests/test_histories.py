@@ -13,9 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim_spark import events
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
-from rocketshim_topics import Message, hops
+from rocketshim_topics import Message, decode, hops
 
-from .histories import FATES, FAULTS, LEVELS, NAMES, NOW_MS, START_MS, World, frame, gaps_of, ms
+from .histories import FATES, FAULTS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame, gaps_of, ms
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +129,31 @@ def test_each_dead_letter_is_planned_once_and_planning_is_repeatable(
     assert not replay.verify_report(checked).fine
     other = marked.withColumn("digest", F.lit("0" * 16))  # a recreated topic has other dead letters at the same offsets
     assert {row.action for row in replay.plan(event_frame, topics, named, params, settled=other).collect()} == {"send"}
+
+
+def test_a_redriven_message_that_failed_again_is_not_reported_as_sent_twice(spark: SparkSession) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    failure = hops.Failure("Timeout", "no 1", START_MS)
+    first = log.add(hops.source_record(Message("orders", b"x"), NAMES, uniq_key="m", born_ms=START_MS), START_MS)
+    out = hops.dead_letter(first, NAMES, group="g", trusted=False, failure=failure, reconsume_times=1)
+    letter = log.add(out, START_MS)
+    event_frame = events.transform(frame(spark, log.stored))
+    topics = spark.range(1).selectExpr("'rmq.dlq.g' AS topic", "'topic-id' AS topic_id")
+    params = replay.PlanParams(plan_id="monday")
+    planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).cache()
+    (row,) = planned.collect()
+    again = log.add(hops.redriven(letter, NAMES, replay_id=row.replay_id), START_MS)
+    out = hops.retry(
+        again, NAMES, LEVELS, group="g", trusted=True, failure=failure, reconsume_times=1,
+        level=None, delay_ms=None, lane=0,
+    )  # fmt: skip
+    waited = log.add(out, START_MS)
+    log.add(hops.delivered(waited, decode(waited.headers(), trusted=True), NAMES), START_MS)
+    target = [record for record in log.stored if record.topic() == NAMES.retry("g")]
+    assert len(target) == 2
+    (checked,) = replay.check(planned, frame(spark, target)).collect()
+    assert (checked.outcome, checked.times, checked.found_at) == ("there", 1, [again.where])
+    planned.unpersist()
 
 
 def test_the_trend_counts_arrived_and_settled_dead_letters_and_the_hours_left(

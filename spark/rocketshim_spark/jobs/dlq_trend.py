@@ -3,8 +3,8 @@
 For each group and day (UTC) the job counts the dead letters that arrived, were replayed or were discarded, and those
 left at the end of the day (`depth`). A dead letter is *replayed* if a record was made from it by a redrive, or if the
 redrive log has such a mark; it still lies on its topic. A dead letter that retention has deleted since still counts as
-left. Repeats of one dead letter (a consumer stopped between sending and committing) count once, by message, attempt and
-replay.
+left. Repeats of one dead letter (a consumer stopped between sending and committing) count once, by message, first
+delivery, attempt and replay, as in a replay plan.
 
 The setting `retention.ms` of a topic decides when its dead letters are deleted; the job reads it from the brokers.
 Kafka deletes whole segments, so a dead letter *may* be deleted after the reported hours, or later.
@@ -69,7 +69,8 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
     joined = join_settled(events.filter(F.col("kind") == "dlq"), settled).join(
         replays, F.col("coordinates") == F.col("of"), "left"
     )
-    once = ["grp", "topic", "msg_id", "attempt", "replay_id"]
+    origin = F.coalesce("origin_id", "coordinates").alias("origin")
+    once = ("grp", "topic", "msg_id", origin, "attempt", "replay_id")
     marked_at = F.when(F.col("state") == "redriven", F.col("settled_at"))
     return joined.groupBy(*once).agg(
         F.min("stored_at").alias("arrived_at"),

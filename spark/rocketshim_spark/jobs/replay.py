@@ -39,7 +39,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
@@ -225,11 +225,16 @@ def plan_report(planned: DataFrame) -> Report:
     )
 
 
-def records_with_replay_id(records: DataFrame) -> DataFrame:
-    """Return the records of a target that have a replay id: replay_id, found_at (coordinates), found_sha256."""
-    marks = F.filter("headers", lambda header: header["key"] == "REPLAY_ID")
+def _redriven(records: DataFrame) -> DataFrame:
+    """Return the records with a replay id: replay_id, hop_id, found_at (coordinates), found_sha256."""
+
+    def text(name: str) -> Column:
+        named = F.filter("headers", lambda header: header["key"] == name)
+        return F.get(named, F.lit(0))["value"].cast("string")
+
     return records.select(
-        F.get(marks, F.lit(0))["value"].cast("string").alias("replay_id"),
+        text("REPLAY_ID").alias("replay_id"),
+        text("HOP_ID").alias("hop_id"),
         F.concat_ws("/", "topic", "partition", "offset").alias("found_at"),
         F.sha2("value", 256).alias("found_sha256"),
     ).filter(F.col("replay_id").isNotNull())
@@ -249,9 +254,11 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
 
     Thread-safety: a pure function of the frames.
     """
+    # A message that was sent again and failed again lies on its retry topic once more, with its replay id but made from
+    # another record.
     seen = (
-        records_with_replay_id(found)
-        .groupBy(F.col("replay_id").alias("seen_id"))
+        _redriven(found)
+        .groupBy(F.col("replay_id").alias("seen_id"), F.col("hop_id").alias("made_from"))
         .agg(
             F.count("*").alias("times"),
             F.sort_array(F.collect_list("found_at")).alias("found_at"),
@@ -261,9 +268,10 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
     if settled is None:
         settled = empty_settled(planned.sparkSession)
     marks = settled.select("topic", "partition", "offset", "digest", "settled_by")
+    coordinates = F.concat_ws("/", "topic", "partition", "offset")
     joined = (
         planned.filter("action = 'send'")
-        .join(seen, F.col("replay_id") == F.col("seen_id"), "left")
+        .join(seen, (F.col("replay_id") == F.col("seen_id")) & (F.col("made_from") == coordinates), "left")
         .join(marks, ["topic", "partition", "offset", "digest"], "left")
     )
     same = F.col("values") == F.array(F.coalesce("value_sha256", F.lit("-")))
@@ -276,7 +284,7 @@ def check(planned: DataFrame, found: DataFrame, settled: DataFrame | None = None
     )
     return joined.select(
         "replay_id",
-        F.concat_ws("/", "topic", "partition", "offset").alias("coordinates"),
+        coordinates.alias("coordinates"),
         "target",
         outcome.alias("outcome"),
         F.coalesce("times", F.lit(0)).alias("times"),
