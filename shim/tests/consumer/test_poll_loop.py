@@ -929,6 +929,7 @@ def test_an_action_asked_of_a_closed_loop_fails(bench: Make) -> None:
     b.loop.stop(0)
     asked = b.loop.ask(PollLoop.suspend)
     b.loop.close()
+    assert asked.done(), "also if nobody asks again"
     for each in (asked, b.loop.ask(PollLoop.suspend)):
         with pytest.raises(ConsumerError, match="not running"):
             each.result(0)

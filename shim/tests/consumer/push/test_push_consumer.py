@@ -130,6 +130,22 @@ def test_a_stop_that_interrupts_start_takes_effect(live: InMemoryKafka, tmp_path
     assert not [thread for thread in threading.enumerate() if thread.name == "rocketshim-poll-g"]
 
 
+def test_a_stop_during_a_start_that_fails_does_not_stop_the_next_one(live: InMemoryKafka) -> None:
+    def fail() -> None:
+        consumer.stop()  # as a signal handler does
+        raise ConfigError("a setting is wrong")
+
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    start, consumer._start = consumer._start, fail  # type: ignore[method-assign]
+    with pytest.raises(ConfigError, match="a setting is wrong"):
+        consumer.start()
+    consumer._start = start  # type: ignore[method-assign]
+    consumer.start()
+    assert consumer.wait_assigned(GUARD_S)
+    consumer.stop()
+
+
 def test_a_stop_of_another_thread_during_start_keeps_to_its_time(live: InMemoryKafka) -> None:
     go_on = threading.Event()
 
