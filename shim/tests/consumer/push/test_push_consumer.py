@@ -143,6 +143,7 @@ def test_a_stop_during_a_start_that_fails_does_not_stop_the_next_one(live: InMem
     consumer._start = start  # type: ignore[method-assign]
     consumer.start()
     assert consumer.wait_assigned(GUARD_S)
+    assert len(live.members("g")) == 1
     consumer.stop()
 
 
