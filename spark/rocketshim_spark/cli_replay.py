@@ -75,6 +75,7 @@ def plan(
         from rocketshim_spark.filters import header_property, selects  # noqa: PLC0415
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
+        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         try:
             params = job.PlanParams(
@@ -92,7 +93,8 @@ def plan(
         if where is not None:
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))
             coordinates = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
-            chosen = view.records.filter(condition).select(coordinates)
+            letters = view.records.filter(F.col("topic").startswith(TopicNames(namespace).dead_letter_prefix))
+            chosen = letters.filter(condition).select(coordinates)
         named = job.named_targets(view.events, params)
         planned = job.plan(view.events, view.topics(), named, params, chosen=chosen, settled=view.settled)
         written = publish(view, f"replay-{plan_name}", planned)

@@ -96,11 +96,15 @@ def lifecycles(
         for group in groups:
             histories[group, each.uid].append(each)
     known = set().union(*consuming.values())
-    return {pair: lifecycle(pair[0], history, committed, known) for pair, history in histories.items()}
+    topics_of = {group: {topic for topic, groups in consuming.items() if group in groups} for group in known}
+    return {pair: lifecycle(pair[0], history, committed, topics_of) for pair, history in histories.items()}
 
 
 def lifecycle(
-    group: str | None, history: list[Read], committed: Mapping[str, Mapping[TopicPartitionKey, int]], known: set[str]
+    group: str | None,
+    history: list[Read],
+    committed: Mapping[str, Mapping[TopicPartitionKey, int]],
+    topics_of: Mapping[str, set[str | None]],
 ) -> Lifecycle:
     def reached(each: Read) -> bool:
         owner = NAMES.worker_group if each.kind == "schedule" else group
@@ -118,7 +122,7 @@ def lifecycle(
         state = "parked"
     elif step == WAIT:
         state = "lost" if not under_way else "retrying" if failed else "scheduled"
-    elif group not in known:
+    elif group not in topics_of:
         state = "open"
     else:
         state = "acknowledged" if not under_way else "retrying" if failed else "pending"
@@ -126,6 +130,8 @@ def lifecycle(
     runs = {each.step[:2] for each in history}
     deliveries = [each for each in history if each.step[2] == DELIVERED]
     first = history[0]
+    if group is not None and first.source_topic not in topics_of.get(group, set()):
+        runs.add((0, 0))  # the group is not known to consume the topic, so its first deliveries are no part of this
     sent_at = min(each.says.born_timestamp_ms or each.stored.at_ms for each in history)
     return Lifecycle(
         state=state,

@@ -198,6 +198,19 @@ def test_a_message_that_dies_again_after_a_redrive_to_its_source_topic_is_open_a
     event_frame.unpersist()
 
 
+def test_a_group_without_a_position_on_the_topic_misses_no_first_delivery(spark: SparkSession) -> None:
+    world = World(random.Random(7))  # noqa: S311 nothing secret
+    world.history("a", ["retried", "dead", "retrying", "redriven", "missing-attempt"] * 3)
+    world.commit()
+    del world.committed["pay-a"]  # its positions have expired, or the landing recorded those of another group only
+    event_frame = events.transform(frame(spark, world.log.stored))
+    found = lineage.transform(event_frame, lineage.LineageParams(committed=world.committed))
+    missing = audit.residuals(found, small_frame(spark, [], GAPS)).collect()
+    planted = {(uid, reason) for _, uid, reason, _ in world.truth.residual}
+    assert {(row.msg_id, row.reason) for row in missing} == planted
+    assert len(planted) == 3
+
+
 def test_only_lost_retries_are_missed_of_a_topic_that_was_not_landed(spark: SparkSession) -> None:
     world = World(random.Random(7))  # noqa: S311 nothing secret
     world.history("a", ["acknowledged", "retried", "dead", "retrying", "lost-delayed", "lost-retry"] * 4)

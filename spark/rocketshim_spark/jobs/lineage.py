@@ -27,7 +27,8 @@ group, it has one lifecycle with `grp` null. Two records with one `msg_id` are o
 
 A lifecycle is
 
-* *rooted* if the records contain its first delivery, or the wait before it, or if its topic was not landed;
+* *rooted* if the records contain its first delivery, or the wait before it; also if that cannot be known, because its
+  topic was not landed, or the group has no known position on that topic;
 * *broken* if they contain an attempt, but not the attempt before. A listener that retries in place (orderly) leaves no
   records of its attempts, so its dead letters are not broken;
 * *revived* if an attempt was retried or delivered although it, or an earlier one, had already made a dead letter,
@@ -148,7 +149,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         & (F.col("partition") == F.col("of_partition")),
         "left",
     )
-    return _lifecycles(steps, sorted({group for group, _ in consuming}), params.landed)
+    return _lifecycles(steps, consuming, params.landed)
 
 
 def report(lifecycles: DataFrame) -> Report:
@@ -231,7 +232,7 @@ def is_landed(topic: Column, landed: Collection[str] | None) -> Column:
     return F.coalesce(topic.startswith("%") | topic.isin(*sorted(landed)), F.lit(col=True))
 
 
-def _lifecycles(steps: DataFrame, groups: Sequence[str], landed: Collection[str] | None) -> DataFrame:
+def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], landed: Collection[str] | None) -> DataFrame:
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
         F.coalesce("attempt", F.lit(0)).alias("attempt"),
@@ -243,6 +244,8 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str], landed: Collection[str]
         F.coalesce(F.col("committed") > F.col("offset"), F.lit(col=False)).alias("reached"),
     )
     record = F.struct(entry.alias("entry"), "source_topic", "tag", "key", "origin_id", "born_at")
+    # The first delivery is among the records of those groups only that are known to consume the topic.
+    consumes = F.concat_ws("/", "first.source_topic", "grp").isin([f"{topic}/{group}" for group, topic in consuming])
     # Sort the records of each message together, so that no aggregation buffers many messages (sessions of `create` then
     # need one pass). Sort by a hash first: ids have long common prefixes, so comparing them is slow.
     lifecycles = (
@@ -254,7 +257,8 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str], landed: Collection[str]
         .withColumn("first", F.get("records", F.lit(0)))
         .withColumn("newest", F.element_at("records", -1)["entry"])
         .withColumn("is_landed", is_landed(F.col("first.source_topic"), landed))
-        .withColumn("is_single", (F.size("records") == 1) & F.col("is_landed"))
+        .withColumn("has_root", F.col("is_landed") & (F.col("grp").isNull() | consumes))
+        .withColumn("is_single", (F.size("records") == 1) & F.col("has_root"))
     )
     history = F.transform("records", lambda each: each["entry"])
     born = F.array_min(F.transform("records", lambda each: each["born_at"]))
@@ -271,7 +275,7 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str], landed: Collection[str]
     moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _step_text)
     landed_runs = F.transform("history", _run_number)
     first_delivery = F.array(F.lit(0).cast("bigint"))
-    runs = F.array_distinct(F.when(F.col("is_landed"), landed_runs).otherwise(F.concat(landed_runs, first_delivery)))
+    runs = F.array_distinct(F.when(F.col("has_root"), landed_runs).otherwise(F.concat(landed_runs, first_delivery)))
     # A dead letter without a retry before it comes from a listener that retries in place.
     left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD))
     hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
@@ -303,7 +307,7 @@ def _lifecycles(steps: DataFrame, groups: Sequence[str], landed: Collection[str]
         .when((step == WAIT) & ~under_way, "open")
         .when((step == WAIT) & failed, "retrying")
         .when(step == WAIT, "scheduled")
-        .when(F.col("grp").isNull() | ~F.col("grp").isin(*groups), "open")
+        .when(F.col("grp").isNull() | ~F.col("grp").isin(*{group for group, _ in consuming}), "open")
         .when(~under_way, "acknowledged")
         .when(failed, "retrying")
         .otherwise("pending")
