@@ -441,7 +441,7 @@ def test_with_kip_848_a_consumer_whose_right_to_its_group_is_taken_away_says_so(
     )  # fmt: skip
     admin.create_acls([right])[right].result(DEADLINE_S)
     consumer = LitePullConsumer(
-        secured.bootstrap, group="guests", namespace="pay", consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        secured.bootstrap, group="guests", namespace="pay", auto_commit=False,
         client={**secured.client("consumer"), "group.protocol": "consumer"},
     )  # fmt: skip
     until = time.monotonic() + DEADLINE_S
