@@ -15,10 +15,10 @@
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
   position moved.
 * An uncertain outcome (time-out, fenced, fatal error, a commit that took longer than its time) has four steps. The
-  worker closes the producer and creates a new one. The new one calls `init_transactions`, which fences the old producer
-  and ends its open transaction. The worker reads the committed positions, which show whether the transaction was
-  committed. librdkafka's transaction protocol allows a late request to hit the next transaction; a new producer after
-  each uncertain outcome prevents that (KIP-890).
+  worker closes the producer and creates a new one 100 ms later. The new one calls `init_transactions`, which fences
+  the old producer and ends its open transaction. The worker reads the committed positions, which show whether the
+  transaction was committed. librdkafka's transaction protocol allows a late request to hit the next transaction; a new
+  producer after each uncertain outcome prevents that (KIP-890).
 * Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may reach
   the coordinator after the next transaction, and would move the position back.
 * A rebalance aborts the open transaction: its requests to the cluster may take longer than the rebalance.
@@ -350,6 +350,7 @@ class ExactlyOnce:
                 )
         self._counts.recycled += 1
         self._commits.failed()
+        self._not_before_ns = now_ns + _BACK_OFF_NS
         self._alarm("worker.producer-recycled", error=str(error))
         transaction, self._open = self._open, None
         self._discard_producer()

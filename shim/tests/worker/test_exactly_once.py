@@ -38,6 +38,14 @@ def test_a_commit_with_an_uncertain_outcome_delivers_each_record_once(
     assert sim.position(0) >= 10
 
 
+def test_an_outcome_that_is_uncertain_again_and_again_costs_a_producer_at_most_each_tenth_of_a_second(sim: Any) -> None:
+    worker = sim.worker()
+    sim.schedule()
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TRANSPORT, "gone", retriable=True), count=1_000)
+    sim.run(worker, 5_000)
+    assert 10 <= worker.counts.recycled <= 41
+
+
 def test_a_transaction_that_turns_out_to_be_committed_is_counted(sim: Any) -> None:
     worker = sim.worker()
     sim.run(worker, 500)
