@@ -4,6 +4,9 @@ Two sources. The *calls* of members, where they were recorded, by the host's clo
 `__consumer_offsets`, by the coordinator's clock: exact against append times; calls of listeners are compared with a
 slack, since two clocks are involved.
 
+While brokers are at fault, the client library sends a commit that had no answer again, and its copy may be stored after
+the next commit. A stored position that was stored before, during such a fault, and is left again, is not named.
+
 What is never finished although the group is past it is `lost` (module `loss`), and not named here again.
 """
 
@@ -158,12 +161,28 @@ def _stored_back(index: Index) -> Iterator[Violation]:
         if queue.rpartition("/")[0] in index.setup.fleeting:
             continue  # a topic that is created again begins at 0
         highest, at = -1, None
+        stored: set[tuple[int, str]] = set()
+        last = commits[-1][1].position
         for source, commit in commits:
+            known = (commit.position, commit.metadata) in stored
+            stored.add((commit.position, commit.metadata))
             if commit.position < highest:
+                if known and last >= highest and _brokers_are_at_fault(index, commit.ms):
+                    continue
                 what = f"{group}'s position of {queue} went back from {highest} to {commit.position}"
                 yield Violation.of("commit-back", what, [at, source])
             else:
                 highest, at = commit.position, source
+
+
+def _brokers_are_at_fault(index: Index, ms: int) -> bool:
+    at_ns = index.host_ns(ms)
+    recovery_ns = index.setup.recovery_ms * NS_PER_MS
+    return at_ns is not None and any(
+        fault.target == "cluster" or fault.target.startswith("broker-")
+        for _, fault in index.faults
+        if fault.begin_ns <= at_ns <= fault.end_ns + recovery_ns
+    )
 
 
 def _called_back(index: Index) -> Iterator[Violation]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -90,6 +91,22 @@ def test_a_broker_fault_explains_a_second_delivery_to_any_group() -> None:
     fault(doctor, "broker-restart", "broker-1", call.begin_ns - S, call.begin_ns)
     doctor.repeat(call)
     assert run(parsed(doctor.finish())) == []
+
+
+@pytest.mark.parametrize(("at_fault", "returns", "expected"), [(True, True, 0), (False, True, 1), (True, False, 1)])
+def test_a_copy_of_a_commit_may_come_late_while_a_broker_is_at_fault_if_the_position_returns(
+    *, at_fault: bool, returns: bool, expected: int
+) -> None:
+    doctor = Doctor("concurrent", 1)
+    commits = next(found for found in doctor.index.commits_by_queue.values() if len(found) > 1)
+    (_, before), (_, last) = commits[-2:]
+    doctor.add("dump", replace(before, ms=last.ms))
+    if returns:
+        doctor.add("dump", last)
+    if at_fault:
+        at_ns = doctor.index.host_ns(last.ms) or 0
+        fault(doctor, "broker-kill", "broker-1", at_ns - S, at_ns)
+    assert [each.kind for each in run(parsed(doctor.finish()))] == ["commit-back"] * expected
 
 
 def test_stamps_are_not_compared_where_a_clock_was_set() -> None:
