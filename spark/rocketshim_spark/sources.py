@@ -20,7 +20,6 @@ by offsets, and `min_tasks` sets a minimum number of tasks. No Python code runs 
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
@@ -35,7 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketshim.kafka.positions import group_positions
+from rocketshim.kafka.positions import answer_of, group_positions
 from rocketshim_topics import provision
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import (
@@ -50,7 +49,6 @@ from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
-_GRACE_S: Final = 5.0
 # Spark's reader waits while it fetches, and fetches nothing while it writes, so larger fetches mean fewer waits. They
 # reduced the wall time for 2 M records written as Parquet by 16 % (docs/performance.md).
 _FETCH_SETTINGS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
@@ -142,7 +140,7 @@ class Cluster:
         for topic in dict.fromkeys(topics):
             try:
                 found = self._admin.describe_topics(TopicCollection([topic]), request_timeout=_TIMEOUT_S)[topic]
-                description = _answer(found)
+                description = answer_of(found, _TIMEOUT_S)
                 partitions = [TopicPartition(topic, each.id) for each in description.partitions]
                 earliest = self._offsets(partitions, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
                 ends = self._offsets(partitions, OffsetSpec.latest())  # type: ignore[no-untyped-call]
@@ -161,7 +159,7 @@ class Cluster:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
         try:
-            found = _answer(self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S))
+            found = answer_of(self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S), _TIMEOUT_S)
         except KafkaException as error:
             raise self._to_cluster_error(error, "the consumer groups") from error
         if found.errors:  # one broker failed; without its groups' positions many messages would be reported as open
@@ -206,7 +204,7 @@ class Cluster:
         answers = self._admin.list_offsets(
             dict.fromkeys(partitions, spec), isolation_level=isolation, request_timeout=_TIMEOUT_S
         )
-        return {TopicPartitionKey.of(key): _answer(answer).offset for key, answer in answers.items()}
+        return {TopicPartitionKey.of(key): answer_of(answer, _TIMEOUT_S).offset for key, answer in answers.items()}
 
     def _to_cluster_error(self, error: KafkaException, what: str) -> ClusterError:
         cause: KafkaError = error.args[0]
@@ -217,14 +215,6 @@ class Cluster:
                 f"no permission for {what} at {self._bootstrap}: {cause.str()}; the jobs need Describe and Read"
             )
         return BrokerUnavailableError(f"{self._bootstrap} did not answer a request for {what}: {cause.str()}")
-
-
-def _answer(future: Future[Any]) -> Any:
-    """Return the answer to a request, or raise the Kafka error of its time limit if the client does not keep it."""
-    try:
-        return future.result(_TIMEOUT_S + _GRACE_S)
-    except TimeoutError as error:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from error  # noqa: SLF001 - no public spelling
 
 
 def spark_options(bootstrap: str, kafka: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -25,7 +25,7 @@ class Silent:
 
 def test_a_request_without_an_answer_is_reported_as_brokers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "_TIMEOUT_S", 0.0)
-    monkeypatch.setattr(sources, "_GRACE_S", 0.01)
+    monkeypatch.setattr("rocketshim.kafka.positions._GRACE_S", 0.01)
     cluster = Cluster("127.0.0.1:1")
     monkeypatch.setattr(cluster, "_admin", Silent())
     with pytest.raises(BrokerUnavailableError, match="did not answer a request for orders"):

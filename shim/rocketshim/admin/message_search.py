@@ -116,9 +116,5 @@ def history(
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
     try:
         return reader.low_offset(check_topic(topic), partition)
-    except (
-        ConfigError,
-        TopicMissingError,
-        NotAuthorizedError,
-    ):  # no topic, or a hidden one: retention is not the cause
-        return 0
+    except (ConfigError, TopicMissingError, NotAuthorizedError):
+        return 0  # there is no such topic, or it is hidden: retention is not the cause

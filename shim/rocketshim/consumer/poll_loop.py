@@ -258,8 +258,7 @@ class PollLoop(Generic[QueueT]):
             self.queues.commit()
         reader.start_waiting()
         if membership and not reader.is_member and membership.has_no_partitions(reader.client().memberid(), now_ms):
-            reader.is_member = True
-            reader.has_joined.set()
+            reader.joined()
         if reader.is_member and self._compare.is_due(now_ms):
             self._compare_subscriptions()
         if (missing := self._watch.missing(reader.lookups, now_ms)) is not None:

@@ -197,7 +197,8 @@ class SendBack:
         hop = sending.hop
         record = coordinates(hop.failed.message)
         _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.kind.value, "error": error.name()})
-        if (smaller := self._hop_maker.smaller(hop) if error.code() in TOO_LARGE else None) is not None:
+        smaller = self._hop_maker.smaller(hop) if error.code() in TOO_LARGE else None
+        if smaller is not None:
             sending.hop = smaller
             self._produce(sending)
             if hop.kind is HopKind.RETRY:

@@ -300,13 +300,11 @@ class GroupCoordinator:
         counts = self._partition_counts()
         wanted = {member_id: self._match_topics(member.patterns) for member_id, member in self.members.items()}
         owned = {member_id: sorted(member.owned) for member_id, member in self.members.items()}
-        match next(iter(self.members.values())).strategy:
-            case "cooperative-sticky" | "uniform":
-                return assignors.cooperative_sticky(wanted, counts, owned)
-            case "roundrobin":
-                return assignors.roundrobin(wanted, counts)
-            case _:
-                return assignors.range_(wanted, counts)
+        first = next(iter(self.members.values()))
+        if first.is_cooperative:
+            return assignors.cooperative_sticky(wanted, counts, owned)
+        assign = assignors.roundrobin if first.strategy == "roundrobin" else assignors.range_
+        return assign(wanted, counts)
 
     def _wanted_partitions(self) -> set[Partition]:
         counts = self._partition_counts()

@@ -120,8 +120,8 @@ class Committer:
 
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1
-        if any(map(is_fatal, errors)):
-            self.fatal = KafkaException(errors[0])
+        for error in filter(is_fatal, errors):
+            self.fatal = KafkaException(error)
         if self.failing_since_ms is None:
             self.failing_since_ms = self._now_ms()
         _LOG.warning("consumer.commit-failed", extra={"error": ", ".join(map(str, errors))})

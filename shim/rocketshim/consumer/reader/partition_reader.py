@@ -298,8 +298,7 @@ class PartitionReader:
         for callback, keys in ((self._on_lost, lost), (self._on_revoke, released), (self._on_assign, new)):
             if keys:
                 callback(consumer, [TopicPartition(*key) for key in keys])
-        self.is_member = True
-        self.has_joined.set()
+        self.joined()
 
     def unassign(self, keys: Collection[TopicPartitionKey]) -> None:
         """Give up partitions; the owner forgets them. An error is kept."""
@@ -325,6 +324,11 @@ class PartitionReader:
         if self._assigned:
             self.forget(sorted(self._assigned))
 
+    def joined(self) -> None:
+        """Note that the group has assigned partitions, perhaps none."""
+        self.is_member = True
+        self.has_joined.set()
+
     def fail(self, error: BaseException) -> None:
         """Keep the first error."""
         self.error = error if self.error is None else self.error
@@ -340,8 +344,7 @@ class PartitionReader:
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
             return
-        self.is_member = True
-        self.has_joined.set()
+        self.joined()
         _LOG.info("consumer.assigned", extra={"partitions": list(map(str, keys))})
 
     def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
