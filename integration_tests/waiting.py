@@ -20,6 +20,7 @@ def wait_until(condition: Callable[[], bool], what: str | Callable[[], str] = "a
 
 def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
     """Whether a partition has records; a partition that was just made, and has no leader yet, has none."""
+    admin.list_topics(topic, timeout=_ANSWER_S)  # by itself, a client that knows fewer partitions never asks again
     asked = TopicPartition(topic, partition)
     end = admin.list_offsets({asked: OffsetSpec.latest()})[asked]
     return end.exception(_ANSWER_S) is None and end.result().offset > 0
