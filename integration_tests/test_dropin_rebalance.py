@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import TopicNames
-from rocketshim.dropin import Consumer
+from rocketshim.dropin import Consumer, rebalancing
 from rocketshim.dropin.rebalancing import RebalancingConsumer
 from rocketshim.errors import StaleMessageError
 from rocketshim_local import Broker
@@ -281,6 +281,21 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
     assert not state.retries.awaiting_start
     stage.send(b"b", topic=stage.retry)
     assert got(consumer).value() == b"b"
+
+
+def test_a_handled_retry_is_not_read_again_if_a_broker_does_not_know_the_partition_yet(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer = stage.consumer(**{"auto.offset.reset": "latest"})
+    consumer._ensure_topics()  # type: ignore[attr-defined]
+    stage.send(b"handled", b"waits", topic=stage.retry)
+    stage.commit(TopicPartition(stage.retry, 0, 1))
+    consumer.subscribe([stage.topic])
+    asked: list[object] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(rebalancing, "listed_offsets", lambda *_, **__: asked.append(_) or {})
+        until(lambda: asked, consumer)
+    assert got(consumer).value() == b"waits"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

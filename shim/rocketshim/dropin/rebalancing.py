@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import confluent_kafka
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, OFFSET_STORED, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.dropin.handled_offsets import OffsetClient
@@ -166,6 +166,9 @@ class RebalancingConsumer(_Original):
         """Return the partitions without a committed offset that is still in their log: the client would reset them.
 
         A client of its own asks for the bounds. This one would wait half a second for each of them, behind its fetch.
+
+        Raises:
+            KafkaException: a broker does not know the bounds of a partition (yet).
         """
         missing = set(retry_partitions) - committed.keys()
         asked = [key for key in retry_partitions if key in committed]
@@ -174,7 +177,9 @@ class RebalancingConsumer(_Original):
         admin = self._admin()
         low = listed_offsets(admin, asked, EARLIEST, timeout_s=timeout_s)
         high = listed_offsets(admin, asked, LATEST, committed=False, timeout_s=timeout_s)
-        return missing | {key for key in asked if not low.get(key, 0) <= committed[key] <= high.get(key, -1)}
+        if unknown := [key for key in asked if key not in low or key not in high]:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{unknown}"))  # noqa: SLF001
+        return missing | {key for key in asked if not low[key] <= committed[key] <= high[key]}
 
     # --- rebalance callbacks, from inside of poll, consume and close -----------------------------------------------
 
