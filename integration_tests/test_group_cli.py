@@ -10,13 +10,16 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from rocketshim import ConsumeFromWhere, PushConsumer
+from rocketshim.admin.group_lag import GroupReader
 from rocketshim.cli import main
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
+
+from .waiting import wait_until
 
 LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
 Topic = Callable[..., str]
@@ -142,6 +145,21 @@ def test_lag_is_followed_until_ctrl_c_and_the_group_stays_as_it_was(
     asked = [ConsumerGroupTopicPartitions(members)]
     [found] = admin.list_consumer_group_offsets(asked)[members].result(60).topic_partitions
     assert (found.topic, found.offset) == (name, 7)
+
+
+def test_a_reader_knows_the_end_of_a_partition_that_was_added_later(
+    broker: Broker, admin: AdminClient, topic: Topic, group: Group
+) -> None:
+    name, members = topic(1), group()
+    fill(broker.bootstrap, name, 3)
+    commit(broker.bootstrap, members, TopicPartition(name, 0, 1))
+    reader = GroupReader(broker.bootstrap)
+    assert [each.end for each in reader.read(members).partitions] == [3]
+    admin.create_partitions([NewPartitions(name, 2)])[name].result(60)
+    wait_until(lambda: len(admin.list_topics(name, timeout=60).topics[name].partitions) == 2, within_s=60)
+    fill(broker.bootstrap, name, 5, partition=1)
+    commit(broker.bootstrap, members, TopicPartition(name, 1, 2))
+    assert [(each.end, each.behind) for each in reader.read(members).partitions] == [(3, 2), (5, 3)]
 
 
 def test_a_group_that_nobody_knows_is_a_finding(

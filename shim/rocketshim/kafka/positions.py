@@ -91,6 +91,9 @@ def listed_offsets(
 ) -> dict[TopicPartitionKey, int]:
     """Return an offset of each partition that exists, with one request to each of their leaders.
 
+    The client's metadata is refreshed before. By itself, a client that has learnt that a topic has two partitions
+    answers a question about a third one for as long as it lives: it has no leader (librdkafka 2.16, our measurement).
+
     Args:
         admin: asks.
         partitions: their names.
@@ -106,6 +109,7 @@ def listed_offsets(
     if not requested:
         return {}
     found: dict[TopicPartitionKey, int] = {}
+    admin.list_topics(timeout=timeout_s)
     for key, future in admin.list_offsets(requested, isolation_level=level, request_timeout=timeout_s).items():
         try:
             found[TopicPartitionKey.of(key)] = answer_of(future, timeout_s).offset

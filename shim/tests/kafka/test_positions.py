@@ -13,6 +13,9 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 class LateAdmin:
     """Never answers: each future raises as after its time limit."""
 
+    def list_topics(self, timeout: float) -> None:
+        assert timeout == 10.0
+
     def list_offsets(self, requested: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
         late: Future[Any] = Future()
         late.set_exception(TimeoutError())
