@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, MessageModel, PushConsumer
@@ -84,8 +84,7 @@ def test_every_member_gets_everything_also_of_queues_that_are_added(
     with member(broker, mine, orders, tmp_path, one), member(broker, mine, orders, tmp_path, two, name="two"):
         fill(broker, orders, range(300), 3)
         wait_until(lambda: len(one.numbers) >= 300 and len(two.numbers) >= 300)
-        admin.create_partitions([NewPartitions(orders, 5)])[orders].result(GUARD_S)
-        wait_until(lambda: len(partitions_of(admin, orders)) == 5)
+        waiting.add_partitions(admin, orders, 5)
         fill(broker, orders, range(300, 400), 5)
         wait_until(lambda: len(one.numbers) >= 400 and len(two.numbers) >= 400)
     assert sorted(one.numbers) == sorted(two.numbers) == list(range(400))

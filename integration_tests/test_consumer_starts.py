@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
 from rocketshim.consumer_metrics import ConsumerState
@@ -71,16 +70,6 @@ def committed(broker: Broker, group: str, topic: str, partitions: int) -> list[i
     finally:
         reader.close()
     return [item.offset for item in found]
-
-
-def add_queues(admin: AdminClient, topic: str, count: int) -> None:
-    admin.create_partitions([NewPartitions(topic, count)])[topic].result(GUARD_S)
-
-    def led() -> bool:
-        parts = admin.list_topics(topic, timeout=GUARD_S).topics[topic].partitions
-        return len(parts) == count and all(part.leader >= 0 for part in parts.values())
-
-    wait_until(led)
 
 
 class Unanswered:
@@ -148,14 +137,14 @@ def test_the_policy_counts_for_queues_that_were_there_and_no_others(
     first.register_message_listener(orders, heard)
     with first:
         wait_until(lambda: committed(broker, mine, orders, 1) == [1], "the start is committed before anything is read")
-    add_queues(admin, orders, 2)
+    waiting.add_partitions(admin, orders, 2)
     send(broker, orders, b"while nobody consumed", partition=1, timestamp_ms=1_500_000)
     send(broker, orders, b"new", timestamp_ms=3_000_000)
     second = member(broker, mine, where, **after)
     second.register_message_listener(orders, heard)
     with second:
         wait_until(lambda: len(heard.bodies) >= 2)
-        add_queues(admin, orders, 3)
+        waiting.add_partitions(admin, orders, 3)
         send(broker, orders, b"before it was noticed", partition=2, timestamp_ms=1_500_000)
         wait_until(lambda: len(heard.bodies) >= 3)
     assert sorted(heard.bodies) == [b"before it was noticed", b"new", b"while nobody consumed"]
@@ -236,8 +225,8 @@ def test_partitions_added_to_the_groups_own_topics_are_read_and_written_within_s
     send(broker, name, b"dies", b"lives")
     with consumer:
         wait_until(lambda: len(heard.bodies) == 2, "it reads, and has sent to the dead letters")
-        add_queues(admin, NAMES.retry(mine), 8)
-        add_queues(admin, NAMES.dead_letter(mine), 8)
+        waiting.add_partitions(admin, NAMES.retry(mine), 8)
+        waiting.add_partitions(admin, NAMES.dead_letter(mine), 8)
         wait_until(lambda: consumer.state is not None and retries(consumer.state) == set(range(8)), "all are read")
         reader = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": mine})
         reader.list_topics(NAMES.dead_letter(mine), timeout=GUARD_S)

@@ -9,13 +9,14 @@ import confluent_kafka
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewPartitions
 
 from rocketshim import TopicNames
 from rocketshim.dropin import Consumer, rebalancing
 from rocketshim.dropin.rebalancing import RebalancingConsumer
 from rocketshim.errors import StaleMessageError
 from rocketshim_local import Broker
+
+from .waiting import add_partitions
 
 GUARD_S = 150.0
 SOON = {"heartbeat.interval.ms": 300}  # a member hears of the others' coming and going at its next heartbeat
@@ -305,9 +306,7 @@ def test_a_partition_added_to_the_retry_topic_is_read_within_seconds(
     consumer = stage.consumer(**PROTOCOLS[protocol], **{"auto.offset.reset": "latest"})
     consumer.subscribe([stage.topic])
     until(lambda: stage.retry in original_assignment(consumer), consumer)
-    (grown,) = admin.create_partitions([NewPartitions(stage.retry, 2)]).values()
-    grown.result(GUARD_S)
-    until(lambda: len(admin.list_topics(stage.retry, timeout=GUARD_S).topics[stage.retry].partitions) == 2)
+    add_partitions(admin, stage.retry, 2)
     stage.send(b"waits", topic=stage.retry, partition=1)
     asked = time.monotonic()
     assert got(consumer).value() == b"waits"

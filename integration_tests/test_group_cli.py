@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.admin.group_lag import GroupReader
@@ -19,7 +19,7 @@ from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
-from .waiting import wait_until
+from .waiting import add_partitions
 
 LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
 Topic = Callable[..., str]
@@ -155,8 +155,7 @@ def test_a_reader_knows_the_end_of_a_partition_that_was_added_later(
     commit(broker.bootstrap, members, TopicPartition(name, 0, 1))
     reader = GroupReader(broker.bootstrap)
     assert [each.end for each in reader.read(members).partitions] == [3]
-    admin.create_partitions([NewPartitions(name, 2)])[name].result(60)
-    wait_until(lambda: len(admin.list_topics(name, timeout=60).topics[name].partitions) == 2, within_s=60)
+    add_partitions(admin, name, 2)
     fill(broker.bootstrap, name, 5, partition=1)
     commit(broker.bootstrap, members, TopicPartition(name, 1, 2))
     assert [(each.end, each.behind) for each in reader.read(members).partitions] == [(3, 2), (5, 3)]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
@@ -26,6 +26,8 @@ from rocketshim_spark.land import land
 from rocketshim_spark.running import open_lake, publish_lifecycles
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics.errors import TopicMissingError
+
+from .waiting import add_partitions
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -187,7 +189,7 @@ def test_a_second_landing_lands_nothing_and_a_third_only_what_is_new(
     assert (again.rows, again.version) == (0, first.version)
 
     second = topic(name="later")  # a topic and a partition that come later are read from their beginning
-    admin.create_partitions([NewPartitions(name, 3)])[name].result(120)
+    add_partitions(admin, name, 3)
     produce(second, 5)
     produce(name, 3, partitions=3)
     third = land(spark, broker.bootstrap, [second], lake)
@@ -335,7 +337,7 @@ def test_a_landing_that_was_stopped_continues_when_topics_and_partitions_were_ad
     assert land(spark, broker.bootstrap, [name], lake).rows == 5
     for file in ("1", ".1.crc"):  # as if it had been killed before this
         Path(lake, "checkpoint", "commits", file).unlink()
-    admin.create_partitions([NewPartitions(name, 2)])[name].result(120)
+    add_partitions(admin, name, 2)
     produce(name, 6, partitions=2)
     produce(other, 4)
     land(spark, broker.bootstrap, [name, other], lake)

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 
 _LOOK_EVERY_S = 0.02
 _ANSWER_S = 60.0
@@ -24,3 +24,14 @@ def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
     asked = TopicPartition(topic, partition)
     end = admin.list_offsets({asked: OffsetSpec.latest()})[asked]
     return end.exception(_ANSWER_S) is None and end.result().offset > 0
+
+
+def add_partitions(admin: AdminClient, topic: str, count: int) -> None:
+    """Let a topic have this number of partitions, and wait until each has a leader."""
+    admin.create_partitions([NewPartitions(topic, count)])[topic].result(_ANSWER_S)
+
+    def led() -> bool:
+        found = admin.list_topics(topic, timeout=_ANSWER_S).topics[topic].partitions
+        return len(found) == count and all(each.leader >= 0 for each in found.values())
+
+    wait_until(led, "the new partitions have leaders", within_s=_ANSWER_S)
