@@ -22,7 +22,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.lock-awaited": "This member waits for the locks of these queues for longer than two leases.",
     "consumer.locked": "This member has the locks of these queues and begins to read them.",
     "consumer.share": "A member that allocates its queues itself wants these from now on.",
-    "consumer.start-unknown": "Partitions cannot begin yet, because their start offsets cannot be looked up.",
+    "consumer.start-unknown": "Partitions cannot begin yet: their start offsets cannot be looked up, or committed.",
     "consumer.log-cut": "A partition continues below its position, because its log was cut or created again.",
     "consumer.fetched-before-its-position": "Kafka's client returned a record below the position; it is ignored.",
     "consumer.topic-unknown": "A topic could not be looked up now; its assigned queues are kept.",

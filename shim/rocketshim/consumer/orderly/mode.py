@@ -256,7 +256,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             return
         error = self._start_keys(keys, timeout_s)
         now_ms = self._now_ms()
-        if error is not None and error.code() in REBALANCING:
+        if error is not None and error.code() in REBALANCING and self._reader.assigner is None:
             self._start_from_ms = now_ms + _REBALANCE_MS
             _LOG.debug("consumer.start-unknown", extra={"error": str(error), "partitions": list(map(str, keys))})
             return

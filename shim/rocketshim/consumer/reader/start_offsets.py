@@ -90,15 +90,15 @@ class StartOffsets:
         return [TopicPartition(*key, offset, metadata=metadata(key)) for key, offset in positions.items()]
 
     def resolve(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
-        """Return the start offsets of partitions, and commit those that are not committed yet.
+        """Return the start offsets of partitions, and commit those that are not committed yet; under leases, all.
 
-        Skip the commit of partitions that we no longer own; the new owner may already have committed further.
-
-        Errors as in `find`; after an error nothing was committed.
+        Kafka refuses that while its group protocol has members in the group, which would handle the same messages.
+        Partitions that we no longer own are skipped; the new owner may already have committed further. Errors as in
+        `find`; after an error nothing was committed.
         """
-        starts = self.find(keys, timeout_s)
-        new = {key: at for key, at in starts.items() if key not in self.found_tokens and self._ownership.owns(key)}
-        self.commit(new)
+        starts, ownership = self.find(keys, timeout_s), self._ownership
+        new = {key: at for key, at in starts.items() if ownership.needs_lease or key not in self.found_tokens}
+        self.commit({key: at for key, at in new.items() if ownership.owns(key)})
         return starts
 
     def commit(self, starts: Mapping[TopicPartitionKey, int]) -> None:

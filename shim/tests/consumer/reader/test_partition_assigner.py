@@ -311,6 +311,27 @@ def test_a_member_of_the_group_protocol_is_refused_in_a_group_with_a_strategy(
     second._thread = None  # the fixture has nothing to stop
 
 
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_while_the_group_protocol_has_members_a_member_with_a_strategy_handles_nothing(
+    kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture, orderly: bool
+) -> None:
+    """Both would handle the same messages, as a concurrent consumer of the group protocol has no log."""
+    plain, heard = Heard(), Heard()
+    first = start(plain, "a", allocate_message_queue_strategy=None)
+    sent = fill(kafka, range(QUEUES))
+    committed = {("orders", number): 1 for number in range(QUEUES)}
+    kafka.wait_until(lambda: committed.items() <= kafka.committed("g").items(), guard_s=GUARD_S)
+    with caplog.at_level(logging.WARNING, "rocketshim.consumer"):
+        start(heard, "b", orderly=orderly)
+        kafka.wait_until(lambda: "consumer.start-unknown" in caplog.text, guard_s=GUARD_S)
+    sent += fill(kafka, range(QUEUES, 2 * QUEUES))
+    kafka.wait_until(lambda: set(plain.bodies) == set(sent), guard_s=GUARD_S)
+    first.stop()
+    rest = fill(kafka, range(2 * QUEUES, 3 * QUEUES))
+    kafka.wait_until(lambda: set(heard.bodies) >= set(rest), guard_s=GUARD_S)
+    assert sorted(plain.bodies + heard.bodies) == sorted(sent + rest), "each message once"
+
+
 def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture
 ) -> None:
