@@ -95,6 +95,13 @@ def test_each_command_in_the_documentation_parses(page: Path, tmp_path: Path, mo
         parsed(TREE["rocketshim"], [word for word in words if word != "…"])
 
 
+@pytest.mark.parametrize("words", ["rocketshim worker", "rocketshim init"])
+def test_the_pages_of_the_worker_and_of_operations_name_each_option(words: str) -> None:
+    pages = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("worker.md", "operations.md"))
+    options = [each.opts[0] for each in TREE[words].params if not getattr(each, "hidden", False)]
+    assert [option for option in options if option not in pages] == []
+
+
 @pytest.mark.parametrize(
     "words", [words for words in LEAVES if re.match(r"\S+ (delayed|dlq|group|parked|retry) ", words)]
 )

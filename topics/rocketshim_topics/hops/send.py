@@ -115,6 +115,6 @@ def _scheduled(message: Message, levels: DelayLevels, *, max_delay_ms: int, now_
 def _check_delay(delay_ms: int, max_delay_ms: int, name: str) -> None:
     if delay_ms > max_delay_ms:
         raise MessageError(
-            f"{name} is {delay_ms} ms from now, longer than max_delay ({max_delay_ms} ms): raise that setting on the "
-            "sender and the worker, or keep the message elsewhere"
+            f"{name} is {delay_ms} ms from now, longer than max_delay_ms={max_delay_ms}: raise max_delay_ms of the "
+            "sender and of the worker (a DelayWorker in a program of your own), or keep the message elsewhere"
         )
