@@ -32,7 +32,6 @@ from typing import Any, Final
 
 from confluent_kafka import murmur2
 
-from rocketshim.core.backoff import Backoff
 from rocketshim.core.level_queue import Due
 from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
 from rocketshim.worker.assignment import AssignedPartition
@@ -50,7 +49,7 @@ from rocketshim_topics.wire import REAL_TOPIC, Header, headers_shown, read_heade
 __all__ = ["Router", "queue_append_ms"]
 
 _LOOK_AGAIN_NS: Final = 1_000_000_000
-_RE_APPEND_MS: Final = Backoff(1_000, 60_000)
+_RE_APPEND_MS: Final = (1_000, 5_000, 5_000, 10_000, 10_000, 30_000, 60_000)  # a record waits as long as its queue
 _OFFER_MS: Final = (1_000, 512, 10_000, 512, 60_000)
 _MOST_ROUTES: Final = 10_000
 _LONGEST_NAME: Final = 300  # bytes of a logical name; a longer value cannot be a name and is not remembered
@@ -310,13 +309,13 @@ class Router:
         return HopGroup(Kind.NOT_YET, target=target, first=each.delivery())
 
     def _re_append(self, each: _Due, reason: str) -> HopGroup:
-        """Put a record that its target does not accept back into a queue: 1 s, then twice as long, 1 min at most.
+        """Put a record that its target does not accept back into a queue: of 1 s, then of longer ones, 1 min at most.
 
         The wait counts from the append of the new record. The due time itself does not change.
         """
         if each.tries >= self._target_tries:
             return self._park(each.index, each.record, f"target-refused:{reason}")
-        wait_ms = _RE_APPEND_MS.pause(each.tries)
+        wait_ms = _RE_APPEND_MS[min(each.tries, len(_RE_APPEND_MS) - 1)]
         partition = self._levels.queue_for(wait_ms, each.record.partition() // self._levels.STRIDE)
         return HopGroup(Kind.RE_APPEND, self._names.schedule, partition, reason=reason, first=each.re_append())
 

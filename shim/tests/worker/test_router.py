@@ -118,7 +118,7 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     if target.failures:
         if tries >= TRIES:
             return park(record, "target-refused:test")
-        queue = LEVELS.queue_for(1_000 << tries, 0)
+        queue = LEVELS.queue_for((1_000, 5_000, 5_000)[tries], 0)
         return made(Kind.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), "test")
     count = target.partitions or 1
     if out.partition is not None and out.partition >= count and target.answered_ns < 0:

@@ -490,6 +490,16 @@ def test_records_of_a_denied_target_are_parked_after_their_tries_and_others_cont
     assert worker.counts.re_appended == 2
 
 
+def test_a_target_may_refuse_for_half_a_minute_before_its_records_are_parked(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    sim.kafka.deny("audit", read=False)
+    worker = sim.worker(delay_levels=DelayLevels.default())
+    due_ms = sim.schedule(topic="audit").timestamp()[1] + 1_000
+    sim.until(worker, lambda: bool(sim.parked()))
+    [record] = sim.kafka.records("rmq.parked")
+    assert 31_000 <= record.timestamp()[1] - due_ms < 34_000, "waits of 1, 5, 5, 10 and 10 s"
+
+
 def test_a_silent_target_does_not_block_its_level(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     sim.kafka.hold_sends("audit")
