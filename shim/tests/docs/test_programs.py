@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rocketshim import Message, Producer, PushConsumer
+from rocketshim import Message, Producer
 from rocketshim.harness import Harness
 
 ROOT = Path(__file__).parents[3]
@@ -92,27 +92,6 @@ def test_idempotent_listeners() -> None:
         scope["ship"](step, SimpleNamespace(fencing_token=token))
     with pytest.raises(RuntimeError, match="a later owner"):
         scope["ship"](step, SimpleNamespace(fencing_token=5))
-
-
-def dead(harness: Harness, consumer: PushConsumer, *messages: Message) -> list[bytes | None]:
-    harness.run(consumer)
-    harness.send(*messages)
-    return [letter.body for letter in harness.dead("payments")]
-
-
-def test_bodies_of_pydantic(harness: Harness) -> None:
-    charged: list[Any] = []
-    scope = run(recipes()["JSON bodies with pydantic"], charge=charged.append)
-    good, bad = scope["Order"](id="o-7", amount=20), b'{"id": 7}'
-    assert dead(
-        harness, scope["consumer"], Message("orders", good.model_dump_json().encode()), Message("orders", bad)
-    ) == [bad]
-    assert charged == [good]
-
-
-def test_final_exceptions(harness: Harness) -> None:
-    scope = run(recipes()["Some exceptions are final"], charge=int)
-    assert dead(harness, scope["consumer"], Message("orders", b"7"), Message("orders", b"x")) == [b"x"]
 
 
 def test_fastapi(harness: Harness) -> None:
