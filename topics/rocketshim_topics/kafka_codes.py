@@ -63,6 +63,14 @@ AWAY: Final = COORDINATOR_AWAY | frozenset(
         KafkaError._DESTROY_BROKER,  # the broker is no longer in the metadata: it stopped or is starting
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.LEADER_NOT_AVAILABLE,  # this one and those below: the partition's leader is away, moving or starting
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REPLICA_NOT_AVAILABLE,
+        KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError.FENCED_LEADER_EPOCH,
+        KafkaError.UNKNOWN_LEADER_EPOCH,
+        KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
 """No broker answers, or not yet: try again."""

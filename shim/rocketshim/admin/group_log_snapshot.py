@@ -10,6 +10,7 @@ from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, is_fatal
+from rocketshim.kafka.lookups import partition_bounds
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -57,7 +58,7 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientE
                 f"missing: {topic}. The group has no log: it never consumed in order or with an allocation strategy. "
                 f"{OR_HIDDEN}"
             )
-        low, high = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=_TIMEOUT_S)
+        low, high = partition_bounds(consumer, TopicPartition(topic, 0), _TIMEOUT_S)
     except KafkaException as error:
         cause, client_text = error.args[0], "" if complaints is None else complaints.text(consumer)
         raise BrokerUnavailableError(f"cannot read {topic} ({cause.name()}: {cause.str()}){client_text}") from error

@@ -18,11 +18,12 @@ from rocketshim.core.group_log_results import Continuity
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
-from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
 from rocketshim_topics.group_log import GroupRecord, encode_group_record
+from rocketshim_topics.kafka_codes import MISSING
 
 __all__ = ["Beginning", "LogReader", "LogWriter", "token_floor"]
 
@@ -57,9 +58,13 @@ def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
     """
     tokens = []
     for topic in topics:
-        listed = consumer.list_topics(topic, timeout=_COMMITS_S).topics.get(topic)
-        asked = [TopicPartition(topic, number) for number in ([] if listed is None else listed.partitions)]
-        for item in check_answers(consumer.committed(asked, timeout=_COMMITS_S)) if asked else []:
+        try:
+            asked = [TopicPartition(topic, number) for number in partitions_of(consumer, topic, _COMMITS_S)]
+        except KafkaException as error:
+            if error.args[0].code() not in MISSING:
+                raise
+            continue  # it was deleted
+        for item in check_answers(consumer.committed(asked, timeout=_COMMITS_S)):
             found = decode_metadata(item.metadata) if item.offset >= 0 else None
             if found is not None and found.token is not None:
                 tokens.append(found.token)
@@ -103,15 +108,12 @@ class LogReader:
             consumer.unassign()  # after a lost log: a look-up waits behind each fetch that the broker delays
             self._known_id = None if self.topic_id is None else self.topic_id.now()
             floor = self._find_floor(consumer)
-            bounds = consumer.get_watermark_offsets(self._partition, timeout=_ANSWER_S)
-            if bounds is None:
-                _LOG.warning("group.log-unreachable", extra={"topic": self.topic, "error": "no answer in time"})
-                return None
-            consumer.assign([TopicPartition(self.topic, 0, bounds[0])])
+            low, high = partition_bounds(consumer, self._partition, _ANSWER_S)
+            consumer.assign([TopicPartition(self.topic, 0, low)])
         except KafkaException as error:
             _LOG.warning("group.log-unreachable", extra={"topic": self.topic, "error": str(error)})
             return None
-        return Beginning(bounds[0], bounds[1], floor)
+        return Beginning(low, high, floor)
 
     def read(self, wait_s: float) -> list[Any]:
         """Return the records that have arrived; wait for the first one for this time in seconds."""
@@ -135,12 +137,9 @@ class LogReader:
         if topic_id is not None and topic_id != self._known_id:
             return "the topic was created again"
         try:
-            bounds = self._client().get_watermark_offsets(self._partition, timeout=_CHECK_S)
+            low, high = partition_bounds(self._client(), self._partition, _CHECK_S)
         except KafkaException:
             return None  # unreachable: leases expire by themselves
-        if bounds is None:
-            return None
-        low, high = bounds
         continuity = log.continuity(low, high)
         if continuity is Continuity.CONTINUES:
             return None

@@ -12,11 +12,11 @@ client, which it creates at the first need.
 from collections.abc import Callable
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.kafka.clients import ConsumerClient, close_consumer
+from rocketshim.kafka.clients import ConsumerClient, LookupClient, close_consumer
 
-__all__ = ["Lookups", "check_answers"]
+__all__ = ["Lookups", "check_answers", "partition_bounds", "partitions_of"]
 
 _LEAVE_S: Final = 1.0
 
@@ -31,6 +31,45 @@ def check_answers(answers: list[TopicPartition]) -> list[TopicPartition]:
         if answer.error is not None:
             raise KafkaException(answer.error)
     return answers
+
+
+def partitions_of(client: LookupClient, topic: str, timeout_s: float) -> list[int]:
+    """Return the numbers of a topic's partitions, sorted.
+
+    Raises:
+        KafkaException: the topic does not exist, the cluster did not answer, or its answer for the topic is an error.
+    """
+    found = client.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if found is None else found.error
+    if error is not None:
+        raise KafkaException(error)
+    return sorted(found.partitions)
+
+
+def partition_bounds(client: LookupClient, partition: TopicPartition, timeout_s: float) -> tuple[int, int]:
+    """Return the first offset of a partition, and the end that a reader can reach.
+
+    `get_watermark_offsets` sends two requests. If the broker refuses the first one, the answer is often the end, twice,
+    instead of an error (librdkafka 2.16, measured). So the first offset of a partition that seems empty is asked for
+    again. A partition without a leader is "unknown", as one that does not exist; the topic tells which it is.
+
+    Raises:
+        KafkaException: a broker refused, or none answered in time.
+    """
+    try:
+        answer = client.get_watermark_offsets(partition, timeout=timeout_s)
+    except KafkaException as error:
+        is_unknown = error.args[0].code() == KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - no public spelling
+        if is_unknown and partition.partition in partitions_of(client, partition.topic, timeout_s):
+            raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from error
+        raise
+    if answer is None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
+    low, high = answer
+    if low == high > 0:
+        first = TopicPartition(partition.topic, partition.partition, OFFSET_BEGINNING)
+        low = check_answers(client.offsets_for_times([first], timeout=timeout_s))[0].offset
+    return low, high
 
 
 class Lookups:

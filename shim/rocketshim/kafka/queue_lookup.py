@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.lookups import check_answers, partition_bounds
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
@@ -103,11 +103,7 @@ class QueueLookup:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
         """
         with cluster_errors(f"cannot look up the offsets of {queue}", self._complaint):
-            answer = self._client().get_watermark_offsets(TopicPartition(*self.key_of(queue)), timeout=_TIMEOUT_S)
-        if answer is None:
-            raise BrokerUnavailableError(f"cannot look up the offsets of {queue}: no answer within {_TIMEOUT_S} s")
-        low, high = answer
-        return low, high
+            return partition_bounds(self._client(), TopicPartition(*self.key_of(queue)), _TIMEOUT_S)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message that is not older than `timestamp_ms` (epoch ms), or else the end.

@@ -18,6 +18,7 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
+from rocketshim.kafka.lookups import partition_bounds
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
@@ -102,15 +103,11 @@ class TopicReader:
         until_s = time.monotonic() + _METADATA_S
         while True:
             try:
-                found = self._consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=_METADATA_S)
-                break
+                return partition_bounds(self._consumer, TopicPartition(topic, partition), _METADATA_S)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() >= until_s:
                     raise self.typed(error) from error
                 time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
-        if found is None:
-            raise BrokerUnavailableError(f"no broker at {self._bootstrap} returned the end of {topic}/{partition}")
-        return found[0], found[1]
 
     def read(
         self,

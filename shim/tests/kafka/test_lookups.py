@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import ConsumerError
-from rocketshim.kafka.lookups import Lookups, check_answers
+from rocketshim.kafka.lookups import Lookups, check_answers, partition_bounds
 from rocketshim.testing import InMemoryKafka
 
 
@@ -85,3 +85,38 @@ def test_without_a_consumer_no_lookup_is_made(cluster: InMemoryKafka) -> None:
     with pytest.raises(ConsumerError, match="stopped"):
         Lookups(none, beside.make).list_topics(timeout=1.0)
     assert beside.made == []
+
+
+def refused_first(kafka: InMemoryKafka) -> Any:
+    """Make a client whose broker refuses the first of two requests for bounds: librdkafka returns the end twice."""
+    client: Any = kafka.consumer({"group.id": "g"})
+    ask = client.get_watermark_offsets
+    client.get_watermark_offsets = lambda *args, **options: (ask(*args, **options)[1],) * 2
+    return client
+
+
+def test_a_partition_is_not_taken_for_empty_because_the_broker_refused_one_request(cluster: InMemoryKafka) -> None:
+    for _ in range(5):
+        cluster.append("orders", b"x")
+    assert partition_bounds(refused_first(cluster), TopicPartition("orders", 0), 1.0) == (0, 5)
+    cluster.truncate("orders", before_offset=5)
+    assert partition_bounds(refused_first(cluster), TopicPartition("orders", 0), 1.0) == (5, 5)
+
+
+def test_a_partition_without_a_leader_is_not_one_that_does_not_exist(cluster: InMemoryKafka) -> None:
+    client: Any = cluster.consumer({"group.id": "g"})
+
+    def unknown(*_: Any, **__: Any) -> None:
+        raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION))
+
+    client.get_watermark_offsets = unknown
+    reported = []
+    for topic, number in (("orders", 0), ("orders", 7), ("nowhere", 0)):
+        with pytest.raises(KafkaException) as caught:
+            partition_bounds(client, TopicPartition(topic, number), 1.0)
+        reported.append(caught.value.args[0].code())
+    assert reported == [
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    ]

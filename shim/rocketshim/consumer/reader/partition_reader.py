@@ -30,7 +30,7 @@ from rocketshim.core.ownership import Ownership
 from rocketshim.core.start_position import StartRules
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
-from rocketshim.kafka.lookups import Lookups
+from rocketshim.kafka.lookups import Lookups, partition_bounds
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -187,8 +187,8 @@ class PartitionReader:
             return run
         wanted = [message for message in run if message.offset() >= position]
         try:
-            bounds = self.lookups.get_watermark_offsets(TopicPartition(*key), timeout=_BOUNDS_S)
-            if bounds is None or bounds[0] == 0 or bounds[1] < position:
+            low, end = partition_bounds(self.lookups, TopicPartition(*key), _BOUNDS_S)
+            if low == 0 or end < position:
                 return None
             if not wanted:
                 self.client().seek(TopicPartition(*key, position))

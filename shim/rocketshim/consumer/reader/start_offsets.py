@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
@@ -34,7 +34,7 @@ from rocketshim.core.start_position import (
     resolve_start,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -136,9 +136,8 @@ class StartOffsets:
         return starts
 
     def _found(self, topic: str, assigned: list[int], timeout_s: float) -> dict[int, Found]:
-        listed = self._lookups.list_topics(topic, timeout=timeout_s).topics.get(topic)
         # the assigned ones, too: the broker's metadata may be outdated
-        numbers = sorted({*assigned, *(() if listed is None else listed.partitions)})
+        numbers = sorted({*assigned, *partitions_of(self._lookups, topic, timeout_s)})
         self._counts[topic] = len(numbers)
         found: dict[int, Found] = {}
         asked = [TopicPartition(topic, number) for number in numbers]
@@ -203,7 +202,4 @@ class StartOffsets:
         return answer.offset if answer.offset >= 0 else self._bounds(key, timeout_s)[1]
 
     def _bounds(self, key: TopicPartitionKey, timeout_s: float) -> tuple[int, int]:
-        answer: tuple[int, int] | None = self._lookups.get_watermark_offsets(TopicPartition(*key), timeout=timeout_s)
-        if answer is None:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
-        return answer
+        return partition_bounds(self._lookups, TopicPartition(*key), timeout_s)

@@ -1,8 +1,10 @@
 """Assign partitions while their starts cannot be looked up; on the in-memory Kafka."""
 
 from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.pauses import PauseReason
@@ -155,3 +157,37 @@ def test_seeking_a_waiting_partition_starts_it(kafka: InMemoryKafka, unopened: M
     b.clock.advance(1_000)
     b.run()
     assert seen == [b"2", b"3"]  # it does not start again when the other one starts
+
+
+def test_a_new_group_begins_at_the_first_message_if_the_broker_refuses_one_request(
+    kafka: InMemoryKafka, unopened: Make
+) -> None:
+    for _ in range(3):
+        kafka.append("orders", b"")
+    seen: list[Any] = []
+    b = unopened(seen.append)
+    lookups = b.loop.reader.lookups
+    ask = lookups.get_watermark_offsets
+    # librdkafka returns the end twice if the broker refuses the first of the two requests only
+    lookups.get_watermark_offsets = lambda *args, **options: (ask(*args, **options)[1],) * 2
+    b.open()
+    b.run()
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_a_new_partition_has_no_start_while_the_broker_does_not_know_the_topic(
+    kafka: InMemoryKafka, unopened: Make, code: int
+) -> None:
+    b = unopened(lambda _: None, where=ConsumeFromWhere.LAST_OFFSET).open()
+    assert b.committed() == 0
+    kafka.add_partitions("orders", 2)
+    kafka.append("orders", b"", partition=1)
+    new = TopicPartitionKey("orders", 1)
+    lookups = b.loop.reader.lookups
+    answer, unknown = lookups.list_topics, SimpleNamespace(error=KafkaError(code), partitions={})
+    lookups.list_topics = lambda topic, **_: SimpleNamespace(topics={topic: unknown})
+    with pytest.raises(KafkaException):
+        b.starts.find([new], 1.0)
+    lookups.list_topics = answer
+    assert b.starts.find([new], 1.0) == {new: 0}, "the group has begun before there was this partition"
