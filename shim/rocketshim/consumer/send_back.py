@@ -19,6 +19,7 @@ from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
+from rocketshim.core.timer import Timer
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
@@ -71,6 +72,7 @@ class SendBack:
         self._make_producer = make_producer
         self._producer: ProducerClient | None = None  # None: not open
         self._broken: KafkaError | None = None
+        self._renewal = Timer(settings.hop_back_off_ms)  # a new one may be refused, too
         self._hop_maker = HopMaker(names, levels, group, limit=limit, policy=settings.retry_policy)
         self._lanes = lanes
         self._back_off_ms = settings.hop_back_off_ms
@@ -133,7 +135,7 @@ class SendBack:
             return
         self._broken = poll_callbacks(self._producer, wait_s) or self._broken
         self._take_reports()
-        if self._broken is not None:
+        if self._broken is not None and self._renewal.is_due(self._now_ms):
             self._renew(self._producer, self._broken)
         while self._again and self._again[0][0] <= self._now_ms:
             sending = self._again.popleft()[1]

@@ -16,6 +16,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.core.group_log import GroupLog
 from rocketshim.core.group_log_results import Continuity
 from rocketshim.core.start_position import decode_metadata
+from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
@@ -33,6 +34,7 @@ _ANSWER_S: Final = 5.0
 _COMMITS_S: Final = 10.0
 _CHECK_S: Final = 0.5
 _FLUSH_S: Final = 1.0
+_RENEWAL_MS: Final = 1_000
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
 
 
@@ -186,6 +188,8 @@ class LogWriter:
         self._topic = topic
         self._make_producer = make_producer
         self._producer: ProducerClient | None = None
+        self._broken: KafkaError | None = None
+        self._renewal = Timer(_RENEWAL_MS)
         self._delivery_reports = DeliveryReports()
         self._reports: deque[tuple[int, KafkaError | None]] = deque()
         self._sent_seq = 0
@@ -228,27 +232,27 @@ class LogWriter:
         """Expect no record any more: those on their way belong to a log that is gone."""
         self._read_seq = self._sent_seq
 
-    def take_failed(self) -> list[int]:
-        """Return the numbers of records that will never be stored; replace a broken producer."""
+    def take_failed(self, now_ms: int) -> list[int]:
+        """Return the numbers of records that will never be stored; replace a broken producer, at most once a second."""
         producer = self._producer
         if producer is None:
             return []
         failures: list[int] = []
-        broken = poll_callbacks(producer)
+        self._broken = poll_callbacks(producer) or self._broken
         while self._reports:
             seq, failed = self._reports.popleft()
             if failed is None:
                 continue
             _LOG.warning("group.record-not-stored", extra={"topic": self._topic, "error": str(failed)})
             if is_fatal(failed):
-                broken = failed
+                self._broken = failed
             failures.append(seq)
             if seq == self._sent_seq:
                 self._read_seq = seq  # this record will not be read back
-        if broken is not None:
-            _LOG.error("group.producer-renewed", extra={"topic": self._topic, "error": str(broken)})
+        if self._broken is not None and self._renewal.is_due(now_ms):
+            _LOG.error("group.producer-renewed", extra={"topic": self._topic, "error": str(self._broken)})
             close_producer(producer, _FLUSH_S)
-            self._producer = self._make_producer()
+            self._producer, self._broken = self._make_producer(), None
         return failures
 
     def close(self) -> None:

@@ -362,6 +362,6 @@ class GroupLogThread:
                     assert_never(action)
 
     def _process_reports(self) -> None:
-        for seq in self._writer.take_failed():
+        for seq in self._writer.take_failed(self._now_ms()):
             self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))

@@ -23,6 +23,7 @@ from rocketshim.errors import ClosedError
 from rocketshim.kafka.clients import ProducerClient, is_fatal
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 from rocketshim_topics.hops import OutgoingRecord
+from rocketshim_topics.kafka_codes import DENIED
 
 __all__ = ["Done", "RecordSender"]
 
@@ -53,6 +54,10 @@ class _Sending:
         """Take a delivery report."""
         link = self.link
         error = link.reports.error(error, record)
+        if error is None:
+            link.has_stored = True
+        elif link.denial is not None and error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 - no public spelling
+            error = link.denial
         if error is None or not link.goes_again(self, error):
             self.done(error, record)
 
@@ -65,6 +70,9 @@ class _Link:
         reports: checks its delivery reports.
         again: records that were reported without an offset, and when they are sent again, in monotonic seconds.
         is_broken: it has had a fatal error.
+        has_stored: it has stored a record.
+        denial: why it may not send, if it was refused before it stored anything: a principal that may write to no topic
+            at all gets no id of an idempotent producer, and its records are only "purged".
         is_over: nothing more is sent with it; its thread ends when every record has its report.
         thread: its poll thread, from `start` on.
     """
@@ -73,7 +81,8 @@ class _Link:
         self.producer = producer
         self.reports = DeliveryReports()
         self.again: deque[tuple[float, _Sending]] = deque()
-        self.is_broken = False
+        self.is_broken = self.has_stored = False
+        self.denial: KafkaError | None = None
         self.is_over = False
         self.thread: threading.Thread
         self._on_unconfirmed = on_unconfirmed
@@ -112,7 +121,10 @@ class _Link:
                 self.producer.poll(_POLL_S)
                 self._send_again()
             except BaseException as error:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
-                self.is_broken = self.is_broken or is_fatal(error)
+                if is_fatal(error):
+                    self.is_broken = True
+                    if not self.has_stored and error.args[0].code() in DENIED:
+                        self.denial = error.args[0]
                 on_error(error)
 
     def _send_again(self) -> None:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.level_queue import Due
+from rocketshim.core.timer import Timer
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition
@@ -47,6 +48,7 @@ _TOPICS_BESIDE_LATE: Final = 5
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may stay unread
 _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
+_RENEWAL_MS: Final = 1_000  # a broken producer is replaced no sooner: a new one may be refused, too
 _LAST_REPORTS_S: Final = 1.0
 
 
@@ -102,6 +104,7 @@ class AtLeastOnce:
         self._confirmed_ns = 0  # when the newest stored record was produced
         self._reported_ns = 0  # when the last report was processed
         self._proof_asked_ns = -_PROOF_NS
+        self._renewal = Timer(_RENEWAL_MS)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -113,6 +116,8 @@ class AtLeastOnce:
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be produced now."""
         del now_ns
+        if self._writer.failure is not None:
+            return 0
         if self._in_flight_bytes >= self._max_in_flight_bytes or self._backlog:
             return 0
         if len(self._open_topics) >= self._most_topics:
@@ -203,7 +208,7 @@ class AtLeastOnce:
         self._poll(0)
         for _ in range(len(self._writer.inbox)):  # not those that are refused meanwhile: this could go on forever
             self._process_batch(self._writer.inbox.popleft(), now_ns)
-        if self._writer.failure is not None:
+        if self._writer.failure is not None and self._renewal.is_due(now_ns // 1_000_000):
             self._replace_producer(now_ns)
         self._send_ready(now_ns)
         while self._waiting and self._waiting[0][0] <= now_ns:

@@ -381,6 +381,31 @@ def test_a_producer_that_dies_between_two_calls_is_replaced_too(kafka: InMemoryK
     assert len(b.retries()) == 1
 
 
+def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(kafka: InMemoryKafka, unopened: Make) -> None:
+    """As without the right to write to any topic: no broker gives it the id of an idempotent producer."""
+    fill(kafka, 1)
+
+    def handle(message: Any) -> None:
+        raise OSError(message)
+
+    b = unopened(handle)
+    make = b.send_back._make_producer
+
+    def refused() -> Any:
+        made = make()
+        made._session.die(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
+        return made
+
+    b.send_back._make_producer = refused
+    b.open()
+    began_ms = b.loop.reader.now_ms()
+    for _ in range(100):
+        b.clock.advance(100)
+        b.run(1)
+    seconds = (b.loop.reader.now_ms() - began_ms) / 1_000
+    assert 3 <= len(b.producers) <= 2 + seconds / 5
+
+
 # --- time-outs ----------------------------------------------------------------------------------------------------
 
 

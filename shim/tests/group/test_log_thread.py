@@ -393,6 +393,23 @@ def test_a_producer_that_is_broken_is_replaced(fleet: Fleet) -> None:
     assert fleet.holds("a")
 
 
+def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(fleet: Fleet) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    writer = fleet.members["a"]._writer
+    make, made = writer._make_producer, []
+
+    def refused() -> Any:
+        made.append(make())
+        made[-1]._session.die(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
+        return made[-1]
+
+    writer._make_producer = refused
+    fleet.kafka.fail_produce(KafkaError(KafkaError._FATAL, fatal=True), topic=LOG)
+    fleet.wait(10_000)
+    assert 3 <= len(made) <= 11
+
+
 def test_a_broken_producer_that_fails_again_while_closing_is_still_replaced_and_closed(
     fleet: Fleet,
 ) -> None:

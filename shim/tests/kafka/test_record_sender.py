@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,6 +233,29 @@ def test_after_a_fatal_error_the_next_record_goes_through_another_producer(notes
             producer.due.append(lambda report=report: report(KafkaError(KafkaError._MSG_TIMED_OUT), None))  # type: ignore[misc]
     assert waiting.result(GUARD_S) is not None, "the former producer still reports what it had"
     assert later.result(GUARD_S) is not None
+    sender.close(monotonic() + GUARD_S)
+
+
+@pytest.mark.parametrize("has_stored", [False, True])
+def test_records_of_a_producer_that_may_not_send_fail_for_that_reason(notes: Notes, *, has_stored: bool) -> None:
+    """librdkafka purges them; after a success it is not certain that the broker has none of them."""
+    producer = Manual()
+    sender = notes.sender(lambda: producer)
+    if has_stored:
+        stored = send(sender)
+        report = producer.sent[0]
+        producer.due.append(lambda: report(None, SimpleNamespace(offset=lambda: 0)))
+        assert stored.result(GUARD_S) is None
+    waiting = send(sender)
+    denial = KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True)
+    producer.raises = [KafkaException(denial)]
+    while not notes.errors:
+        producer.polled.clear()
+        assert producer.polled.wait(GUARD_S)
+    producer.purge()
+    failed = waiting.result(GUARD_S)
+    assert failed is not None
+    assert failed.code() == (KafkaError._PURGE_QUEUE if has_stored else KafkaError.CLUSTER_AUTHORIZATION_FAILED)
     sender.close(monotonic() + GUARD_S)
 
 

@@ -1072,6 +1072,28 @@ def test_a_producer_is_replaced_after_a_fatal_error_and_no_record_is_lost(sim: A
     sim.until(worker, lambda: (sim.position() or 0) >= 5, 3_000)
 
 
+@pytest.mark.only("at-least-once")
+def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(sim: Any) -> None:
+    """As without the right to write to any topic; when it is there, every record is delivered."""
+    worker = sim.worker()
+    made: list[Any] = []
+
+    def refused(config: dict[str, Any]) -> Any:
+        made.append(sim.kafka.producer(config))
+        if len(made) < 10:
+            made[-1]._session.die(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
+        return made[-1]
+
+    worker._delivery._make_producer = refused
+    worker._delivery._producer._session.die(KafkaError(KafkaError._FATAL, "x", fatal=True))
+    for number in range(5):
+        sim.schedule(value=b"%d" % number)
+    sim.run(worker, 5_000)
+    assert 4 <= len(made) <= 6
+    sim.until(worker, lambda: len(sim.delivered()) == 5)
+    sim.until(worker, lambda: sim.position() == 5, 3_000)
+
+
 def test_a_queue_with_a_far_head_buffers_few_records_and_one_with_a_near_head_more(sim: Any) -> None:
     worker = sim.worker(prefetch_count=1_000)
     for _ in range(3_000):

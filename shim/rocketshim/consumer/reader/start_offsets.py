@@ -159,8 +159,7 @@ class StartOffsets:
         self.conflicts = {topic: self.conflicts[topic] for topic in compared if topic in self.conflicts}
         for topic in compared:
             if topic not in self._counts:
-                listed = self._lookups.list_topics(topic, timeout=timeout_s).topics.get(topic)
-                self._counts[topic] = 0 if listed is None else len(listed.partitions)
+                self._counts[topic] = len(partitions_of(self._lookups, topic, timeout_s))
         asked = [TopicPartition(topic, number) for topic in compared for number in range(self._counts[topic])]
         commits: dict[str, list[CommitMetadata | None]] = {topic: [] for topic in compared}
         for item in self._client().committed(asked, timeout=timeout_s) if asked else ():
