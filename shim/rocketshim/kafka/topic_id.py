@@ -14,6 +14,7 @@ from rocketshim.logs import safe_logger
 
 _LOG = safe_logger("rocketshim.group")
 _TIMEOUT_S: Final = 5.0
+_NO_ID: Final = "A" * 22  # 16 zero bytes: a broker before Kafka 2.8, or one that does not know the id yet
 
 
 class TopicId:
@@ -33,7 +34,7 @@ class TopicId:
         self._known: str | None = None
 
     def now(self) -> str | None:
-        """Request the id and wait for it, 5 s at most; None: no such topic, or no answer."""
+        """Request the id and wait for it, 5 s at most; None: no such topic, no id, or no answer."""
         self._known = None
         self._ask()
         if self._asked is not None:
@@ -48,7 +49,8 @@ class TopicId:
             self._asked = None
             error = asked.exception()  # not raised: its traceback would keep the client alive
             if error is None:
-                self._known = str(asked.result().topic_id)
+                found = str(asked.result().topic_id)
+                self._known = self._known if found == _NO_ID else found
             else:  # deleted, no rights or broker unavailable: nothing new is known
                 _LOG.debug("group.topic-id-unknown", extra={"topic": self._topic, "error": str(error)})
         if self._asked is None:
