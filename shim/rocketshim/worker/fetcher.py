@@ -9,7 +9,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.clock import Clock
-from rocketshim.errors import TopicMissingError
+from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.counts import WorkerCounts
@@ -144,6 +144,10 @@ class Fetcher:
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self.failure = TopicMissingError(
                 f"the topic {self._assignment.topic} does not exist; create it with: rocketshim init"
+            )
+        elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # reported once; nothing is read from now on
+            self.failure = NotAuthorizedError(
+                f"the worker may not read {self._assignment.topic}: grant it Read, see: rocketshim acls --role worker"
             )
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
             self._assignment.overtaken(message.partition())

@@ -24,8 +24,6 @@ REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     {
         KafkaError.INVALID_RECORD,
         KafkaError.INVALID_MSG,
-        KafkaError.INVALID_TIMESTAMP,
-        KafkaError.INVALID_REQUIRED_ACKS,
         KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's local errors have no public spelling
     }
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.errors import ConfigError, TopicMismatchError, WorkerError
+from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMismatchError, WorkerError
 from rocketshim.worker.hop_writer import HopBatch
 from rocketshim_topics.levels import DelayLevels
 
@@ -474,6 +474,30 @@ def test_a_target_that_refuses_gets_its_records_later_with_their_tries_counted(s
     [again] = [record for record in sim.kafka.records(SCHEDULE) if header(record, "TARGET_TRIES")]
     assert header(again, "TARGET_TRIES") == "1"
     assert header(sim.delivered()[0], "TARGET_TRIES") is None
+
+
+def test_a_worker_that_may_not_read_its_queues_any_more_ends_with_an_error(sim: Any) -> None:
+    """Kafka's client reports it once. The worker stayed ready, and delivered nothing."""
+    worker = sim.worker()
+    sim.run(worker, 1_000)
+    sim.kafka.deny(SCHEDULE, write=False)
+    sim.schedule()
+    with pytest.raises(WorkerError, match="may not read SCHEDULE_TOPIC_XXXX: grant it Read") as caught:
+        sim.run(worker, 10_000)
+    assert isinstance(caught.value.__cause__, NotAuthorizedError)
+
+
+def test_a_time_that_a_topic_refuses_is_not_the_fault_of_a_record(sim: Any) -> None:
+    """The worker's clock is ahead: Kafka 4 accepts an hour, where it does not set the time itself."""
+    worker = sim.worker()
+    ahead = KafkaError(KafkaError.INVALID_TIMESTAMP)
+    sim.kafka.fail_produce(ahead, topic="orders")
+    sim.kafka.fail_produce(ahead, topic="rmq.parked")
+    sim.schedule(topic=None, value=b"names no target")
+    sim.schedule(value=b"sound")
+    sim.until(worker, lambda: bool(sim.delivered() and sim.parked()))
+    assert [reason for reason, _ in sim.parked()] == ["missing-header:REAL_TOPIC"]
+    assert sim.kafka.records("rmq.parked")[0].value() == b"names no target"
 
 
 def test_records_of_a_denied_target_are_parked_after_their_tries_and_others_continue(sim: Any) -> None:
