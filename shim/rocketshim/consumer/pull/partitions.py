@@ -288,11 +288,11 @@ class PullPartitions:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit: a refused position is due again."""
         for item in partitions:
-            if error is None and item.error is None:
-                self.positions.confirmed(TopicPartitionKey.of(item), item.offset)
-            else:
-                self.positions.refused(TopicPartitionKey.of(item), item.offset)
-                self._commit_failed(error or item.error)
+            is_stored = error is None and item.error is None
+            (self.positions.confirmed if is_stored else self.positions.refused)(TopicPartitionKey.of(item), item.offset)
+        failure = error or next((item.error for item in partitions if item.error is not None), None)
+        if failure is not None:
+            self._commit_failed(failure)
 
     def _commit_failed(self, error: object) -> None:
         self.session.counts.commits_failed += 1

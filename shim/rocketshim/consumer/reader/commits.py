@@ -124,4 +124,4 @@ class Committer:
             self.fatal = KafkaException(error)
         if self.failing_since_ms is None:
             self.failing_since_ms = self._now_ms()
-        _LOG.warning("consumer.commit-failed", extra={"error": ", ".join(map(str, errors))})
+        _LOG.warning("consumer.commit-failed", extra={"error": ", ".join(dict.fromkeys(map(str, errors)))})

@@ -511,6 +511,22 @@ def test_poll_raises_if_a_topic_is_not_authorized(kafka: InMemoryKafka, make: Ma
             consumer.poll(1_000)
 
 
+def test_a_refused_commit_of_several_queues_is_one_failed_commit(
+    kafka: InMemoryKafka, clock: VirtualClock, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    for partition in range(2):
+        kafka.append("orders", b"", partition=partition)
+    with make() as consumer:
+        consumer.assign([Q0, Q1])
+        assert len(drain(consumer)) == 2
+        kafka.fail_commits(KafkaError(KafkaError.OFFSET_METADATA_TOO_LARGE))
+        clock.advance(10_000)
+        drain(consumer)
+        failed = [each for each in consumer.metrics() if each.name.endswith("commits_failed_total")]
+        assert [count for each in failed for *_, count in each.samples] == [1]
+        assert caplog.text.count("consumer.commit-failed") == 1
+
+
 def test_poll_raises_if_the_client_can_do_nothing_more(kafka: InMemoryKafka, clock: VirtualClock, make: Make) -> None:
     fill(kafka, 1)
     with make() as consumer:

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.testing.partition_result import PartitionResult
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import Record
@@ -198,3 +199,11 @@ def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(client: A
     client.now_ms = 1_000
     commits.commit([queue_done_to(6)], asynchronous=True)
     assert [offset for offset, _ in client.commits] == [4, 6]
+
+
+def test_an_error_that_many_partitions_share_is_logged_once(client: Any, caplog: pytest.LogCaptureFixture) -> None:
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    committer(client).answered(
+        None, [PartitionResult.of(("orders", number), 4, error=error) for number in range(1_000)]
+    )
+    assert caplog.text.count("TOPIC_AUTHORIZATION_FAILED") == 1
