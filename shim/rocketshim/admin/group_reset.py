@@ -25,13 +25,13 @@ from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import LastClientError, confluent_clients
+from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
+from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY
 
 __all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTarget", "plan_reset"]
 
@@ -253,12 +253,11 @@ class GroupResetter:
         ]
         try:
             if positions:
-                answers = _commit(lambda: consumer.commit(offsets=positions, asynchronous=False), plan.group)
-                _check_each(answers, plan.group)
+                _commit(lambda: consumer.commit(offsets=positions, asynchronous=False), plan.group)
         except KafkaException as error:
-            raise typed_error(
-                error, f"positions of group {plan.group}", complaints.text(consumer), verb="set"
-            ) from error
+            done = "" if error.args[0].code() in AWAY else _set_now(consumer, positions)
+            what = f"positions of group {plan.group}{done}"
+            raise typed_error(error, what, complaints.text(consumer), verb="set") from error
         finally:
             consumer.close()
 
@@ -300,12 +299,12 @@ class GroupResetter:
             consumer.close()
 
 
-def _commit(commit: Callable[[], list[TopicPartition]], group: str) -> list[TopicPartition]:
-    """Commit, and ask again while the coordinator is starting; return what it answered for each partition."""
+def _commit(commit: Callable[[], object], group: str) -> None:
+    """Commit, and ask again while the coordinator is starting."""
     until_s = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            return commit()
+            commit()
         except KafkaException as error:
             code = error.args[0].code()
             if code in _JOINED:
@@ -313,17 +312,19 @@ def _commit(commit: Callable[[], list[TopicPartition]], group: str) -> list[Topi
             if code not in COORDINATOR_AWAY or time.monotonic() > until_s:
                 raise
             time.sleep(_LOOK_AGAIN_S)
+        else:
+            return
 
 
-def _check_each(answers: list[TopicPartition], group: str) -> None:
-    """Raise an error that names the positions that were set and those that were not, if the cluster refused some."""
-    refused = [item for item in answers if item.error is not None]
-    errors = [item.error for item in answers if item.error is not None]
-    if not errors:
-        return
-    if all(error.code() in _JOINED for error in errors):
-        raise GroupActiveError(f"a member has joined group {group} since: nothing was changed")
-    set_now = ", ".join(f"{item.topic}/{item.partition}" for item in answers if item.error is None)
-    what = ", ".join(f"{item.topic}/{item.partition}" for item in refused)
-    done = f" ({set_now} were set; run the same command again)" if set_now else ""
-    raise typed_error(KafkaException(errors[0]), f"positions of group {group} on {what}{done}", "", verb="set")
+def _set_now(consumer: ConsumerClient, positions: list[TopicPartition]) -> str:
+    """Return which of these positions are committed, as a part of an error's text; `""`: none.
+
+    If the cluster refuses one position, it stores the others; Kafka's client reports the error for all (measured).
+    """
+    wanted = {TopicPartitionKey.of(each): each.offset for each in positions}
+    try:
+        found = consumer.committed([TopicPartition(*key) for key in wanted], timeout=_TIMEOUT_S)
+    except KafkaException:
+        return ""
+    done = [str(key) for item in found if item.offset == wanted[key := TopicPartitionKey.of(item)]]
+    return f" ({', '.join(done)} were set; run the same command again)" if done else ""
