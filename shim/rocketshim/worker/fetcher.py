@@ -22,6 +22,7 @@ __all__ = ["Fetcher"]
 
 _NS: Final = 1_000_000
 _FETCH_COUNT: Final = 1_000
+_MISSING_NS: Final = 30_000 * _NS  # a broker may not know a topic for a moment; the client reports that once
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 
 
@@ -66,9 +67,16 @@ class Fetcher:
         self._prefetch_bytes = prefetch_bytes
         self._alarm = alarm
         self._mean_bytes = 0  # mean size of a record of the last fetch
+        self._judge_ns: int | None = None  # when to judge whether the topic is missing; None: every broker knows it
 
     def fetch(self, consumer: ConsumerClient, wait_ns: int) -> bool:
         """Fetch records into their queues; return whether the batch was full, so that more may be ready."""
+        if self._judge_ns is not None and self._clock.monotonic_ns() >= self._judge_ns:
+            self._judge_ns = None
+            if not self._assignment.held:
+                self.failure = TopicMissingError(
+                    f"the topic {self._assignment.topic} does not exist; create it with: rocketshim init"
+                )
         whole_ms = wait_ns // _NS
         if whole_ms == 0 and wait_ns > 0:
             self._sleep(wait_ns / 1e9)
@@ -142,9 +150,8 @@ class Fetcher:
         if is_fatal(error):
             self.failure = KafkaException(error)
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self.failure = TopicMissingError(
-                f"the topic {self._assignment.topic} does not exist; create it with: rocketshim init"
-            )
+            self._judge_ns = self._judge_ns or self._clock.monotonic_ns() + _MISSING_NS
+            self._alarm("worker.client-error", error=str(error))
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # reported once; nothing is read from now on
             self.failure = NotAuthorizedError(
                 f"the worker may not read {self._assignment.topic}: grant it Read, see: rocketshim acls --role worker"

@@ -487,6 +487,26 @@ def test_a_worker_that_may_not_read_its_queues_any_more_ends_with_an_error(sim: 
     assert isinstance(caught.value.__cause__, NotAuthorizedError)
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_topic_that_a_broker_does_not_know_is_missing_after_half_a_minute(sim: Any, *, comes_back: bool) -> None:
+    """The client reports it once, gives the partitions up, and has them again if the broker knows the topic again."""
+    worker = sim.worker()
+    sim.run(worker, 1_000)
+    unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "Subscribed topic not available")
+    worker._fetcher._client_error(Message(topic=SCHEDULE, error=unknown))
+    held = list(worker._assignment.held)
+    worker._assignment.on_lost(worker._consumer, [TopicPartition(SCHEDULE, number) for number in held])
+    sim.run(worker, 20_000)
+    if not comes_back:
+        with pytest.raises(WorkerError, match=r"SCHEDULE_TOPIC_XXXX does not exist.*rocketshim init"):
+            sim.run(worker, 15_000)
+        return
+    worker._assignment.on_assign(worker._consumer, [TopicPartition(SCHEDULE, number) for number in held])
+    sim.schedule()
+    sim.run(worker, 60_000)
+    assert len(sim.delivered()) == 1
+
+
 def test_a_time_that_a_topic_refuses_is_not_the_fault_of_a_record(sim: Any) -> None:
     """The worker's clock is ahead: Kafka 4 accepts an hour, where it does not set the time itself."""
     worker = sim.worker()
