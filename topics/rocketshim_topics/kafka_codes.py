@@ -70,7 +70,6 @@ AWAY: Final = COORDINATOR_AWAY | frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
-        KafkaError.KAFKA_STORAGE_ERROR,
     }
 )
 """No broker answers, or not yet: try again."""
