@@ -223,7 +223,7 @@ def test_what_retention_has_left_of_the_retry_topic_is_read_whatever_the_reset_s
     stage: Stage, admin: AdminClient
 ) -> None:
     consumer = stage.consumer(**{"auto.offset.reset": "latest"})
-    consumer._ensure_topics()  # type: ignore[attr-defined]
+    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
     stage.send(b"handled", b"deleted", b"left", topic=stage.retry)
     stage.commit(TopicPartition(stage.retry, 0, 1))
     (deleted,) = admin.delete_records([TopicPartition(stage.retry, 0, 2)]).values()
@@ -238,7 +238,7 @@ def test_retention_that_overtakes_a_member_while_it_reads_the_retry_topic_is_the
 ) -> None:
     """A limit that the documentation tells: the client resets by itself, and says so to nobody but its log."""
     consumer = stage.consumer(**{"auto.offset.reset": reset})
-    consumer._ensure_topics()  # type: ignore[attr-defined]
+    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
     stage.send(b"handled", topic=stage.retry)
     consumer.subscribe([stage.topic])
     assert got(consumer).value() == b"handled"
@@ -261,7 +261,7 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     consumer = stage.consumer(**PROTOCOLS[protocol])
-    consumer._ensure_topics()  # type: ignore[attr-defined]
+    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
     stage.send(b"handled", b"waits", topic=stage.retry)
     stage.commit(TopicPartition(stage.retry, 0, 1))
     consumer.subscribe([stage.topic])
@@ -271,7 +271,7 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     with monkeypatch.context() as patched:
-        patched.setattr(RebalancingConsumer, "_committed", unanswered)
+        patched.setattr(RebalancingConsumer, "_shim_committed", unanswered)
         until(lambda: state.retries.awaiting_start, consumer)
         held = [each.offset for each in confluent_kafka.Consumer.assignment(consumer) if each.topic == stage.retry]
         assert held == [0], "no look-up of the client's is under way: its late answer would undo the seek"

@@ -16,8 +16,8 @@ def at_once() -> "type[Consumer]":
     class AtOnce(Consumer):
         waits = True
 
-        def _wait(self, *args: Any) -> Any:
-            return super()._wait(*args) if self.waits else None
+        def _shim_wait(self, *args: Any) -> Any:
+            return super()._shim_wait(*args) if self.waits else None
 
         def poll(self, timeout: float = -1) -> Any:
             offsets = self._rocketshim.offsets

@@ -411,7 +411,7 @@ BUGS: Final = (
     Bug(
         "the retry topic is read again after a rebalance",
         RebalancingConsumer,
-        "_resets",
+        "_shim_resets",
         dropin_bugs.from_the_beginning,
         DROPIN,
     ),

@@ -157,7 +157,7 @@ class Dropin:
     def _handle(self, message: Any) -> bool:
         """Handle a message; return False if the program has gone back to it, or its partition is another's."""
         world = self._world
-        view = self._consumer._view(message)  # noqa: SLF001 - what its public methods look at
+        view = self._consumer._shim_view(message)  # noqa: SLF001 - what its public methods look at
         times = self._consumer.reconsume_times(message)
         commit_in_background(self.clients)
         end = world.delivery_began(self.name, view)

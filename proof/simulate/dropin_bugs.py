@@ -41,7 +41,7 @@ def stored_when_returned(original: Any) -> Any:
     def call(self: Any, *values: Any) -> Any:
         found = original(self, *values)
         self._rocketshim.offsets.dirty = True
-        self._settle()
+        self._shim_settle()
         return found
 
     return call
@@ -58,7 +58,7 @@ def reads_ahead(_: Any) -> Any:
     def poll(self: Any, timeout: float = -1) -> Any:
         buffered = self._rocketshim.buffered
         if buffered.messages:
-            self._wait(retrying_consumer._consume, 0, 0)  # noqa: SLF001 - the callbacks of the group
+            self._shim_wait(retrying_consumer._consume, 0, 0)  # noqa: SLF001 - the callbacks of the group
         else:
             buffered.messages.extend(self.consume(8, timeout))
         self._rocketshim.offsets.dirty = True

@@ -7,6 +7,9 @@ behind `Consumer` and the program's subclass. So a subclass that overrides `poll
 
 `__new__` cannot choose the class instead: it sees the arguments of the subclass's constructor, and the configuration is
 known only when that one has called ours.
+
+Private names here, in `RetryingConsumer` and in `Producer` begin with `_shim_`, except `_rocketshim`. The program's
+subclass has private names of its own, such as `_on_delivery`, and must not replace ours by accident.
 """
 
 import functools
@@ -34,11 +37,11 @@ __all__ = ["Consumer"]
 class Retrying(Protocol):
     """What the object of a `Consumer` can do with retry enabled."""
 
-    def _reconsume_later(
+    def _shim_reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay: timedelta | str | None
     ) -> None: ...
 
-    def _dead_letter(self, message: Message, reason: BaseException | str) -> None: ...
+    def _shim_dead_letter(self, message: Message, reason: BaseException | str) -> None: ...
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -126,7 +129,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        self._retrying("reconsume_later")._reconsume_later(message, error, level=level, delay=delay)  # noqa: SLF001
+        self._shim_retrying("reconsume_later")._shim_reconsume_later(message, error, level=level, delay=delay)  # noqa: SLF001
 
     def dead_letter(self, message: Message, reason: BaseException | str) -> None:
         """Send a message to the group's dead letters; return when it is stored.
@@ -140,7 +143,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        self._retrying("dead_letter")._dead_letter(message, reason)  # noqa: SLF001
+        self._shim_retrying("dead_letter")._shim_dead_letter(message, reason)  # noqa: SLF001
 
     def reconsume_times(self, message: Message) -> int:
         """Return the failed attempts so far: 0 at the first delivery, and always 0 if retry is off.
@@ -152,7 +155,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        return self._view(message).reconsume_times
+        return self._shim_view(message).reconsume_times
 
     def origin(self, message: Message) -> Origin:
         """Return topic, partition and offset of the first delivery; the message's own if it has not failed before.
@@ -162,7 +165,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        return self._view(message).origin
+        return self._shim_view(message).origin
 
     def tag(self, message: Message) -> str | None:
         """Return the message's one tag; None if it has none.
@@ -173,7 +176,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        return self._view(message).tag
+        return self._shim_view(message).tag
 
     def uniq_key(self, message: Message) -> str:
         """Return the id that is the same at each delivery; for a message without one, its first coordinates.
@@ -183,7 +186,7 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        return self._view(message).msg_id
+        return self._shim_view(message).msg_id
 
     def metrics(self) -> "Iterable[Metric]":
         """Return the counts of what was sent back, for `MetricsCollector`; nothing if retry is off.
@@ -193,11 +196,11 @@ class Consumer(confluent_kafka.Consumer):
         state = getattr(self, "_rocketshim", None)
         return () if state is None else state.send_back.counts.metrics(state.group)
 
-    def _view(self, message: Message) -> MessageView:
+    def _shim_view(self, message: Message) -> MessageView:
         state = getattr(self, "_rocketshim", None)
         return viewed(message, trusted=state is not None and message.topic() == state.retries.topic)
 
-    def _retrying(self, method: str) -> Retrying:
+    def _shim_retrying(self, method: str) -> Retrying:
         """Return this object as what it is with retry enabled.
 
         Raises:
@@ -211,10 +214,19 @@ class Consumer(confluent_kafka.Consumer):
         )
 
 
+class _NoHook:
+    """Keeps the `__init_subclass__` of a program from being called for a class that it did not write."""
+
+    __slots__ = ()
+
+    def __init_subclass__(cls) -> None:
+        """Call no hook."""
+
+
 @functools.cache
 def _with_retry(cls: type[Consumer]) -> type[Consumer]:
     """Return the class with `RetryingConsumer` between it and the original."""
     from rocketshim.dropin.retrying_consumer import RetryingConsumer  # noqa: PLC0415 - loaded only if retry is enabled
 
     names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (cls, RetryingConsumer), names)
+    return type(cls.__name__, (_NoHook, cls, RetryingConsumer), names)

@@ -46,37 +46,37 @@ class Producer(confluent_kafka.Producer):
     """
 
     __slots__ = (
-        "_broker_clock",
-        "_delayed",
-        "_ids",
-        "_in_transaction",
-        "_lanes",
-        "_names",
-        "_on_delivery",
-        "_settings",
+        "_shim_broker_clock",
+        "_shim_delayed",
+        "_shim_ids",
+        "_shim_in_transaction",
+        "_shim_lanes",
+        "_shim_names",
+        "_shim_on_delivery",
+        "_shim_settings",
     )
-    _settings: ProducerDropinSettings
-    _names: TopicNames
-    _lanes: Lanes
-    _ids: tuple[str, Iterator[int]]
-    _in_transaction: bool
-    _broker_clock: BrokerClock
-    _on_delivery: Any
-    _delayed: DelayedCounts
+    _shim_settings: ProducerDropinSettings
+    _shim_names: TopicNames
+    _shim_lanes: Lanes
+    _shim_ids: tuple[str, Iterator[int]]
+    _shim_in_transaction: bool
+    _shim_broker_clock: BrokerClock
+    _shim_on_delivery: Any
+    _shim_delayed: DelayedCounts
 
     if not TYPE_CHECKING:  # type checkers use the original's constructor
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             values, args, kwargs = take(args, kwargs)
-            self._settings = ProducerDropinSettings.make(**values)
-            self._names = TopicNames(self._settings.namespace)
-            self._lanes = Lanes(self._names.schedule, PartitionCounts())
-            self._ids = (uuid.uuid4().hex[:20], itertools.count())
-            self._in_transaction = False
-            self._broker_clock = BrokerClock()
-            self._delayed = DelayedCounts()
+            self._shim_settings = ProducerDropinSettings.make(**values)
+            self._shim_names = TopicNames(self._shim_settings.namespace)
+            self._shim_lanes = Lanes(self._shim_names.schedule, PartitionCounts())
+            self._shim_ids = (uuid.uuid4().hex[:20], itertools.count())
+            self._shim_in_transaction = False
+            self._shim_broker_clock = BrokerClock()
+            self._shim_delayed = DelayedCounts()
             config = args[0] if args and isinstance(args[0], dict) else {}
-            self._on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
+            self._shim_on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
             super().__init__(*args, **kwargs)
 
     def produce(  # noqa: PLR0917 - the original's
@@ -147,10 +147,10 @@ class Producer(confluent_kafka.Producer):
             properties=headers,
         )
         sent_ns, sent_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
-        out = self._record(message, timestamp, None if partition < 0 else partition, sent_ns, sent_ms)
-        if out.topic == self._names.schedule:
-            self._check_transaction()
-            report = self._clocked(report, sent_ns, sent_ms)
+        out = self._shim_record(message, timestamp, None if partition < 0 else partition, sent_ns, sent_ms)
+        if out.topic == self._shim_names.schedule:
+            self._shim_check_transaction()
+            report = self._shim_clocked(report, sent_ns, sent_ms)
         to = -1 if out.partition is None else out.partition
         super().produce(out.topic, out.value, out.key, to, report, None, timestamp, [*out.headers])
 
@@ -159,47 +159,47 @@ class Producer(confluent_kafka.Producer):
 
         Thread-safety: any thread.
         """
-        return self._delayed.metrics(self._settings.namespace)
+        return self._shim_delayed.metrics(self._shim_settings.namespace)
 
-    def _clocked(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
+    def _shim_clocked(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
         """Return a delivery callback that updates the estimate of the brokers' clock, and then calls the user's."""
-        report = self._on_delivery if report is None else report
+        report = self._shim_on_delivery if report is None else report
         if report is not None and not callable(report):
             return report  # the original refuses it
 
         def observed(error: KafkaError | None, record: Message) -> None:
-            self._delayed.report(is_stored=error is None)
+            self._shim_delayed.report(is_stored=error is None)
             kind, append_ms = record.timestamp()
             if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
-                self._broker_clock.reported(append_ms, sent_ns, sent_ms)
+                self._shim_broker_clock.reported(append_ms, sent_ns, sent_ms)
             if report is not None:
                 report(error, record)
 
         return observed
 
-    def _record(
+    def _shim_record(
         self, message: ShimMessage, timestamp: int, partition: int | None, sent_ns: int, sent_ms: int
     ) -> OutgoingRecord:
-        prefix, counter = self._ids
+        prefix, counter = self._shim_ids
         return delayed_record(
             message,
-            self._names,
-            self._settings.delay_levels,
+            self._shim_names,
+            self._shim_settings.delay_levels,
             uniq_key=f"{prefix}{next(counter):012X}",
             born_ms=timestamp or sent_ms,
-            now_ms=self._broker_clock.now_ms(sent_ns, sent_ms),
+            now_ms=self._shim_broker_clock.now_ms(sent_ns, sent_ms),
             sender_ms=sent_ms,
-            lane=self._lanes.choose(message.key_bytes, self._topics) if is_delayed(message) else 0,
+            lane=self._shim_lanes.choose(message.key_bytes, self._shim_topics) if is_delayed(message) else 0,
             real_qid=partition,
-            max_delay_ms=self._settings.max_delay_ms,
+            max_delay_ms=self._shim_settings.max_delay_ms,
         )
 
-    def _topics(self, *, timeout: float) -> Any:
+    def _shim_topics(self, *, timeout: float) -> Any:
         """Call `list_topics` so that a delivery callback may send a delayed message."""
         return in_own_thread(super().list_topics, timeout=timeout)
 
-    def _check_transaction(self) -> None:
-        if self._in_transaction and not self._settings.allow_delay_in_transaction:
+    def _shim_check_transaction(self) -> None:
+        if self._shim_in_transaction and not self._shim_settings.allow_delay_in_transaction:
             raise FeatureNotEnabledError(
                 "a delayed send inside a transaction blocks its delay queue for everybody until the transaction "
                 "ends: send it before or after, or set 'rocketshim.allow.delay.in.transaction': True"
@@ -208,14 +208,14 @@ class Producer(confluent_kafka.Producer):
     def begin_transaction(self) -> None:
         """As the original."""
         super().begin_transaction()
-        self._in_transaction = True
+        self._shim_in_transaction = True
 
     def commit_transaction(self, *args: Any, **kwargs: Any) -> None:
         """As the original."""
         super().commit_transaction(*args, **kwargs)
-        self._in_transaction = False
+        self._shim_in_transaction = False
 
     def abort_transaction(self, *args: Any, **kwargs: Any) -> None:
         """As the original."""
         super().abort_transaction(*args, **kwargs)
-        self._in_transaction = False
+        self._shim_in_transaction = False

@@ -57,7 +57,7 @@ class RebalancingConsumer(_Original):
             super().subscribe(topics, *args, **kwargs)  # the original raises the error
             return
         topics = [str(each) for each in topics]  # as the client does
-        self._ensure_topics()
+        self._shim_ensure_topics()
         super().subscribe(
             [*(each for each in topics if each != state.retries.topic), state.retries.topic],
             on_assign=_on_assign,
@@ -83,7 +83,7 @@ class RebalancingConsumer(_Original):
         if rebalance is not None:
             retry_partitions = rebalance.retry_partitions
         elif state.subscribed:
-            retry_partitions = self._starts(state.retry_partitions(), [], _COMMITTED_TIMEOUT_S)[0]
+            retry_partitions = self._shim_starts(state.retry_partitions(), [], _COMMITTED_TIMEOUT_S)[0]
         else:
             retry_partitions = []
         both = _joined(partitions, retry_partitions)
@@ -92,7 +92,7 @@ class RebalancingConsumer(_Original):
             rebalance.done = True
         state.retries.is_read = state.subscribed or rebalance is not None
         state.tracker.remove(state.tracker.assigned_keys())
-        self._begin(both, {} if rebalance is None else rebalance.starts)
+        self._shim_begin(both, {} if rebalance is None else rebalance.starts)
 
     def incremental_assign(self, partitions: list[TopicPartition], /) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
@@ -102,7 +102,7 @@ class RebalancingConsumer(_Original):
         super().incremental_assign(both)
         if rebalance is not None:
             rebalance.done = True
-        self._begin(both, {} if rebalance is None else rebalance.starts)
+        self._shim_begin(both, {} if rebalance is None else rebalance.starts)
 
     def unassign(self) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
@@ -120,9 +120,9 @@ class RebalancingConsumer(_Original):
         if rebalance is not None:
             rebalance.done = True
         state.tracker.remove([TopicPartitionKey.of(each) for each in both])
-        self._follow_pauses()
+        self._shim_follow_pauses()
 
-    def _begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
+    def _shim_begin(self, partitions: list[TopicPartition], starts: dict[TopicPartitionKey, int]) -> None:
         self._rocketshim.offsets.forget(TopicPartitionKey.of(each) for each in partitions)
         self._rocketshim.tracker.add(
             {
@@ -132,9 +132,9 @@ class RebalancingConsumer(_Original):
                 for each in partitions
             }
         )
-        self._follow_pauses()
+        self._shim_follow_pauses()
 
-    def _starts(
+    def _shim_starts(
         self, retry_partitions: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
     ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
         """Return the starts of partitions: those of the retry topic, and the user's that were assigned before.
@@ -147,9 +147,9 @@ class RebalancingConsumer(_Original):
         if not asked:
             return [], {}
         plain = [TopicPartition(*TopicPartitionKey.of(each)) for each in asked]
-        committed = check_answers(self._committed(plain, timeout_s))
+        committed = check_answers(self._shim_committed(plain, timeout_s))
         offsets = {TopicPartitionKey.of(each): each.offset for each in committed if each.offset >= 0}
-        resets = self._resets([TopicPartitionKey.of(each) for each in retry_partitions], offsets, timeout_s)
+        resets = self._shim_resets([TopicPartitionKey.of(each) for each in retry_partitions], offsets, timeout_s)
         ready = [
             TopicPartition(*key, OFFSET_BEGINNING) if key in resets else each
             for each in retry_partitions
@@ -157,10 +157,10 @@ class RebalancingConsumer(_Original):
         ]
         return ready, offsets
 
-    def _committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    def _shim_committed(self, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
         return super().committed(partitions, timeout=timeout_s)
 
-    def _resets(
+    def _shim_resets(
         self, retry_partitions: list[TopicPartitionKey], committed: dict[TopicPartitionKey, int], timeout_s: float
     ) -> set[TopicPartitionKey]:
         """Return the partitions without a committed offset that is still in their log: the client would reset them.
@@ -174,7 +174,7 @@ class RebalancingConsumer(_Original):
         asked = [key for key in retry_partitions if key in committed]
         if self._rocketshim.resets_to_beginning or not asked:
             return missing
-        admin = self._admin()
+        admin = self._shim_admin()
         low = listed_offsets(admin, asked, EARLIEST, timeout_s=timeout_s)
         high = listed_offsets(admin, asked, LATEST, committed=False, timeout_s=timeout_s)
         if unknown := [key for key in asked if key not in low or key not in high]:
@@ -183,12 +183,14 @@ class RebalancingConsumer(_Original):
 
     # --- rebalance callbacks, from inside of poll, consume and close -----------------------------------------------
 
-    def _assigned(self, partitions: list[TopicPartition]) -> None:
+    def _shim_assigned(self, partitions: list[TopicPartition]) -> None:
         state = self._rocketshim
         theirs, retry_partitions = state.retries.split(partitions)
         rebalance = Rebalance([], {})
         try:
-            rebalance.retry_partitions, rebalance.starts = self._starts(retry_partitions, theirs, _COMMITTED_TIMEOUT_S)
+            rebalance.retry_partitions, rebalance.starts = self._shim_starts(
+                retry_partitions, theirs, _COMMITTED_TIMEOUT_S
+            )
         except KafkaException as error:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             rebalance.retry_partitions = [
@@ -199,16 +201,16 @@ class RebalancingConsumer(_Original):
             super().pause(rebalance.retry_partitions)
             state.retries.awaiting_start |= {TopicPartitionKey.of(each) for each in retry_partitions}
             state.update_slow_path()
-        self._call(state.callbacks[0], theirs, rebalance)
+        self._shim_call(state.callbacks[0], theirs, rebalance)
         if not rebalance.done:
             partitions = [*theirs, *rebalance.retry_partitions]
-            self._finish(_Original.incremental_assign if state.cooperative else _Original.assign, partitions)
+            self._shim_finish(_Original.incremental_assign if state.cooperative else _Original.assign, partitions)
             if not state.cooperative:
                 state.tracker.remove(state.tracker.assigned_keys())
-            self._begin(partitions, rebalance.starts)
-        self._follow_pauses()
+            self._shim_begin(partitions, rebalance.starts)
+        self._shim_follow_pauses()
 
-    def _start_awaiting(self) -> None:
+    def _shim_start_awaiting(self) -> None:
         """Start the retry-topic partitions whose committed offsets were not available when they were assigned.
 
         They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
@@ -216,7 +218,7 @@ class RebalancingConsumer(_Original):
         state = self._rocketshim
         waiting = [TopicPartition(*key) for key in state.tracker.assigned_keys() if key in state.retries.awaiting_start]
         try:
-            ready, committed = self._starts(waiting, [], _START_TIMEOUT_S)
+            ready, committed = self._shim_starts(waiting, [], _START_TIMEOUT_S)
             for each in ready:
                 key, offset = TopicPartitionKey.of(each), each.offset
                 super().seek(TopicPartition(*key, committed[key] if offset in _COMMITTED else offset))
@@ -225,28 +227,28 @@ class RebalancingConsumer(_Original):
             return
         state.retries.awaiting_start.clear()
         state.update_slow_path()
-        self._follow_pauses()
+        self._shim_follow_pauses()
 
-    def _released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
+    def _shim_released(self, partitions: list[TopicPartition], callback: Callable[..., Any] | None) -> None:
         state = self._rocketshim
         theirs, retry_partitions = state.retries.split(partitions)
         notifies_user = bool(theirs) or not retry_partitions
         rebalance = Rebalance(retry_partitions, {})
         if notifies_user:
-            self._call(callback, theirs, rebalance)
+            self._shim_call(callback, theirs, rebalance)
         if (
             state.offsets.dirty
         ):  # the callback has sent a message back, and the client is about to commit the stored offsets
-            self._settle()
+            self._shim_settle()
         if not rebalance.done:
             if state.cooperative:
-                self._finish(_Original.incremental_unassign, [*theirs, *retry_partitions])
+                self._shim_finish(_Original.incremental_unassign, [*theirs, *retry_partitions])
             else:
-                self._finish(_Original.unassign)
+                self._shim_finish(_Original.unassign)
         state.tracker.remove([TopicPartitionKey.of(each) for each in partitions])
-        self._follow_pauses()
+        self._shim_follow_pauses()
 
-    def _call(
+    def _shim_call(
         self, callback: Callable[..., Any] | None, partitions: list[TopicPartition], rebalance: Rebalance
     ) -> None:
         if callback is None:
@@ -254,7 +256,7 @@ class RebalancingConsumer(_Original):
         state = self._rocketshim
         state.rebalance = rebalance
         try:
-            with self._in_callback():
+            with self._shim_in_callback():
                 callback(self, partitions)
         except BaseException as error:  # noqa: BLE001 - user code; the call in which it happened raises it
             state.raise_later(error)
@@ -262,20 +264,20 @@ class RebalancingConsumer(_Original):
             state.rebalance = None
 
     @contextmanager
-    def _in_callback(self) -> Iterator[None]:
+    def _shim_in_callback(self) -> Iterator[None]:
         """Let other threads send back during a user callback in a client call."""
         state = self._rocketshim
         if not state.gate.is_poll_thread:  # a thread of the client itself, as for `oauth_cb`
             yield
             return
-        state.offsets.note(self._original)
+        state.offsets.note(self._shim_original)
         was = state.gate.begin_callback()
         try:
             yield
         finally:
             state.gate.end_wait(was)
 
-    def _finish(self, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
+    def _shim_finish(self, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
         try:
             act(self, *arguments)
         except KafkaException as error:
@@ -287,14 +289,14 @@ class RebalancingConsumer(_Original):
         super().pause(partitions)
         state = self._rocketshim
         state.retries.paused |= {TopicPartitionKey.of(each) for each in partitions} & set(state.tracker.assigned_keys())
-        self._follow_pauses(asked=True)
+        self._shim_follow_pauses(asked=True)
 
     def resume(self, partitions: list[TopicPartition]) -> None:  # noqa: D102 - the original's
         super().resume(partitions)
         self._rocketshim.retries.paused -= {TopicPartitionKey.of(each) for each in partitions}
-        self._follow_pauses()
+        self._shim_follow_pauses()
 
-    def _follow_pauses(self, *, asked: bool = False) -> None:
+    def _shim_follow_pauses(self, *, asked: bool = False) -> None:
         """Pause and resume the retry topic by the rules of `retry_partitions`.
 
         Args:
@@ -302,50 +304,50 @@ class RebalancingConsumer(_Original):
         """
         state = self._rocketshim
         for each, is_paused in state.retries.pauses(state.tracker.assigned_keys(), asked=asked):
-            self._finish(_Original.pause if is_paused else _Original.resume, [each])
+            self._shim_finish(_Original.pause if is_paused else _Original.resume, [each])
 
     @property
-    def _original(self) -> OffsetClient:
+    def _shim_original(self) -> OffsetClient:
         """The client without our methods."""
         return cast("OffsetClient", super())
 
-    def _settle(self) -> None:
+    def _shim_settle(self) -> None:
         """Note how far messages were returned, and store these offsets: every returned message is handled."""
-        self._rocketshim.offsets.note_and_store(self._original)
+        self._rocketshim.offsets.note_and_store(self._shim_original)
 
-    def _ensure_topics(self) -> None:
+    def _shim_ensure_topics(self) -> None:
         state = self._rocketshim
         if state.ensured:
             return
         layout = state.layout()
         provision.ensure_topics(
-            self._admin(),
+            self._shim_admin(),
             (*layout.shared(), *layout.for_group(state.group, with_log=False)),
             create=state.settings.create_topics,
         )
         state.ensured = True
 
-    def _admin(self) -> AdminClient:
+    def _shim_admin(self) -> AdminClient:
         admin = AdminClient(with_log(self._rocketshim.connection))
         self._rocketshim.hop_store.tell_credentials(admin)
         return admin
 
 
 def _on_assign(consumer: Any, partitions: list[TopicPartition]) -> None:
-    consumer._assigned(partitions)  # noqa: SLF001 - not a bound method: the client would keep the consumer alive
+    consumer._shim_assigned(partitions)  # noqa: SLF001 - not a bound method: the client would keep the consumer alive
 
 
 def _on_revoke(consumer: Any, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
     if state.offsets.dirty:
-        consumer._settle()  # noqa: SLF001
-    consumer._released(partitions, state.callbacks[1])  # noqa: SLF001
+        consumer._shim_settle()  # noqa: SLF001
+    consumer._shim_released(partitions, state.callbacks[1])  # noqa: SLF001
 
 
 def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
     state = consumer._rocketshim  # noqa: SLF001
     state.tracker.remove([TopicPartitionKey.of(each) for each in partitions])  # another member already has them
-    consumer._released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
+    consumer._shim_released(partitions, state.callbacks[2] or state.callbacks[1])  # noqa: SLF001 - as the client
 
 
 def _joined(partitions: list[TopicPartition], retry_partitions: list[TopicPartition]) -> list[TopicPartition]:

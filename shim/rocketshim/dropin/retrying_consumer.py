@@ -42,7 +42,7 @@ class RetryingConsumer(RebalancingConsumer):
 
     # --- sending back -------------------------------------------------------------------------------------------------
 
-    def _reconsume_later(
+    def _shim_reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay: timedelta | str | None
     ) -> None:
         if level is not None and delay is not None:
@@ -60,25 +60,25 @@ class RetryingConsumer(RebalancingConsumer):
                 "with assign() the group's retry topic is not read, so a message that was sent back would stay there: "
                 "use subscribe(), or dead_letter()"
             )
-        self._send_back(
+        self._shim_send_back(
             message, lambda: state.send_back.reconsume_later(message, error, level=asked_level, delay_ms=delay_ms)
         )
 
-    def _dead_letter(self, message: Message, reason: BaseException | str) -> None:
+    def _shim_dead_letter(self, message: Message, reason: BaseException | str) -> None:
         checked(message)
-        self._send_back(message, lambda: self._rocketshim.send_back.dead_letter(message, reason))
+        self._shim_send_back(message, lambda: self._rocketshim.send_back.dead_letter(message, reason))
 
-    def _send_back(self, message: Message, store: Callable[[], None]) -> None:
+    def _shim_send_back(self, message: Message, store: Callable[[], None]) -> None:
         state = self._rocketshim
         key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
         offset = _number(message.offset())
-        future, is_ours = state.tracker.begin(key, offset, self._position(key).offset)
+        future, is_ours = state.tracker.begin(key, offset, self._shim_position(key).offset)
         if not is_ours:
             future.result()
             return
         state.offsets.dirty = True  # the offset may be stored already: it must be lowered again
         try:
-            self._ensure_topics()
+            self._shim_ensure_topics()
             store()
         except BaseException as error:
             state.tracker.end(key, offset, future, error)
@@ -86,21 +86,21 @@ class RetryingConsumer(RebalancingConsumer):
         state.tracker.end(key, offset, future, None)
         state.offsets.dirty = True
 
-    def _position(self, key: TopicPartitionKey) -> TopicPartition:
+    def _shim_position(self, key: TopicPartitionKey) -> TopicPartition:
         """Return the offset after the last one handed out, negative for none; any thread, no wait for `poll`."""
         state = self._rocketshim
-        return state.offsets.position(self._original, key, state.settings.hop_timeout_ms / 1_000)
+        return state.offsets.position(self._shim_original, key, state.settings.hop_timeout_ms / 1_000)
 
     # --- messages ----------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = -1) -> Message | None:  # noqa: D102 - the original's
         state = self._rocketshim
         if state.slow_path:
-            return self._poll_slowly(timeout)
+            return self._shim_poll_slowly(timeout)
         message, offsets = None, state.offsets
         if offsets.dirty:
             if monotonic() >= offsets.store_at_s:
-                self._settle()
+                self._shim_settle()
             gate = state.gate
             gate.poll_thread = get_ident()  # `begin_poll` written out: it is called for each message
             gate.polling = True
@@ -111,38 +111,38 @@ class RetryingConsumer(RebalancingConsumer):
             finally:
                 gate.polling = False
         if message is None and not state.buffered.errors:
-            message = self._wait(_poll, timeout)
+            message = self._shim_wait(_poll, timeout)
         if message is not None:
             offsets.dirty = True
-        return self._hand_out_one(message) if state.buffered.errors else message
+        return self._shim_hand_out_one(message) if state.buffered.errors else message
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:  # noqa: D102 - the original's
         state = self._rocketshim
         if state.slow_path:
-            return self._consume_slowly(num_messages, timeout)
-        messages: list[Message] = self._wait(_consume, num_messages, timeout)
+            return self._shim_consume_slowly(num_messages, timeout)
+        messages: list[Message] = self._shim_wait(_consume, num_messages, timeout)
         if messages:
             state.offsets.dirty = True
-        return self._hand_out(messages) if state.buffered.errors else messages
+        return self._shim_hand_out(messages) if state.buffered.errors else messages
 
-    def _wait(self, call: Callable[..., Any], *args: Any) -> Any:
+    def _shim_wait(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a client call that may wait, after the offsets of returned messages were stored."""
         state = self._rocketshim
         if state.offsets.dirty:
-            self._settle()
+            self._shim_settle()
         was = state.gate.begin_wait()
         try:
             return call(self, *args)
         finally:
             state.gate.end_wait(was)
 
-    def _poll_slowly(self, timeout: float) -> Message | None:
-        return next(iter(self._slowly(1, timeout, lambda _, left: self._wait(_poll, left))), None)
+    def _shim_poll_slowly(self, timeout: float) -> Message | None:
+        return next(iter(self._shim_slowly(1, timeout, lambda _, left: self._shim_wait(_poll, left))), None)
 
-    def _consume_slowly(self, num_messages: int, timeout: float) -> list[Message]:
-        return self._slowly(num_messages, timeout, lambda count, left: self._wait(_consume, count, left))
+    def _shim_consume_slowly(self, num_messages: int, timeout: float) -> list[Message]:
+        return self._shim_slowly(num_messages, timeout, lambda count, left: self._shim_wait(_consume, count, left))
 
-    def _slowly(self, count: int, timeout: float, fetch: Callable[[int, float], Any]) -> list[Message]:
+    def _shim_slowly(self, count: int, timeout: float, fetch: Callable[[int, float], Any]) -> list[Message]:
         """Return messages, buffered ones first, without the ends of the retry topic.
 
         Args:
@@ -151,11 +151,11 @@ class RetryingConsumer(RebalancingConsumer):
             fetch: takes the remaining count and time; returns one message, a list or None.
         """
         state = self._rocketshim
-        self._hand_out([])
+        self._shim_hand_out([])
         if state.retries.awaiting_start:
-            self._start_awaiting()
+            self._shim_start_awaiting()
         if state.buffered.messages and count > 0:
-            self._settle()
+            self._shim_settle()
             messages = state.buffered.take(count)
             state.update_slow_path()
             state.offsets.dirty = True
@@ -166,15 +166,15 @@ class RetryingConsumer(RebalancingConsumer):
             came = [found] if isinstance(found, Message) else found or []
             if came:
                 state.offsets.dirty = True
-            messages = [each for each in came if not self._is_end(each)]
+            messages = [each for each in came if not self._shim_is_end(each)]
             if messages or not came or state.buffered.errors:
-                return self._hand_out(messages)
+                return self._shim_hand_out(messages)
             timeout = -1.0 if deadline is None else max(0.0, deadline - monotonic())
 
-    def _hand_out_one(self, message: Message | None) -> Message | None:
-        return next(iter(self._hand_out([] if message is None else [message])), None)
+    def _shim_hand_out_one(self, message: Message | None) -> Message | None:
+        return next(iter(self._shim_hand_out([] if message is None else [message])), None)
 
-    def _hand_out(self, messages: list[Message]) -> list[Message]:
+    def _shim_hand_out(self, messages: list[Message]) -> list[Message]:
         """Return the messages; if a callback has failed in the call, buffer them and raise its error."""
         state = self._rocketshim
         if not state.buffered.errors:
@@ -184,7 +184,7 @@ class RetryingConsumer(RebalancingConsumer):
         finally:
             state.update_slow_path()
 
-    def _is_end(self, message: Message) -> bool:
+    def _shim_is_end(self, message: Message) -> bool:
         error = message.error()
         return (
             error is not None
@@ -196,7 +196,7 @@ class RetryingConsumer(RebalancingConsumer):
 
     def commit(self, *args: Any, **kwargs: Any) -> Any:  # noqa: D102 - the original's
         if not any(each is not None for each in (*args[:2], kwargs.get("message"), kwargs.get("offsets"))):
-            self._settle()
+            self._shim_settle()
         return super().commit(*args, **kwargs)
 
     def store_offsets(  # noqa: D102 - the original's
@@ -213,14 +213,14 @@ class RetryingConsumer(RebalancingConsumer):
                     )
                 )
             several = given[0] if isinstance(given[0], list) else given
-            assigned = [each for each in several if not self._has_left(each)]
+            assigned = [each for each in several if not self._shim_has_left(each)]
             if len(assigned) < len(several):
                 if isinstance(given[0], list) and assigned:
                     super().store_offsets(offsets=assigned)
                 return
         super().store_offsets(message, offsets)
 
-    def _has_left(self, each: object) -> bool:
+    def _shim_has_left(self, each: object) -> bool:
         """Return whether this belongs to a revoked partition of the retry topic; no callback tells the user of it."""
         state = self._rocketshim
         match each:
@@ -237,12 +237,12 @@ class RetryingConsumer(RebalancingConsumer):
             super().seek(partition)  # the original raises the error
             return
         state, key = self._rocketshim, TopicPartitionKey.of(partition)
-        before = self._position(key)
+        before = self._shim_position(key)
         super().seek(partition)
         if not state.buffered.messages:  # messages before the target count as handled
             goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
             target = before if goes_on else TopicPartition(*key, partition.offset)
-            state.offsets.store(self._original, {key: target})
+            state.offsets.store(self._shim_original, {key: target})
         state.tracker.sought(key, partition.offset, before.offset)
 
     def consumer_group_metadata(self) -> Any:
@@ -261,7 +261,7 @@ class RetryingConsumer(RebalancingConsumer):
 
     def close(self) -> None:  # noqa: D102 - the original's
         state = self._rocketshim
-        self._settle()
+        self._shim_settle()
         state.closing = True
         if state.rebalance is not None:
             state.rebalance.done = True

@@ -48,7 +48,7 @@ class Rebalance:
 class Callee(Protocol):
     """The consumer, as a callback of the program sees it."""
 
-    def _in_callback(self) -> AbstractContextManager[None]: ...
+    def _shim_in_callback(self) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class State:
             consumer = self.consumer()
             if consumer is None:
                 return callback(*args)
-            with consumer._in_callback():  # noqa: SLF001 - the shell of this state
+            with consumer._shim_in_callback():  # noqa: SLF001 - the shell of this state
                 return callback(*args)
 
         return called

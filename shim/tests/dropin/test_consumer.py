@@ -94,6 +94,21 @@ def test_a_subclass_keeps_its_name_and_identity() -> None:
         assert type(second) is type(consumer)
 
 
+def test_a_hook_for_subclasses_is_called_for_the_programs_classes_only() -> None:
+    topics: list[str] = []
+
+    class Base(Consumer):
+        def __init_subclass__(cls, *, topic: str) -> None:
+            topics.append(topic)
+
+    class Orders(Base, topic="orders"):
+        pass
+
+    with Orders(ON) as consumer:
+        assert isinstance(consumer, RetryingConsumer)
+    assert topics == ["orders"]
+
+
 def test_calls_after_close_are_the_originals_errors() -> None:
     ours, theirs = Consumer(ON), confluent_kafka.Consumer(NOWHERE)
     for consumer in (ours, theirs):
@@ -151,7 +166,7 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
 
     def failed(_: KafkaError) -> None:  # that nobody listens there; a callback that comes without a broker
         if not begun.is_set():
-            consumer._call(revoked, [TopicPartition("t", 0)], Rebalance([], {}))
+            consumer._shim_call(revoked, [TopicPartition("t", 0)], Rebalance([], {}))
 
     def work() -> None:
         begun.wait(60)
@@ -210,7 +225,7 @@ def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
 
 def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> None:
     class Watched(Consumer):
-        def _finish(self, act: Any, *arguments: Any) -> None:
+        def _shim_finish(self, act: Any, *arguments: Any) -> None:
             acts.append((act.__name__, [each.topic for each in arguments[0]]))
 
     acts: list[tuple[str, list[str]]] = []
@@ -284,5 +299,5 @@ def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
         state.tracker.add({TopicPartitionKey("t", 0): 0, TopicPartitionKey("t", 1): 0})
         state.offsets.positions = {TopicPartitionKey("t", 0): old, TopicPartitionKey("t", 1): kept}
         state.tracker.remove([TopicPartitionKey("t", 0)])
-        consumer._begin([TopicPartition("t", 0)], {TopicPartitionKey("t", 0): 50})
+        consumer._shim_begin([TopicPartition("t", 0)], {TopicPartitionKey("t", 0): 50})
         assert state.offsets.positions == {TopicPartitionKey("t", 1): kept}

@@ -6,6 +6,8 @@ import confluent_kafka
 import pytest
 
 from rocketshim import dropin
+from rocketshim.dropin.rebalancing import RebalancingConsumer
+from rocketshim.dropin.retrying_consumer import RetryingConsumer
 
 
 @pytest.mark.parametrize("name", [name for name in confluent_kafka.__all__ if name not in {"Consumer", "Producer"}])
@@ -20,3 +22,10 @@ def test_two_names_are_ours_and_an_unknown_name_is_an_error() -> None:
     assert issubclass(dropin.Producer, confluent_kafka.Producer)
     with pytest.raises(AttributeError, match="no_such_name"):
         dropin.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize("cls", [dropin.Consumer, dropin.Producer, RetryingConsumer, RebalancingConsumer])
+def test_a_private_name_is_not_one_that_a_subclass_of_the_program_may_have(cls: type) -> None:
+    private = [name for name in vars(cls) if name.startswith("_") and not name.startswith("__")]
+    assert private
+    assert [name for name in private if not name.startswith(("_shim_", "_rocketshim"))] == []

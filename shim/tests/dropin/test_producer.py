@@ -4,7 +4,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim import Message as ShimMessage
 from rocketshim.dropin import Producer
@@ -39,6 +39,19 @@ def test_a_call_without_the_new_arguments_is_the_originals() -> None:
         assert outcomes[0] == outcomes[1], call
 
 
+def test_a_subclass_whose_delivery_callback_has_a_private_name_gets_its_reports() -> None:
+    class Mine(Producer):
+        def _on_delivery(self, error: KafkaError, _: Message) -> None:
+            reports.append(error.name())
+
+    reports: list[str] = []
+    producer = Mine(NOWHERE)
+    producer.produce("t", b"x", on_delivery=producer._on_delivery)
+    producer.purge()
+    producer.poll(0)
+    assert reports == ["_PURGE_QUEUE"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -58,14 +71,14 @@ def test_a_message_that_breaks_a_rule_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("level", [0, -1])
 def test_a_level_of_zero_or_less_is_not_delayed_and_asks_no_broker(level: int) -> None:
-    out = Producer(NOWHERE)._record(ShimMessage("t", b"x", delay_level=level, tag="a"), 7, 2, 0, 0)
+    out = Producer(NOWHERE)._shim_record(ShimMessage("t", b"x", delay_level=level, tag="a"), 7, 2, 0, 0)
     envelope = decode(out.headers, trusted=True)
     assert (out.topic, out.partition, envelope.tags, envelope.born_timestamp_ms) == ("t", 2, "a", 7)
 
 
 def test_each_message_has_an_id_of_its_own() -> None:
     producer = Producer(NOWHERE)
-    made = [producer._record(ShimMessage("t", b"x"), 0, None, 0, 0) for _ in range(3)]
+    made = [producer._shim_record(ShimMessage("t", b"x"), 0, None, 0, 0) for _ in range(3)]
     ids = {decode(out.headers, trusted=True).uniq_key for out in made}
     assert len(ids) == 3
 
@@ -74,4 +87,4 @@ def test_a_transaction_that_could_not_begin_does_not_count() -> None:
     producer = Producer(NOWHERE)
     with pytest.raises(KafkaException):
         producer.begin_transaction()
-    assert not producer._in_transaction
+    assert not producer._shim_in_transaction
