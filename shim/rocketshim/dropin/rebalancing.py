@@ -257,7 +257,8 @@ class RebalancingConsumer(_Original):
         state.rebalance = rebalance
         try:
             with self._shim_in_callback():
-                callback(self, partitions)
+                # copies: as in the original, what the callback does to its list changes no assignment
+                callback(self, [TopicPartition(*TopicPartitionKey.of(each), each.offset) for each in partitions])
         except BaseException as error:  # noqa: BLE001 - user code; the call in which it happened raises it
             state.raise_later(error)
         finally:

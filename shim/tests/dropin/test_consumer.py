@@ -9,7 +9,7 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
 from rocketshim.dropin.rebalancing import _on_lost
@@ -236,6 +236,32 @@ def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> N
         consumer.pause(consumer.assignment())
         consumer.resume(consumer.assignment())
         assert acts == [("pause", [state.retries.topic]), ("resume", [state.retries.topic])]
+
+
+@pytest.mark.parametrize("is_cooperative", [False, True])
+def test_a_callback_that_changes_its_list_changes_no_assignment(*, is_cooperative: bool) -> None:
+    class Watched(Consumer):
+        def _shim_finish(self, act: Any, *arguments: Any) -> None:
+            acts.append((act.__name__, [(each.partition, each.offset) for given in arguments for each in given]))
+
+    def changed(_: Consumer, partitions: list[TopicPartition]) -> None:
+        partitions[0].offset = OFFSET_END
+        while len(partitions) > 1:
+            partitions.pop()
+
+    acts: list[tuple[str, list[tuple[int, int]]]] = []
+    with Watched(ON) as consumer:
+        assert isinstance(consumer, RetryingConsumer)
+        consumer._rocketshim.cooperative = is_cooperative
+        consumer._rocketshim.callbacks = (changed, changed, None)
+        consumer._shim_assigned([TopicPartition("t", 0), TopicPartition("t", 1)])
+        consumer._shim_released([TopicPartition("t", 0), TopicPartition("t", 1)], changed)
+    both = [(0, OFFSET_INVALID), (1, OFFSET_INVALID)]
+    assert acts == (
+        [("incremental_assign", both), ("incremental_unassign", both)]
+        if is_cooperative
+        else [("assign", both), ("unassign", [])]
+    )
 
 
 def test_a_callback_whose_assign_is_refused_has_not_assigned() -> None:
