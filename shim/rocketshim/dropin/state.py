@@ -16,7 +16,7 @@ from rocketshim.dropin.send_back import DropinSendBack, HopStore
 from rocketshim.dropin.send_back_tracker import SendBackTracker
 from rocketshim.dropin.settings import ConsumerDropinSettings, connection, inner_producer_config, is_true
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import METADATA_REFRESH
+from rocketshim.kafka.client_config import METADATA_REFRESH, flat
 from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -145,7 +145,7 @@ def prepare(
     """
     if len(args) > 1 or not all(isinstance(each, dict) for each in args):
         raise TypeError("expected configuration dict")
-    config: dict[str, Any] = {**METADATA_REFRESH, **(args[0] if args else {}), **kwargs}
+    config = flat({**METADATA_REFRESH, **(args[0] if args else {}), **kwargs})
     group = config.get("group.id")
     if not group:
         raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")

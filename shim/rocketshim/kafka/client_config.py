@@ -23,6 +23,7 @@ __all__ = [
     "METADATA_REFRESH",
     "PROTECTED_CONSUMER",
     "PROTECTED_PRODUCER",
+    "flat",
     "mask",
     "merge",
     "same",
@@ -103,8 +104,7 @@ def merge(
 ) -> dict[str, Any]:
     """Return the settings for one Kafka client: defaults, then the user's, then the required ones.
 
-    A client is a consumer if `required` names its group. Other clients do not get settings of consumers. The settings
-    in `default.topic.config` count like the others; the client would let them override all, the required ones too.
+    A client is a consumer if `required` names its group. Other clients do not get settings of consumers.
 
     Args:
         user: librdkafka settings as passed by the user.
@@ -117,10 +117,7 @@ def merge(
     """
     merged = dict(defaults)
     is_consumer = "group.id" in required
-    nested = user.get(_NESTED)
-    if isinstance(nested, Mapping):
-        user = {key: value for key, value in user.items() if key != _NESTED} | dict(nested)
-    for key, value in user.items():
+    for key, value in flat(user).items():
         name = _ALIASES.get(key, key)
         if not is_consumer and CONSUMER_ONLY.fullmatch(name):
             continue
@@ -137,6 +134,17 @@ def merge(
         merged[name] = value
     merged.update(required)
     return merged
+
+
+def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with those of `default.topic.config` among the others.
+
+    The client lets them override all others. So a setting that is read or required must not hide there.
+    """
+    nested = settings.get(_NESTED)
+    if not isinstance(nested, Mapping):
+        return dict(settings)
+    return {key: value for key, value in settings.items() if key != _NESTED} | dict(nested)
 
 
 def mask(settings: Mapping[str, Any]) -> dict[str, Any]:

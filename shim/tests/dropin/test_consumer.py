@@ -66,6 +66,7 @@ def test_only_headers_of_retry_records_are_trusted() -> None:
     [
         ({"group.id": ""}, "group.id"),
         ({"isolation.level": "read_uncommitted"}, "isolation.level"),
+        ({"default.topic.config": {"isolation.level": "read_uncommitted"}}, "isolation.level"),
         ({"rocketshim.retry.enabled": True}, "did you mean rocketshim.retry.enable"),
         ({"rocketshim.hop.timeout.ms": 1}, "rocketshim.hop.timeout.ms=1"),
         ({"rocketshim.producer.acks": "1"}, "acks"),
@@ -75,6 +76,12 @@ def test_only_headers_of_retry_records_are_trusted() -> None:
 def test_a_setting_that_does_not_work_with_retries_is_refused(config: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         Consumer({**ON, **config})
+
+
+def test_settings_in_the_former_form_count_like_the_others() -> None:
+    nested = {"enable.auto.offset.store": False, "group.id": "nested"}
+    with Consumer({**ON, "default.topic.config": nested}) as consumer:
+        assert (consumer._rocketshim.stores, consumer._rocketshim.retries.topic) == (False, "rmq.retry.nested")
 
 
 def test_a_missing_configuration_is_refused_as_by_the_original() -> None:
