@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Consumer"]
 
+OriginalConsumer = confluent_kafka.Consumer
+"""The class that is extended. A tracer may put one of its own in place of `confluent_kafka.Consumer`, also later."""
+
 
 class Retrying(Protocol):
     """What the object of a `Consumer` can do with retry enabled."""
@@ -61,7 +64,7 @@ class Consumer(confluent_kafka.Consumer):
     Thread-safety: as the original; any thread may call the methods that are added here.
     """
 
-    __slots__ = ("__weakref__", "_rocketshim")
+    __slots__ = ("_rocketshim",) if OriginalConsumer.__weakrefoffset__ else ("__weakref__", "_rocketshim")
     _rocketshim: "State"
 
     if TYPE_CHECKING:

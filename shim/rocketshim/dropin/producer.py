@@ -133,7 +133,9 @@ class Producer(confluent_kafka.Producer):
         # the original accepts None as a callback, and then calls none
         report = on_delivery if callback is None else callback
         if delay_level is None and delay is None and deliver_at is None and tag is None and not keys:
-            super().produce(topic, value, key, partition, report, None, timestamp, headers)
+            super().produce(  # by name, because a tracer's `produce` below this one looks for `headers` by name
+                topic, value, key=key, partition=partition, on_delivery=report, timestamp=timestamp, headers=headers
+            )
             return
         message = ShimMessage(
             topic,
@@ -152,7 +154,15 @@ class Producer(confluent_kafka.Producer):
             self._shim_check_transaction()
             report = self._shim_clocked(report, sent_ns, sent_ms)
         to = -1 if out.partition is None else out.partition
-        super().produce(out.topic, out.value, out.key, to, report, None, timestamp, [*out.headers])
+        super().produce(
+            out.topic,
+            out.value,
+            key=out.key,
+            partition=to,
+            on_delivery=report,
+            timestamp=timestamp,
+            headers=[*out.headers],
+        )
 
     def metrics(self) -> Iterable[Metric]:
         """Return the counts of delayed messages, for `MetricsCollector`. The original's `stats_cb` has all others.

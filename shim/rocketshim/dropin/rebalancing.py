@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
-import confluent_kafka
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from rocketshim.dropin.consumer import OriginalConsumer as _Original
 from rocketshim.dropin.handled_offsets import OffsetClient
 from rocketshim.dropin.state import Rebalance, State
 from rocketshim.kafka.clients import with_log
@@ -37,7 +37,6 @@ _START_TIMEOUT_S: Final = 1.0
 _PAUSED_AT: Final = 0  # not "the beginning": a late answer to the client's look-up of it would undo the seek
 _NOT_READ: Final = "dropin.retry-topic-not-read"
 _COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
-_Original = confluent_kafka.Consumer
 
 
 class RebalancingConsumer(_Original):

@@ -19,10 +19,10 @@ from time import monotonic
 from types import TracebackType
 from typing import Any
 
-import confluent_kafka
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.core.user_values import as_int, safe_text
+from rocketshim.dropin.consumer import OriginalConsumer
 from rocketshim.dropin.fetched import checked
 from rocketshim.dropin.rebalancing import RebalancingConsumer, is_a
 from rocketshim.errors import ConfigError, NotSupportedError
@@ -31,8 +31,8 @@ from rocketshim_topics.durations import parse_duration_ms
 
 __all__ = ["RetryingConsumer"]
 
-_poll = confluent_kafka.Consumer.poll
-_consume = confluent_kafka.Consumer.consume
+_poll = OriginalConsumer.poll
+_consume = OriginalConsumer.consume
 
 
 class RetryingConsumer(RebalancingConsumer):

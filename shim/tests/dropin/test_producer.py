@@ -41,8 +41,8 @@ def test_a_call_without_the_new_arguments_is_the_originals() -> None:
 
 def test_a_subclass_whose_delivery_callback_has_a_private_name_gets_its_reports() -> None:
     class Mine(Producer):
-        def _on_delivery(self, error: KafkaError, _: Message) -> None:
-            reports.append(error.name())
+        def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
+            reports.append("" if error is None else error.name())
 
     reports: list[str] = []
     producer = Mine(NOWHERE)
