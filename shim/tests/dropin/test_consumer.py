@@ -197,6 +197,26 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
     consumer.close()
 
 
+@pytest.mark.parametrize("was", [False, True], ids=["outside", "in a callback, or closed"])
+def test_a_signal_handler_that_raises_as_a_poll_begins_does_not_leave_it_waiting(*, was: bool) -> None:
+    class Interrupted:
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *_: object) -> None:
+            raise InterruptedError
+
+    with Consumer(ON) as consumer:
+        gate = consumer._rocketshim.gate
+        gate._lock, lock = Interrupted(), gate._lock  # type: ignore[assignment]
+        gate.waiting = was
+        with pytest.raises(InterruptedError):
+            consumer.poll(0)
+        gate._lock = lock
+        assert gate.waiting is was
+        assert consumer.poll(0) is None
+        assert gate.waiting is was
+
+
 @pytest.mark.parametrize("wrong", ["3", 2.5, float("nan"), -0.5, True, b"1", [3]])
 def test_a_level_that_is_not_a_whole_number_is_refused_and_blocks_no_offset(wrong: Any) -> None:
     with Consumer(ON) as consumer:
