@@ -142,6 +142,7 @@ def prepare(
     Raises:
         TypeError: there is no configuration dict; the text is the original's.
         ConfigError: a client setting does not work with retries.
+        KafkaException: the client refuses a setting of the inner producer.
     """
     if len(args) > 1 or not all(isinstance(each, dict) for each in args):
         raise TypeError("expected configuration dict")
@@ -155,7 +156,10 @@ def prepare(
     stores = is_true(config.get(_STORE, True))
     config[_STORE] = False
     timeout_s = settings.hop_timeout_ms / 1_000
-    store = HopStore(partial(_make_producer, inner_producer_config(config, settings)), timeout_s)
+    make_producer = partial(_make_producer, inner_producer_config(config, settings))
+    if settings.producer:
+        make_producer()  # what the client refuses is an error now, and not at the first message that fails
+    store = HopStore(make_producer, timeout_s)
     send_back = DropinSendBack(
         store,
         names=names,

@@ -78,6 +78,12 @@ def test_a_setting_that_does_not_work_with_retries_is_refused(config: dict[str, 
         Consumer({**ON, **config})
 
 
+@pytest.mark.parametrize(("key", "value"), [("lingr.ms", 5), ("batch.size", "big"), ("retries", 0)])
+def test_a_setting_of_the_inner_producer_that_the_client_refuses_is_an_error_at_the_start(key: str, value: Any) -> None:
+    with pytest.raises(KafkaException, match=key):
+        Consumer({**ON, f"rocketshim.producer.{key}": value})
+
+
 def test_settings_in_the_former_form_count_like_the_others() -> None:
     nested = {"enable.auto.offset.store": False, "group.id": "nested"}
     with Consumer({**ON, "default.topic.config": nested}) as consumer:
