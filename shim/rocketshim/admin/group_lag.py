@@ -177,13 +177,16 @@ class GroupReader:
         """Read the state of a group.
 
         Raises:
+            ConfigError: this is not the name of a group.
             NotAuthorizedError: the principal may not describe the group or one of its topics.
             BrokerUnavailableError: no answer in time.
             ClusterError: any other error of the cluster.
         """
+        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
+        settings = self._settings(required=required)
         try:
             described = self._described(group)  # first, because it fails immediately if an ACL is missing
-            committed = self._committed(group)
+            committed = _committed(settings)
             partitions = [TopicPartitionKey.of(item) for item in committed]
             lows = self.offsets(partitions, EARLIEST)
             ends = self.offsets(partitions, LATEST)
@@ -253,15 +256,6 @@ class GroupReader:
         """
         return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=_TIMEOUT_S)
 
-    def _committed(self, group: str) -> list[TopicPartition]:
-        """Return the committed positions on every topic that the principal may see."""
-        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
-        consumer = confluent_clients().consumer(self._settings(required=required))
-        try:
-            return group_positions(consumer, _TIMEOUT_S)
-        finally:
-            consumer.close()
-
     def _described(self, group: str) -> Any:
         deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
@@ -272,6 +266,15 @@ class GroupReader:
                 if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > deadline_s:
                     raise
                 time.sleep(LOOK_AGAIN_S)
+
+
+def _committed(settings: dict[str, Any]) -> list[TopicPartition]:
+    """Return the committed positions of a consumer's group on every topic that the principal may see."""
+    consumer = confluent_clients().consumer(settings)
+    try:
+        return group_positions(consumer, _TIMEOUT_S)
+    finally:
+        consumer.close()
 
 
 def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[TopicPartitionKey]:

@@ -27,8 +27,6 @@ def listed(request: Request) -> Response:
 def show(request: Request) -> Response:
     """Show a group: its partitions, members, subscriptions and locks."""
     console, group = Console.of(request), request.path_params["group"]
-    if not group.strip() or not group.isprintable():  # confluent_kafka ends the process if it finds no name of a group
-        raise HTTPException(404, "This is not the name of a group.")
     snapshot = console.snapshot()
     standing = None if snapshot is None else next((each for each in snapshot.groups if each.group == group), None)
     members, problem = described(console, group)
@@ -67,10 +65,10 @@ def _locks(console: Console, group: str) -> GroupLogStanding | None:
     connection = ConnectionSettings.make(
         bootstrap=console.settings.bootstrap, namespace=console.settings.namespace, client=console.settings.client
     )
-    consumer = (console.clients or confluent_clients()).consumer(log_reader_config(connection, group))
-    try:
-        with suppress(TopicMissingError, ConfigError):
+    with suppress(TopicMissingError, ConfigError):
+        consumer = (console.clients or confluent_clients()).consumer(log_reader_config(connection, group))
+        try:
             return read_group_log(consumer, console.names.group_log(group))
-        return None
-    finally:
-        consumer.close()
+        finally:
+            consumer.close()
+    return None

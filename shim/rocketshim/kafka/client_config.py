@@ -113,10 +113,12 @@ def merge(
         allow_code_settings: accept settings that run code.
 
     Raises:
-        ConfigError: a setting runs code, or a protected setting has another value.
+        ConfigError: a setting runs code, a protected setting has another value, or the group's name is blank.
     """
     merged = dict(defaults)
     is_consumer = "group.id" in required
+    if is_consumer:
+        _check_group(required["group.id"])
     for key, value in flat(user).items():
         name = _ALIASES.get(key, key)
         if not is_consumer and CONSUMER_ONLY.fullmatch(name):
@@ -145,6 +147,16 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(nested, Mapping):
         return dict(settings)
     return {key: value for key, value in settings.items() if key != _NESTED} | dict(nested)
+
+
+def _check_group(group: str) -> None:
+    """Refuse a name with which confluent_kafka ends the process: in C it is no text, or nothing is left of it."""
+    try:
+        is_name = bool(group.encode().partition(b"\0")[0].strip())
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise ConfigError(f"{group!r:.80} is not the name of a group: give a text that is not blank")
 
 
 def mask(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, PartitionStanding, conflicts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.errors import BrokerUnavailableError
+from rocketshim.errors import BrokerUnavailableError, ConfigError
 
 
 def commit(digest: str, subscription: str) -> str:
@@ -107,3 +107,9 @@ def test_commits_of_other_programs_and_on_the_retry_topic_are_not_conflicts() ->
     retries = standing(0, "rmq.retry.g", metadata=commit("e", "")), standing(1, "rmq.retry.g")
     assert conflicts(group(*retries), retry_topic="rmq.retry.g") == []
     assert conflicts(group(*retries)) != []
+
+
+@pytest.mark.parametrize("group", [" ", "\udcff"])
+def test_what_is_no_name_of_a_group_is_refused_before_the_cluster_is_asked(group: str) -> None:
+    with pytest.raises(ConfigError, match="is not the name of a group"):
+        GroupReader("127.0.0.1:1").read(group)

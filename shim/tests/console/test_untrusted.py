@@ -101,6 +101,11 @@ def test_a_name_that_no_topic_can_have_is_not_found(stage: Stage, topic: str) ->
         assert stage.browser().get(path.replace("{}", topic)).status_code == 404
 
 
+@pytest.mark.parametrize("group", ["%20", "%0a", "%00a", "a%00", "%ff", "a" * 300])
+def test_what_is_no_name_of_a_group_is_not_found(stage: Stage, group: str) -> None:
+    assert stage.browser().get(f"/groups/{group}").status_code == 404
+
+
 def test_a_redirect_never_leaves_the_console(stage: Stage) -> None:
     for topic in ("//evil.example", "https://evil.example", "\\\\evil", "\r\nset-cookie: x"):
         answer = stage.browser().get("/dead", params={"topic": topic})

@@ -48,6 +48,17 @@ def test_protected_settings_cannot_be_changed(user: dict[str, Any], required: di
         merged(user, required)
 
 
+@pytest.mark.parametrize("group", ["", " ", "\t\v\f\r\n", "\0a", " \0a", "\udcff", "a\udcff"])
+def test_a_group_with_which_the_client_would_end_the_process_is_refused(group: str) -> None:
+    with pytest.raises(ConfigError, match="is not the name of a group"):
+        merged({}, {"group.id": group})
+
+
+@pytest.mark.parametrize("group", ["g", " g ", "\u00a0", "%ff", "größe"])
+def test_every_other_group_of_another_program_is_accepted(group: str) -> None:
+    assert merged({}, {"group.id": group})["group.id"] == group
+
+
 @pytest.mark.parametrize("user", [{"acks": -1}, {"acks": "ALL"}, {"enable.idempotence": "true"}])
 def test_passing_a_protected_setting_with_our_value_is_accepted(user: dict[str, Any]) -> None:
     assert merged(user, dict(PROTECTED_PRODUCER))["acks"] == "all"
