@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rocketshim.admin.dead_letter_formats import read_foreign
-from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
+from rocketshim.errors import ConfigError, MalformedRecordError
 from rocketshim_topics import Envelope, Record, TopicNames, decode
 from rocketshim_topics.names import check_topic
 from rocketshim_topics.wire import read_headers
@@ -76,7 +76,7 @@ class Decoder:
             return DeadLetterRecord(message, message, envelope, dialect=name)
         try:
             first = self._fetch(check_topic(envelope.retry_topic or ""), *found.source)
-        except (ConfigError, TopicMissingError):
+        except ConfigError:
             first = None
         if first is None:
             return DeadLetterRecord(

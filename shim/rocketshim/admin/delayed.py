@@ -181,11 +181,7 @@ class DelayedReader:
         return sorted((record for queue in found.values() for record in queue), key=leaves_ms)[:most]
 
     def fetch(self, partition: int, offset: int) -> Any | None:
-        """Return the record at a partition and offset, waiting or not; None if it does not exist (any more).
-
-        Raises:
-            TopicMissingError: the schedule topic has no such partition.
-        """
+        """Return the record at a partition and offset, waiting or not; None if it does not exist (any more)."""
         message = self._reader.fetch(self._topic, partition, offset)
         return None if message is None or is_probe(message) else message
 

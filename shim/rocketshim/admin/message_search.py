@@ -40,10 +40,7 @@ def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
         at = Origin.parse(what)
     except ValueError as error:
         raise ConfigError(f"{what!r} is neither an id nor topic/partition/offset") from error
-    try:
-        message = reader.fetch(at.topic, at.partition, at.offset)
-    except TopicMissingError:
-        message = None
+    message = reader.fetch(at.topic, at.partition, at.offset)
     if message is not None:
         return RecordView.of(message, trusted=names.is_ours(at.topic)).id
     for entry in map(RecordView.of, reader.read(own_topics(reader, names))):

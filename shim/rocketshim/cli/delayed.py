@@ -28,11 +28,11 @@ from rocketshim.cli.records import (
     Where,
     counting,
     echo_safe,
+    parse_coordinates,
     say_limit,
     show_raw,
     show_table,
 )
-from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.wire import headers_shown
 
@@ -128,12 +128,10 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one record of the schedule topic with headers and body. Exit code 2 if it does not exist (any more)."""
-    partition, _, offset = coordinates.partition("/")
-    if not partition.isdecimal() or not offset.isdecimal():
-        raise ConfigError(f"{coordinates!r}: write PARTITION/OFFSET, as `rocketshim delayed ls` shows it")
+    at = parse_coordinates(coordinates, "delayed ls")
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
-        message = reader.fetch(int(partition), int(offset))
+        message = reader.fetch(*at)
     if message is None:
         typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)

@@ -11,7 +11,7 @@ from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.cli.records import echo_safe, show_table
+from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
@@ -141,10 +141,10 @@ def release(
     that is still running stops when it reads the release. A frozen owner cannot: when it wakes it may finish one call
     at the same time as the new owner. Only a sink that checks fencing tokens rejects that call.
     """
-    topic, _, number = queue.rpartition("/")
-    if not topic or not number.isdecimal():
-        raise ConfigError(f"{queue!r}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
-    wanted = MessageQueue(topic, queue_id=int(number))
+    topic, number = split_partition(queue)
+    if number is None:
+        raise ConfigError(f"{queue!r:.80}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
+    wanted = MessageQueue(topic, queue_id=number)
     log_topic, standing = _read(bootstrap, client_settings(client), namespace, group)
     record = release_record(standing, wanted)
     lock = standing.log.lock(wanted)

@@ -1,6 +1,7 @@
 """`rocketshim group reset`: move the positions of a group, after showing where to."""
 
 import json
+import re
 import time
 from dataclasses import asdict
 from typing import Annotated
@@ -13,7 +14,7 @@ from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
-from rocketshim.cli.records import echo_safe, show_table
+from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim_topics import TopicNames
 
 __all__ = ["EXAMPLE", "reset"]
@@ -60,7 +61,10 @@ def reset(
     """
     names = TopicNames(namespace)
     resetter = GroupResetter(bootstrap, names, client_settings(client))
-    topics = [f"{names.physical(name)}{slash}{part}" for name, slash, part in (_split(text) for text in topic or ())]
+    topics = [
+        names.physical(name) + ("" if number is None else f"/{number}")
+        for name, number in map(split_partition, topic or ())
+    ]
     plan = resetter.plan(group, topics, _target(to))
     if apply:
         resetter.apply(plan)
@@ -72,16 +76,10 @@ def reset(
         raise typer.Exit(FINDING)
 
 
-def _split(text: str) -> tuple[str, str, str]:
-    """Split `TOPIC/PARTITION`; only the last slash, because a retry topic is named after any group."""
-    name, slash, number = text.rpartition("/")
-    return (name, slash, number) if slash and number.isdecimal() else (text, "", "")
-
-
 def _target(to: str) -> ResetTarget:
     if to in {"earliest", "latest"}:
         return ResetTarget(latest=to == "latest")
-    if to.isdecimal():
+    if re.fullmatch("[0-9]{1,19}", to):
         return ResetTarget(offset=int(to))
     return ResetTarget(at_ms=past_ms(to, time.time_ns() // 1_000_000, "--to"))
 

@@ -16,7 +16,16 @@ from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.admin.redrive_planning import ensure_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, DryRun, Json, Namespace, client_settings
-from rocketshim.cli.records import Everything, Follow, Limit, echo_safe, say_limit, show_raw, show_table
+from rocketshim.cli.records import (
+    Everything,
+    Follow,
+    Limit,
+    echo_safe,
+    parse_coordinates,
+    say_limit,
+    show_raw,
+    show_table,
+)
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -48,13 +57,6 @@ def _select(
         entry = parked_record(message)
         if (reason is None or entry.reason.startswith(reason)) and topic in {None, entry.target}:
             yield message
-
-
-def _parse_coordinates(text: str) -> tuple[int, int]:
-    partition, _, offset = text.partition("/")
-    if not partition.isdecimal() or not offset.isdecimal():
-        raise ConfigError(f"{text!r}: write PARTITION/OFFSET, as `rocketshim parked ls` shows it")
-    return int(partition), int(offset)
 
 
 @app.command(epilog="Example: rocketshim parked ls --reason forbidden-target")
@@ -128,8 +130,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one parked record with headers and body. Exit code 2 if it does not exist (any more)."""
+    at = parse_coordinates(coordinates, "parked ls")
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        message = reader.fetch(TopicNames(namespace).parked, *_parse_coordinates(coordinates))
+        message = reader.fetch(TopicNames(namespace).parked, *at)
     if message is None:
         typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)
@@ -177,7 +180,7 @@ def redrive(
         raise ConfigError("--again needs --plan NAME, so that each record is sent once if you repeat the command")
     names, settings = TopicNames(namespace), client_settings(client)
     plan = f"parked-{plan_name or uuid.uuid4().hex[:12]}"
-    wanted = {_parse_coordinates(text) for text in coordinates or ()}
+    wanted = {parse_coordinates(text, "parked ls") for text in coordinates or ()}
     picked = _Selection(names, again=again, plan=plan)
     with TopicReader(bootstrap, client=settings) as reader:
         picked.log = read_log(reader, names.redrive_log)

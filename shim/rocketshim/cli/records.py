@@ -3,8 +3,9 @@
 import difflib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 from rich.console import Console
@@ -89,6 +90,8 @@ Follow = Annotated[
 ]
 
 
+_COORDINATES: Final = re.compile("([0-9]{1,19})/([0-9]{1,19})")
+_PARTITION: Final = re.compile("(.+)/([0-9]{1,19})")
 _PIPED_WIDTH = 200
 _COUNT_EVERY = 10_000
 _T = TypeVar("_T")
@@ -299,12 +302,33 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
     console(plain_lines).print(table)  # aligns the further lines of a value with its first one
 
 
+def parse_coordinates(text: str, command: str) -> tuple[int, int]:
+    """Return the numbers of `PARTITION/OFFSET`.
+
+    Args:
+        text: what the user typed.
+        command: the command that lists such coordinates, for the error.
+
+    Raises:
+        ConfigError: the text is not of that form.
+    """
+    found = _COORDINATES.fullmatch(text)
+    if found is None:
+        raise ConfigError(f"{text!r:.80}: write PARTITION/OFFSET, as `rocketshim {command}` shows it")
+    return int(found[1]), int(found[2])
+
+
+def split_partition(text: str) -> tuple[str, int | None]:
+    """Split `TOPIC/PARTITION` at its last slash, because a retry topic is named after any group; None: no partition."""
+    found = _PARTITION.fullmatch(text)
+    return (text, None) if found is None else (found[1], int(found[2]))
+
+
 def find(reader: TopicReader, decoder: Decoder, what: str, *, log: RedriveLog | None = None) -> RecordView | None:
     """Find a record of a topic by `partition/offset`, `topic/partition/offset` or message id; None if there is none."""
-    coordinates = what.removeprefix(f"{decoder.topic}/")
-    partition, _, offset = coordinates.partition("/")
-    if partition.isdecimal() and offset.isdecimal():
-        message = reader.fetch(decoder.topic, int(partition), int(offset))
+    at = _COORDINATES.fullmatch(what.removeprefix(f"{decoder.topic}/"))
+    if at is not None:
+        message = reader.fetch(decoder.topic, int(at[1]), int(at[2]))
         return None if message is None else RecordView.opened(decoder.open(message), log=log)
     for message in reader.read([decoder.topic]):
         entry = RecordView.opened(decoder.open(message), log=log)

@@ -21,6 +21,7 @@ from rocketshim.cli.records import (
     require_topic,
     say_limit,
     show_table,
+    split_partition,
 )
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -67,11 +68,11 @@ def peek(
         raise ConfigError("--newest and --since both say where to begin: use one of them")
     choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     names = TopicNames(namespace)
-    name, slash, number = topic.rpartition("/")
-    physical = names.physical(name if slash and number.isdecimal() else topic)
+    name, number = split_partition(topic)
+    physical = names.physical(name)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         require_topic(reader, physical, f"there is no topic {physical}")
-        keys = _partitions(reader, physical, int(number) if slash and number.isdecimal() else None)
+        keys = _partitions(reader, physical, number)
         entries = peeked(reader, keys, choice, last=limit if newest else None, follow=follow, trusted=names.is_ours)
         _show(entries, None if follow else limit, lines=as_json or follow, as_json=as_json)
     if (hint := choice.misnamed()) is not None:

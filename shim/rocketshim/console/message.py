@@ -1,7 +1,6 @@
 """One record in full, and the biography of its message."""
 
 import codecs
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +15,7 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
-from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
+from rocketshim.errors import ConfigError, NotAuthorizedError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Origin
 from rocketshim_topics.names import check_topic
@@ -58,11 +57,10 @@ def by_id(request: Request) -> Response:
     """Find a message by its id, in the records of the last day; with `everything`, in all."""
     console = Console.of(request)
     wanted = request.query_params.get("id", "").strip()
-    with suppress(ValueError):
-        at = Origin.parse(wanted)
+    if "/" in wanted:
         with console.reader() as reader:
-            if _fetch(reader, at.topic, at.partition, at.offset) is not None:
-                return RedirectResponse(console.url("message", at.topic, at.partition, at.offset), 303)
+            if _fetch(reader, wanted) is not None:
+                return RedirectResponse(console.url("message", *wanted.split("/")), 303)
     everything = bool(request.query_params.get("everything"))
     found: list[RecordView] = []
     read, steps = None, []
@@ -102,22 +100,24 @@ def _text(value: bytes) -> str | None:
 
 
 def _entry(console: Console, request: Request) -> RecordView:
-    at = request.path_params
+    topic = request.path_params["topic"]
     with console.reader() as reader, console.reader() as sources:
-        message = _fetch(reader, at["topic"], at["partition"], at["offset"])
+        message = _fetch(reader, "{topic}/{partition}/{offset}".format(**request.path_params))
         if message is None:
             raise HTTPException(404, "There is no such record (any more).")
         log = read_log(reader, console.names.redrive_log)
-        letter = Decoder(console.names, at["topic"], fetch=sources.fetch).open(message)
+        letter = Decoder(console.names, topic, fetch=sources.fetch).open(message)
         entry = RecordView.opened(letter, log=log)
-        is_dead = at["topic"].startswith(console.names.dead_letter_prefix) or letter.dialect not in {None, "unknown"}
+        is_dead = topic.startswith(console.names.dead_letter_prefix) or letter.dialect not in {None, "unknown"}
         return entry if is_dead or entry.plan is not None else replace(entry, state="")
 
 
-def _fetch(reader: TopicReader, topic: str, partition: int, offset: int) -> Any | None:
+def _fetch(reader: TopicReader, coordinates: str) -> Any | None:
+    """Return the record at `topic/partition/offset`; None: there is none, or these are no coordinates."""
     try:
-        return reader.fetch(check_topic(topic), partition, offset)
-    except (ConfigError, TopicMissingError):
+        at = Origin.parse(coordinates)
+        return reader.fetch(check_topic(at.topic), at.partition, at.offset)
+    except (ValueError, ConfigError):
         return None
 
 
@@ -132,16 +132,12 @@ def _backwards(reader: TopicReader, console: Console, entry: RecordView) -> list
             break
         seen.add(before)
         try:
-            at = Origin.parse(before)
-        except ValueError:
-            break
-        try:
-            message = _fetch(reader, at.topic, at.partition, at.offset)
+            message = _fetch(reader, before)
         except NotAuthorizedError:  # that topic is hidden, but this record is not
             message = None
         if message is None:
             break
-        found.append(RecordView.of(message, trusted=console.names.is_ours(at.topic)))
+        found.append(RecordView.of(message, trusted=console.names.is_ours(message.topic())))
     return [each for each in found if each.id == entry.id]
 
 

@@ -58,8 +58,8 @@ _PAGES: Final[dict[str, Page]] = {
     "/plans/{plan}/progress": plans.progress,
     "/plans/{plan}/file": plans.file,
     "/message": message.by_id,
-    "/message/{topic}/{partition:int}/{offset:int}": message.show,
-    "/message/{topic}/{partition:int}/{offset:int}/body": message.body,
+    "/message/{topic}/{partition}/{offset}": message.show,
+    "/message/{topic}/{partition}/{offset}/body": message.body,
 }
 """Path to the handler of a page. A handler only reads."""
 

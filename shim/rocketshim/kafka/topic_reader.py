@@ -270,8 +270,11 @@ class TopicReader:
         return None if first is None else first.timestamp()[1]
 
     def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
-        """Return the record at this offset, or None if there is none (any more)."""
-        low, high = self.bounds(topic, partition)
+        """Return the record at this offset, or None if there is none (any more), also no such topic or partition."""
+        try:
+            low, high = self.bounds(topic, partition)
+        except TopicMissingError:
+            return None
         if not low <= offset < high:
             return None
         first = next(self.read_spans({TopicPartitionKey(topic, partition): (offset, offset + 1)}), None)

@@ -285,7 +285,7 @@ def test_a_record_is_found_by_its_coordinates_if_it_exists(kafka: InMemoryKafka)
 
 def test_a_partition_beyond_kafkas_numbers_is_missing(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading, pytest.raises(TopicMissingError, match="there is no partition dlq/2147483648"):
-        reading.fetch("dlq", 2**31, 0)
+        reading.bounds("dlq", 2**31)
 
 
 def test_the_error_names_a_missing_topic(kafka: InMemoryKafka) -> None:

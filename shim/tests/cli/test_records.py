@@ -12,6 +12,7 @@ from confluent_kafka import Message as Record
 from rich.console import Console
 from rich.table import Table
 
+from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.message_search import message_id
 from rocketshim.admin.record_filter import RecordFilter, selecting
@@ -20,9 +21,11 @@ from rocketshim.admin.trace import TraceStep
 from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
-from rocketshim.cli.records import console, counting, echo_safe, show_list, show_one, show_raw
+from rocketshim.cli.records import console, counting, echo_safe, find, show_list, show_one, show_raw
 from rocketshim.cli.trace import _show
 from rocketshim.errors import ConfigError, FilterSyntaxError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import Envelope, TopicNames
 
 CREATED = [("TAGS", b"created"), ("price", b"11")]
@@ -74,6 +77,47 @@ def test_without_a_condition_there_is_no_hint() -> None:
 def test_a_key_that_is_not_utf_8_is_found_as_it_was_typed() -> None:
     choice = RecordFilter(where=None, tags=None, key="\udcff", since=None)
     assert [choice.wants(replace(_letter(0), key=key)) for key in (b"\xff", b"\\udcff", None)] == [True, False, False]
+
+
+@pytest.mark.parametrize("number", ["9" * 5_000, "٣", "+1", "1_0", "x"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("delayed show {}/0", "write PARTITION/OFFSET, as `rocketshim delayed ls` shows it"),
+        ("parked show 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
+        ("parked redrive 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
+        ("group release payments orders/{}", "write TOPIC/PARTITION, as `rocketshim group locks` shows it"),
+        ("group reset payments --topic orders/{} --to 0", "is not a topic name"),
+        ("topic peek orders/{}", "is not a topic name"),
+        ("group reset payments --to={}", "a duration before now"),
+    ],
+)
+def test_what_is_no_number_of_kafka_is_refused_before_a_broker_is_asked(
+    words: tuple[str, str], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, told = words
+    assert main([*command.format(number).split(" "), "--bootstrap", "127.0.0.1:1"]) == 1
+    assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ["0/0", "rmq.dlq.g/0/0", "m0"])
+def test_a_record_is_found_by_its_coordinates_or_id(what: str) -> None:
+    found = _found(what)
+    assert found is not None
+    assert found.at == "rmq.dlq.g/0/0"
+
+
+@pytest.mark.parametrize("what", ["0/1", "1/0", "2147483648/0", "0/9223372036854775808", f"0/{'9' * 5_000}", "0/٣", ""])
+def test_a_record_that_does_not_exist_is_not_found(what: str) -> None:
+    assert _found(what) is None
+
+
+def _found(what: str) -> RecordView | None:
+    kafka = InMemoryKafka()
+    kafka.create_topic("rmq.dlq.g", 1)
+    kafka.append("rmq.dlq.g", b"x", headers=[("SHIM", b"1"), ("UNIQ_KEY", b"m0")])
+    with TopicReader("memory:1", clients=kafka.clients(blocking=False)) as reader:
+        return find(reader, Decoder(TopicNames(), "rmq.dlq.g"), what)
 
 
 def test_coordinates_without_a_topic_are_refused_with_the_expected_form() -> None:

@@ -101,6 +101,14 @@ def test_a_name_that_no_topic_can_have_is_not_found(stage: Stage, topic: str) ->
         assert stage.browser().get(path.replace("{}", topic)).status_code == 404
 
 
+@pytest.mark.parametrize("number", ["9" * 5_000, "9223372036854775808", "2147483648", "7", "-1", "x", "%D9%A3"])
+def test_a_number_that_no_record_has_is_not_found(stage: Stage, number: str) -> None:
+    browser = stage.browser()
+    for path in ("/message/orders/0/{}", "/message/orders/{}/0", "/message/orders/0/{}/body"):
+        assert browser.get(path.replace("{}", number)).status_code == 404
+    assert browser.get(f"/message?id=orders/0/{number}").status_code == 200
+
+
 @pytest.mark.parametrize("group", ["%20", "%0a", "%00a", "a%00", "%ff", "a" * 300])
 def test_what_is_no_name_of_a_group_is_not_found(stage: Stage, group: str) -> None:
     assert stage.browser().get(f"/groups/{group}").status_code == 404
