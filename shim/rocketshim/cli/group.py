@@ -16,7 +16,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, co
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group
-from rocketshim.cli.options import OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings
+from rocketshim.cli.options import LONGEST_S, OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -92,6 +92,8 @@ def lag(
     """
     TopicNames(namespace)  # only checks the option: a group's name and offsets have no namespace
     every_s = parse_duration_ms(every) / 1_000
+    if not 0 < every_s <= LONGEST_S:
+        raise ConfigError(f"--every {every!r}: write a duration above 0 and of at most a day, such as 30s")
     settings = client_settings(client)
     groups = GroupReader(bootstrap, settings)
     with TopicReader(bootstrap, client=settings) as reader:
@@ -111,8 +113,12 @@ def lag(
 
 
 def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: str) -> list[str]:
-    lost, lag_now = (sum(row[column] for row in rows) for column in ("lost", counted))
-    found = [f"retention deleted {lost} offsets before the group read them"] if lost else []
+    found = [
+        f"{row['topic']}/{row['partition']}: retention deleted {row['lost']} offsets before the group read them"
+        for row in rows
+        if row["lost"]
+    ]
+    lag_now = sum(row[counted] for row in rows)
     if max_lag is not None and lag_now > max_lag:
         found.append(f"the lag is {lag_now}, above --max-lag {max_lag}")
     return found

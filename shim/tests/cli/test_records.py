@@ -21,6 +21,7 @@ from rocketshim.admin.trace import TraceStep
 from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
+from rocketshim.cli.group import _lag_findings
 from rocketshim.cli.records import console, counting, echo_safe, find, show_list, show_one, show_raw
 from rocketshim.cli.trace import _show
 from rocketshim.errors import ConfigError, FilterSyntaxError
@@ -98,6 +99,23 @@ def test_what_is_no_number_of_kafka_is_refused_before_a_broker_is_asked(
     command, told = words
     assert main([*command.format(number).split(" "), "--bootstrap", "127.0.0.1:1"]) == 1
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("every", ["0s", "200000d"])
+def test_an_interval_that_no_clock_waits_for_is_refused(every: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["group", "lag", "g", "--follow", "--every", every, "--bootstrap", "127.0.0.1:1"]) == 1
+    assert "--every" in capsys.readouterr().err
+
+
+def test_what_retention_took_is_reported_for_each_partition() -> None:
+    rows = [
+        {"topic": "orders", "partition": number, "lost": lost, "behind": 4} for number, lost in enumerate((0, 7, 2))
+    ]
+    assert _lag_findings(rows, 10, counted="behind") == [
+        "orders/1: retention deleted 7 offsets before the group read them",
+        "orders/2: retention deleted 2 offsets before the group read them",
+        "the lag is 12, above --max-lag 10",
+    ]
 
 
 @pytest.mark.parametrize("what", ["0/0", "rmq.dlq.g/0/0", "m0"])

@@ -6,6 +6,7 @@ None always means "could not be read"; `unread` has the reason. A check without 
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from rocketshim.admin.group_lag import GroupStanding
 from rocketshim_topics.layout import Layout
@@ -13,6 +14,8 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
 __all__ = ["Facts", "KeySample", "PartitionFacts", "QueueFacts", "Sample", "TopicFacts"]
+
+_WEEK_MS: Final = 604_800_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +155,24 @@ class Facts:
             cluster += ["--namespace", self.names.namespace]
         return shlex.join(["rocketshim", name, *words, *cluster])
 
+    @property
+    def levels_option(self) -> tuple[str, ...]:
+        """Return the level table as an option of commands; empty: it is the default one."""
+        levels = self.layout.levels
+        return () if levels == DelayLevels.default() else ("--delay-levels", str(levels))
+
     def init(self, *words: str) -> str:
         """Return an `init` command for these topics."""
-        layout, options = self.layout, []
-        if layout.levels != DelayLevels.default():
-            options += ["--delay-levels", str(layout.levels)]
+        layout, options = self.layout, list(self.levels_option)
         if layout.max_message_bytes != Layout(layout.names, layout.levels).max_message_bytes:
             options += ["--max-message-bytes", str(layout.max_message_bytes)]
         return self.command("init", *(f"--group={group}" for group in self.groups), *options, *words)
+
+    def keep_longer(self, topic: str) -> str:
+        """Return a command that doubles a topic's retention, at least to a week; `MS` if it is not known or endless."""
+        found = self.topics.get(topic)
+        text = "" if found is None or found.config is None else found.config.get("retention.ms", "")
+        return self.alter(topic, retention_ms=str(max(2 * int(text), _WEEK_MS)) if text.isdecimal() else "MS")
 
     def alter(self, topic: str, **settings: str) -> str:
         """Return a `kafka-configs.sh` command that sets settings of a topic (write dots as underscores)."""

@@ -44,7 +44,7 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
                     f"{group} on {each.topic}/{each.partition}",
                     f"retention deleted {each.lost} offsets that the group had not read",
                     "these messages are lost",
-                    f"consume faster, or raise the retention; what is left: {facts.command('group', 'lag', group)}",
+                    f"consume faster, or raise the retention: {facts.keep_longer(each.topic)}",
                 )
 
 

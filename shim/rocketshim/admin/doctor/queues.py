@@ -26,7 +26,7 @@ def worker(facts: Facts) -> Iterator[Finding]:
     standing = facts.standings.get(group)
     if standing is None:
         return
-    run = facts.command("worker", "--allow", "TOPIC")
+    run = facts.command("worker", "--allow", "TOPIC", *facts.levels_option)
     overdue_ms = max((_overdue_ms(facts, queue) for queue in facts.queues), default=0)
     waiting = sum(queue.behind for queue in facts.queues)
     if not standing.members and waiting:
@@ -55,7 +55,7 @@ def worker(facts: Facts) -> Iterator[Finding]:
             facts.names.schedule,
             f"retention deleted {lost} offsets that no worker had read",
             "these messages are lost",
-            f"raise retention.ms above the longest outage: {facts.init('--fix')}",
+            f"raise retention.ms above the longest outage: {facts.keep_longer(facts.names.schedule)}",
         )
 
 
@@ -82,7 +82,7 @@ def backlog(facts: Facts) -> Iterator[Finding]:
                 f"the oldest message has waited for {(facts.now_ms - head.appended_ms) // 1_000} s and is due to leave "
                 f"{_when(leaves_ms, facts.now_ms)}; retention.ms is {retention_ms}",
                 f"retention may delete undelivered messages of this queue from {_when(deleted_ms, facts.now_ms)} on",
-                facts.alter(facts.names.schedule, retention_ms=str(max(2 * retention_ms, 7 * 86_400_000))),
+                facts.keep_longer(facts.names.schedule),
             )
 
 

@@ -237,6 +237,24 @@ def test_a_suggested_command_is_quoted_for_a_shell() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("now", "wanted"), [("1209600000", "2419200000"), ("3600000", "604800000"), ("-1", "MS")])
+def test_what_retention_overtook_is_fixed_by_keeping_records_longer(now: str, wanted: str) -> None:
+    topics = {
+        **with_config("SCHEDULE_TOPIC_XXXX", retention_ms=now),
+        "orders": TopicFacts((WELL,), {"retention.ms": now}),
+    }
+    behind = GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))
+    facts = sound(topics=topics, standings={"rmq.sched": overtaken(), "g": behind}, queues=())
+    mends = {each.subject: each.mend for each in examine(facts) if each.check == "retention-overtook"}
+    for subject, topic in (("SCHEDULE_TOPIC_XXXX", "SCHEDULE_TOPIC_XXXX"), ("g on orders/0", "orders")):
+        assert mends[subject].endswith(f"--entity-name {topic} --add-config retention.ms={wanted}")
+
+
+def test_the_command_for_a_worker_has_the_level_table() -> None:
+    finding = only(sound(standings={"rmq.sched": worker(members=())}))
+    assert "worker --allow TOPIC --delay-levels '1s 5s 10s' --bootstrap" in finding.mend
+
+
 def test_no_value_of_a_secret_setting_is_shown() -> None:
     secrets = {"sasl.password": "canary", "ssl.key.pem": "canary", "sasl.oauthbearer.client.secret": "canary"}
     assert "canary" not in str(examine(sound(client=secrets)))
