@@ -4,6 +4,8 @@
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -37,6 +39,7 @@ from rocketshim.cli.records import (
 )
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
+from rocketshim_topics.redrive_log import RedriveLog
 
 app = typer.Typer(
     help="Show dead letters and why they failed (stats, ls, show; then: rocketshim trace ID), and send them again "
@@ -44,6 +47,17 @@ app = typer.Typer(
     epilog="Example: rocketshim dlq stats --bootstrap localhost:9092 --group payments",
     no_args_is_help=True,
 )
+
+
+@contextmanager
+def _dead_letters(
+    bootstrap: str, client: list[str] | None, names: TopicNames, group: str | None, topic: str | None
+) -> Iterator[tuple[TopicReader, Decoder, RedriveLog]]:
+    """Open the topic that `--group` or `--topic` names, and read what was sent again of it."""
+    settings = client_settings(client)
+    with TopicReader(bootstrap, client=settings) as reader, TopicReader(bootstrap, client=settings) as sources:
+        log = read_log(reader, names.redrive_log)
+        yield reader, Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch), log
 
 
 @app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")
@@ -62,11 +76,8 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Count dead letters by cause. The command reads and counts records; it does not subtract offsets."""
-    names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        log = read_log(reader, names.redrive_log)
-        decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
+    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
         counts = by_cause(counting(select(reader, decoder, choice, log=log)))
     if as_json:
         rows = [
@@ -118,11 +129,8 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the dead letters of a group, oldest first within a partition."""
-    names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        log = read_log(reader, names.redrive_log)
-        decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic))
+    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
         entries = select(reader, decoder, choice, follow=follow, log=log)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
@@ -139,13 +147,8 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one dead letter in full. Exit code 2 if it does not exist."""
-    names = TopicNames(namespace)
-    settings = client_settings(client)
-    with TopicReader(bootstrap, client=settings) as reader:
-        log = read_log(reader, names.redrive_log)
-        with TopicReader(bootstrap, client=settings) as sources:
-            decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
-            entry = find(reader, decoder, what, log=log)
+    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
+        entry = find(reader, decoder, what, log=log)
     if entry is None:
         typer.echo(f"no dead letter {what} in {decoder.topic}", err=True)
         raise typer.Exit(FINDING)
@@ -172,12 +175,7 @@ def export(
     everything: Everything = False,
 ) -> None:
     """Write complete dead letters as JSON Lines, with headers and bodies (as base64 where they are not text)."""
-    names = TopicNames(namespace)
     choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
-    settings = client_settings(client)
-    with TopicReader(bootstrap, client=settings) as reader:
-        log = read_log(reader, names.redrive_log)
-        with TopicReader(bootstrap, client=settings) as sources:
-            decoder = Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch)
-            for entry in select(reader, decoder, choice, log=log):
-                typer.echo(json.dumps(entry.as_json()))
+    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
+        for entry in select(reader, decoder, choice, log=log):
+            typer.echo(json.dumps(entry.as_json()))

@@ -107,6 +107,24 @@ def test_an_interval_that_no_clock_waits_for_is_refused(every: str, capsys: pyte
     assert "--every" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["ls", "stats", "export"])
+def test_a_share_groups_dead_letters_are_selected_by_the_headers_of_their_source(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = InMemoryKafka()
+    for topic in ("orders", "share-dlq"):
+        kafka.create_topic(topic, 1)
+    for offset, colour in enumerate((b"red", b"blue")):
+        kafka.append("orders", b"body", headers=[("colour", colour)])
+        source = [("topic", b"orders"), ("partition", b"0"), ("offset", b"%d" % offset)]
+        kafka.append("share-dlq", None, headers=[(f"__dlq.errors.{name}", value) for name, value in source])
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    words = ["--topic", "share-dlq", "--where", "colour = 'red'", "--bootstrap", "memory:1"]
+    assert main(["dlq", command, *words, *(["--json"] if command != "export" else [])]) == 0
+    shown = capsys.readouterr().out
+    assert len(shown.splitlines()) == 1 if command != "stats" else json.loads(shown)[0]["count"] == 1
+
+
 def test_what_retention_took_is_reported_for_each_partition() -> None:
     rows = [
         {"topic": "orders", "partition": number, "lost": lost, "behind": 4} for number, lost in enumerate((0, 7, 2))
