@@ -31,7 +31,7 @@ from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import mask, merge
 from rocketshim_topics.levels import DelayLevels
-from rocketshim_topics.names import check_group
+from rocketshim_topics.names import TopicNames, check_group
 
 __all__ = [
     "ConnectionSettings",
@@ -270,7 +270,7 @@ class WorkerSettings(ConnectionSettings):
 
     @model_validator(mode="after")
     def _check_group(self) -> Self:
-        if self.group is not None and not self.replay_everything:
+        if self.group not in {None, TopicNames(self.namespace).worker_group} and not self.replay_everything:
             raise ValueError(
                 f"group {self.group!r} is not the worker group of the namespace, so it would deliver everything in the "
                 "schedule topic again; leave group out, or set replay_everything if you intend that"

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Final
 
 from rocketshim.cli.run import missing_module, split_target
-from rocketshim.errors import RocketshimError
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.log_format import JsonLines, LogFormat, LogLevel, TextLines
 from rocketshim.worker.worker import DelayWorker
@@ -79,7 +78,7 @@ class WorkerThread:
     def __init__(self, bootstrap: str) -> None:
         self._worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, allow=("*",)))
         self._thread = threading.Thread(target=self._run, name="rocketshim-dev-worker", daemon=True)
-        self.error: RocketshimError | None = None
+        self.error: Exception | None = None
         self._thread.start()
 
     def stop(self) -> None:
@@ -90,7 +89,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             self._worker.run()
-        except RocketshimError as error:
+        except Exception as error:  # noqa: BLE001 - the top of the thread; `rocketshim dev` ends with it
             self.error = error
 
 

@@ -107,7 +107,7 @@ class Message:
         if not _is_bytes_or_none(self.body):
             raise MessageError(f"body is {_type(self.body)}: give bytes (text.encode()), or None for a tombstone")
         if not (isinstance(self.key, str) and _encodes(self.key)) and not _is_bytes_or_none(self.key):
-            raise MessageError(f"key is {_type(self.key)}: give bytes, text or None")
+            raise MessageError(f"key is {_type(self.key)}: give bytes, text that UTF-8 can encode, or None")
         if self.tag is not None:
             _check_tag(self.tag)
         put = object.__setattr__
@@ -250,7 +250,7 @@ def _checked_property(pair: object) -> Header:
         return (name, value)
     if isinstance(value, str) and _encodes(value):
         return (name, value.encode())
-    raise MessageError(f"property {name} is {_type(value)}: give text, bytes or None")
+    raise MessageError(f"property {name} is {_type(value)}: give bytes, text that UTF-8 can encode, or None")
 
 
 class MessageView(Generic[ValueT]):

@@ -1,6 +1,7 @@
 """`rocketshim send`: send one message, or one for each line of standard input, now or later."""
 
 import json
+import os
 import sys
 from typing import Annotated
 
@@ -65,7 +66,7 @@ def send(
         return Message(
             topic,
             text,
-            key=key,
+            key=None if key is None else os.fsencode(key),
             tag=tag,
             keys=tuple(business_key or ()),
             delay=delay,
@@ -74,8 +75,7 @@ def send(
             properties=properties,
         )
 
-    written = (body or "").encode(errors="surrogateescape")
-    first = None if lines else message(sys.stdin.buffer.read() if body == "-" else written)
+    first = None if lines else message(sys.stdin.buffer.read() if body == "-" else os.fsencode(body or ""))
     levels = delay_levels or DelayLevels.default()
     producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=client_settings(client))
     try:
@@ -91,8 +91,8 @@ def send(
         typer.echo(f"{result.msg_id} stored at {result.offset_msg_id}")
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _pair(text: str) -> tuple[str, bytes]:
     name, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--property {text!r}: write NAME=VALUE")
-    return name, value
+    return name, os.fsencode(value)

@@ -85,6 +85,7 @@ _NESTED: Final = "default.topic.config"  # confluent_kafka's former form for set
 _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
     "metadata.broker.list": "bootstrap.servers",
+    "message.timeout.ms": "delivery.timeout.ms",
 }
 _SECRET = re.compile(
     r"passw|secret|token|key\.pem|jaas|credential|passphrase|assertion"

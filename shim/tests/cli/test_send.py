@@ -66,9 +66,9 @@ def test_wrong_options_are_refused_before_a_broker_is_asked(
     assert told in capsys.readouterr().err
 
 
-def test_a_body_that_is_not_utf_8_is_sent_as_it_was_typed(
-    kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_not_utf_8_is_sent_as_it_was_typed(kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketshim.producer.producer.confluent_clients", kafka.clients)
-    assert main(["send", "orders", "x\udcff", "--bootstrap", "memory:1"]) == 0
-    assert bodies(kafka) == [b"x\xff"]
+    words = ["x\udcff", "--key", "k\udcff", "--property", "p=\udcff"]
+    assert main(["send", "orders", *words, "--bootstrap", "memory:1"]) == 0
+    [record] = kafka.records("orders")
+    assert (record.key(), record.value(), dict(record.headers() or ())["p"]) == (b"k\xff", b"x\xff", b"\xff")

@@ -38,6 +38,7 @@ def test_a_setting_that_runs_code_is_refused_unless_it_is_allowed(key: str) -> N
         ({"isolation.level": "read_uncommitted"}, {**PROTECTED_CONSUMER, "group.id": "g"}),
         ({"group.id": "other"}, {**PROTECTED_CONSUMER, "group.id": "g"}),
         ({"request.required.acks": 1}, PROTECTED_PRODUCER),
+        ({"message.timeout.ms": 1_000}, {"delivery.timeout.ms": 30_000}),
         ({"partitioner": "consistent"}, PROTECTED_PRODUCER),
         ({"default.topic.config": {"partitioner": "random"}}, PROTECTED_PRODUCER),
         ({"default.topic.config": {"auto.offset.reset": "latest"}}, {"group.id": "g", "auto.offset.reset": "earliest"}),
@@ -128,3 +129,10 @@ def test_another_worker_group_must_be_intended() -> None:
     with pytest.raises(ConfigError, match="deliver everything"):
         WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine")
     assert WorkerSettings.make(bootstrap="h:1", allow=("a",), group="mine", replay_everything=True).group == "mine"
+
+
+@pytest.mark.parametrize(("namespace", "group"), [("", "rmq.sched"), ("pay", "pay.rmq.sched")])
+def test_the_workers_own_group_may_be_named(namespace: str, group: str) -> None:
+    assert WorkerSettings.make(bootstrap="h:1", allow=("a",), namespace=namespace, group=group).group == group
+    with pytest.raises(ConfigError, match="not the worker group of the namespace"):
+        WorkerSettings.make(bootstrap="h:1", allow=("a",), namespace=f"{namespace}x", group=group)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rocketshim.cli.app import ERROR, main
-from rocketshim_local.dev import ConsumerProcess, PartLogs, _python_files
+from rocketshim_local.dev import ConsumerProcess, PartLogs, WorkerThread, _python_files
 
 
 @pytest.mark.parametrize(
@@ -65,3 +65,21 @@ def test_the_consumer_s_process_gets_the_log_options() -> None:
     assert running.args[-4:] == ["--log-format", "json", "--log-level", "debug"]  # type: ignore[index]
     assert running.wait(60) == ERROR, "the options are known, the module is not"
     process.stop()
+
+
+class BrokenWorker:
+    """A worker with a bug."""
+
+    def __init__(self, _: object) -> None: ...
+
+    def run(self) -> None:
+        raise KeyError("lane")
+
+    def stop(self) -> None: ...
+
+
+def test_any_error_that_ends_the_worker_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim_local.dev.DelayWorker", BrokenWorker)
+    worker = WorkerThread("127.0.0.1:1")
+    worker.stop()
+    assert repr(worker.error) == "KeyError('lane')"
