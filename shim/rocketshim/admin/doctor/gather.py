@@ -29,7 +29,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import EARLIEST, LATEST
+from rocketshim.kafka.positions import EARLIEST, LATEST, answer_of
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -124,7 +124,7 @@ def gather(
         )
 
 
-_REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.keys()
+_REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.keys() | {"group.id", "auto.offset.reset"}
 
 
 def _now_ms() -> int:
@@ -167,8 +167,8 @@ class _ClusterReader:
     def brokers(self) -> tuple[int, ...]:
         """Return the node ids of the running brokers. This is the first request, and it must succeed."""
         try:
-            nodes = self._admin.describe_cluster(request_timeout=_TIMEOUT_S).result(_TIMEOUT_S + 5).nodes
-        except (KafkaException, TimeoutError) as error:
+            nodes = answer_of(self._admin.describe_cluster(request_timeout=_TIMEOUT_S), _TIMEOUT_S).nodes
+        except KafkaException as error:
             raise BrokerUnavailableError(
                 f"no broker at {self._bootstrap} answered ({_text(error)}): check the address, the security settings "
                 f"(--client) and that a broker is up{self._groups.text()}"
@@ -181,7 +181,7 @@ class _ClusterReader:
         def request() -> Mapping[str, str] | None:
             resource = ConfigResource(ResourceType.BROKER, str(brokers[0]))
             [future] = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S).values()
-            entries = future.result(_TIMEOUT_S + 5)
+            entries = answer_of(future, _TIMEOUT_S)
             return {name: entry.value for name, entry in entries.items() if entry.value is not None}
 
         return self._request("settings of the brokers", request, None)
@@ -195,7 +195,7 @@ class _ClusterReader:
         )
         described = {}
         for name, future in futures.items():
-            found = self._request(f"topic {name}", partial(future.result, _TIMEOUT_S + 5), None)
+            found = self._request(f"topic {name}", partial(answer_of, future, _TIMEOUT_S), None)
             if found is not None:
                 described[name] = found
         states: dict[str, TopicState] = self._request(
@@ -233,7 +233,7 @@ class _ClusterReader:
                 list(standings), include_authorized_operations=True, request_timeout=_TIMEOUT_S
             )
             for group, future in futures.items():
-                found = self._request(f"rights on {group}", partial(future.result, _TIMEOUT_S + 5), None)
+                found = self._request(f"rights on {group}", partial(answer_of, future, _TIMEOUT_S), None)
                 allowed = None if found is None else _operations(found)
                 if allowed is not None:
                     operations[group] = allowed
