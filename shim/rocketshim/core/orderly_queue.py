@@ -278,11 +278,6 @@ class OrderlyQueue(Generic[MessageT]):
         return self._in_run is not None or bool(self._suspended)
 
     @property
-    def idle(self) -> bool:
-        """Whether everything that was put is committed."""
-        return self._tracker.idle
-
-    @property
     def next_offset(self) -> int | None:
         """The position to commit; None while nothing of this assignment is committed, and after `drop`."""
         return self._tracker.next_offset

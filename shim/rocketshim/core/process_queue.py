@@ -504,11 +504,6 @@ class ProcessQueue(Generic[MessageT]):
             return self._newest - (lowest if lowest is not None else self._pending[0][self._head_taken].offset() or 0)
         return self._tracker.span
 
-    @property
-    def idle(self) -> bool:
-        """Whether no message is pending or in flight."""
-        return not self._pending_count and self._tracker.idle
-
     def _await_hop(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
         if messages:
             chunk.awaiting_hop = (chunk.awaiting_hop or set()) | {message.offset() or 0 for message in messages}

@@ -117,7 +117,7 @@ def test_without_auto_commit_success_leaves_the_batch_open_until_commit() -> Non
     taken(made, 1)
     answer(made, BatchAnswer(1, COMMIT, auto_commit=False))
     assert made.next_offset == 10
-    assert made.idle
+    assert made.msg_count == 0
 
 
 def test_rollback_puts_everything_since_the_last_commit_back_with_its_counts() -> None:
@@ -346,13 +346,13 @@ def test_a_pause_restarts_the_minute(pause: str) -> None:
 def test_counts_bytes_and_span_cover_unfinished_messages() -> None:
     made: OrderlyQueue[Msg] = OrderlyQueue()
     made.put([Msg(3, size_bytes=10), Msg(9, size_bytes=5)])
-    assert (made.msg_count, made.msg_bytes, made.span, made.idle) == (2, 15, 6, False)
+    assert (made.msg_count, made.msg_bytes, made.span) == (2, 15, 6)
     taken(made, 1)
     answer(made, BatchAnswer(1, auto_commit=False))
     assert (made.msg_count, made.msg_bytes, made.span) == (2, 15, 6)
     taken(made, 1)
     answer(made, BatchAnswer(1, COMMIT, auto_commit=False))
-    assert (made.msg_count, made.msg_bytes, made.span, made.idle) == (0, 0, 0, True)
+    assert (made.msg_count, made.msg_bytes, made.span) == (0, 0, 0)
 
 
 def test_messages_that_were_not_begun_are_put_back_in_order() -> None:
@@ -377,7 +377,6 @@ def snapshot(made: OrderlyQueue[Msg]) -> tuple[object, ...]:
         made.busy,
         list(made._pending),
         made._in_run and list(made._in_run),
-        made.idle,
         made.span,
     )
 
@@ -490,7 +489,7 @@ def test_several_keys_may_fail_independently_in_one_run() -> None:
     answer(made, BatchAnswer(2), now_ms=2_000)
     assert taken(made, now_ms=2_000) == [4]
     answer(made, BatchAnswer(1), now_ms=2_000)
-    assert (made.next_offset, made.idle) == (6, True)
+    assert (made.next_offset, made.msg_count) == (6, 0)
 
 
 def test_several_dead_letters_of_one_run_are_stored_in_any_order() -> None:
@@ -747,7 +746,6 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
         assert made.next_offset == model.next_offset
         assert made.reconsume_counts == model.open_counts
         assert made.msg_count == len(model.offsets) - len(model.done)
-        assert made.idle == (len(model.offsets) == len(model.done))
         assert made._counts.keys() <= set(model.offsets) - model.done, "counts of finished messages are forgotten"
         assert made._open_dead <= {message.offset() for message in made._open}
         assert [s.until_ms for s in suspended(actions)] in ([], [model.not_before_ms])
@@ -804,7 +802,7 @@ def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
         dead_letters += [offset for offset, _ in dead(answer(made, *answers, now_ms=now_ms))]
         prefix = next((o for o in range(put) if o not in {*finished, *dead_letters}), put)
         assert made.next_offset == (prefix or None)
-    assert made.idle
+    assert made.msg_count == 0
     assert sorted(dead_letters) == sorted(o for o, count in failures.items() if o < len(keys) and 0 <= limit < count)
 
 
@@ -839,7 +837,7 @@ def test_messages_skipped_behind_a_finished_message_finish_with_it() -> None:
     ]  # a listener thread moves skipped messages to the front
     made.report([BatchAnswer(1, skipped=True), BatchAnswer(1)], 0)
     assert made.next_offset == 2
-    assert made.idle
+    assert made.msg_count == 0
 
 
 def test_a_failure_before_the_listener_leaves_open_messages_open() -> None:
@@ -853,7 +851,7 @@ def test_a_failure_before_the_listener_leaves_open_messages_open() -> None:
     answer(made, BatchAnswer(1, ROLLBACK, auto_commit=False))
     assert taken(made, now_ms=60_000) == [0, 2], "the dead-lettered message is not delivered again"
     answer(made, BatchAnswer(2, COMMIT, auto_commit=False), now_ms=60_000)
-    assert (made.next_offset, made.idle) == (3, True)
+    assert (made.next_offset, made.msg_count) == (3, 0)
 
 
 @given(st.randoms(use_true_random=False))
@@ -887,4 +885,4 @@ def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(sourc
         if run is not None:
             made.report([BatchAnswer(len(run.messages))], now_ms)
     assert made.next_offset == end
-    assert made.idle
+    assert made.msg_count == 0
