@@ -162,8 +162,8 @@ class RedriveLog:
     """
 
     def __init__(self, records: Iterable[RedriveRecord | None] = ()) -> None:
-        self._settled: dict[str, dict[tuple[int, int], Settled]] = {}
-        self._by_plan: set[tuple[str, str, int, int]] = set()
+        self._settled: dict[str, dict[tuple[int, int], tuple[State, str, str]]] = {}
+        self._by_plan: dict[tuple[str, str], set[tuple[int, int]]] = {}
         self._last: dict[str, BeginRecord] = {}
         self._sessions: set[str] = set()
         for record in records:
@@ -175,10 +175,10 @@ class RedriveLog:
             self._last[record.source] = record
             self._sessions.add(record.session)
         elif isinstance(record, MarkRecord):
-            letters = self._settled.setdefault(record.source, {})
-            for partition, offset, digest in record.letters:
-                letters[partition, offset] = Settled(record.state, record.plan, digest)
-                self._by_plan.add((record.source, record.plan, partition, offset))
+            state, plan = record.state, record.plan
+            letters = {(partition, offset): (state, plan, digest) for partition, offset, digest in record.letters}
+            self._settled.setdefault(record.source, {}).update(letters)
+            self._by_plan.setdefault((record.source, plan), set()).update(letters)
 
     def settled(self, source: str, partition: int, offset: int, digest: str | None) -> Settled | None:
         """Return what was done with a dead letter; None if nothing.
@@ -190,11 +190,11 @@ class RedriveLog:
             digest: of the record there; None: not known and not compared.
         """
         found = self._settled.get(source, {}).get((partition, offset))
-        return found if found is not None and digest in {None, found.digest} else None
+        return None if found is None or digest not in {None, found[2]} else Settled(*found)
 
     def is_done(self, plan: str, source: str, partition: int, offset: int) -> bool:
         """Return whether this plan has already redriven or discarded a dead letter."""
-        return (source, plan, partition, offset) in self._by_plan
+        return (partition, offset) in self._by_plan.get((source, plan), ())
 
     def is_marked(self, source: str, partition: int, offset: int) -> bool:
         """Return whether an offset has any mark, so that computing the digest is worthwhile."""
