@@ -12,7 +12,7 @@ This module adds::
     ├── StaleMessageError          the message belongs to an assignment that has ended; nothing was sent
     ├── ConsumerError              the consumer cannot continue
     │   └── OffsetStoreError       the local file of offsets cannot be used
-    ├── GroupActiveError           members of the group run; nothing was changed
+    ├── GroupActiveError           members of the group are running; nothing was changed
     ├── WorkerError                the worker cannot continue
     ├── RedriveError               a redrive cannot continue; the redrive log records what was sent
     ├── LocalBrokerError           the local broker cannot be prepared or started

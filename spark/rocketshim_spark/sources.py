@@ -34,7 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketshim.kafka.positions import answer_of, group_positions
+from rocketshim.kafka.positions import answer_of, group_positions, listed_groups
 from rocketshim_topics import provision
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import (
@@ -159,12 +159,9 @@ class Cluster:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
         try:
-            found = answer_of(self._admin.list_consumer_groups(request_timeout=_TIMEOUT_S), _TIMEOUT_S)
+            return listed_groups(self._admin, _TIMEOUT_S)
         except KafkaException as error:
             raise self._to_cluster_error(error, "the consumer groups") from error
-        if found.errors:  # one broker failed; without its groups' positions many messages would be reported as open
-            raise self._to_cluster_error(found.errors[0], "the consumer groups")
-        return sorted(each.group_id for each in found.valid)
 
     def committed(self, group: str, topics: Collection[str]) -> dict[TopicPartitionKey, int]:
         """Return the committed positions of a group on these topics: (topic, partition) to the next offset to read.

@@ -1,9 +1,10 @@
 """The parts of `sources` that need no broker."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
-from confluent_kafka import TopicCollection
+from confluent_kafka import KafkaError, TopicCollection
 
 from rocketshim_spark import sources
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, since
@@ -21,6 +22,22 @@ class Silent:
 
     def describe_topics(self, topics: TopicCollection, **_: object) -> dict[str, Future[None]]:
         return {name: Future() for name in topics.topic_names}
+
+
+class Half:
+    """An admin client of two brokers, of which one does not answer."""
+
+    def list_consumer_groups(self, **_: object) -> Future[SimpleNamespace]:
+        answer: Future[SimpleNamespace] = Future()
+        answer.set_result(SimpleNamespace(valid=[], errors=[KafkaError(KafkaError._TIMED_OUT)]))
+        return answer
+
+
+def test_groups_of_a_broker_that_does_not_answer_are_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster("127.0.0.1:1")
+    monkeypatch.setattr(cluster, "_admin", Half())
+    with pytest.raises(BrokerUnavailableError, match="did not answer a request for the consumer groups"):
+        cluster.groups()
 
 
 def test_a_request_without_an_answer_is_reported_as_brokers_that_do_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,15 @@ from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import LastClientError, confluent_admin, confluent_clients
-from rocketshim.kafka.positions import EARLIEST, LATEST, LOOK_AGAIN_S, answer_of, group_positions, listed_offsets
+from rocketshim.kafka.positions import (
+    EARLIEST,
+    LATEST,
+    LOOK_AGAIN_S,
+    answer_of,
+    group_positions,
+    listed_groups,
+    listed_offsets,
+)
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
@@ -222,10 +230,7 @@ class GroupReader:
             ClusterError: any other error of the cluster.
         """
         try:
-            answer = answer_of(self.admin.list_consumer_groups(request_timeout=_TIMEOUT_S), _TIMEOUT_S)
-            if answer.errors:
-                raise answer.errors[0]
-            names = sorted(each.group_id for each in answer.valid)
+            names = listed_groups(self.admin, _TIMEOUT_S)
             futures = self.admin.describe_consumer_groups(names, request_timeout=_TIMEOUT_S) if names else {}
         except KafkaException as error:
             raise typed_error(error, "the list of groups", self.text()) from error

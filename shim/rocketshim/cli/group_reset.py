@@ -56,8 +56,7 @@ def reset(
 ) -> None:
     """Show where the positions of a group would be, and with --apply move them there.
 
-    Exit code 2 if the plan cannot be applied, because members are running, or because the group consumes in order and
-    its log keeps later positions. With --apply this is an error: exit code 1.
+    Exit code 2 if the plan cannot be applied, because members are running. With --apply this is an error: exit code 1.
     """
     names = TopicNames(namespace)
     resetter = GroupResetter(bootstrap, names, client_settings(client))

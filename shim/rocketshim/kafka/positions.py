@@ -23,6 +23,7 @@ __all__ = [
     "answer_of",
     "committed_positions",
     "group_positions",
+    "listed_groups",
     "listed_offsets",
 ]
 
@@ -117,6 +118,18 @@ def listed_offsets(
             if error.args[0].code() not in MISSING:
                 raise
     return found
+
+
+def listed_groups(admin: AdminClient, timeout_s: float) -> list[str]:
+    """Return the names of all consumer groups that the principal may see, sorted.
+
+    Raises:
+        KafkaException: the cluster refused, or a broker did not answer in time, whose groups would be missing.
+    """
+    found = answer_of(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
+    if found.errors:
+        raise KafkaException(found.errors[0])  # each is a KafkaError, whatever the client's documentation says
+    return sorted(each.group_id for each in found.valid)
 
 
 def answer_of(future: Any, timeout_s: float) -> Any:

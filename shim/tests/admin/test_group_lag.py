@@ -3,7 +3,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ class Cluster:
 
     def list_consumer_groups(self, **_: object) -> "Future[Any]":
         answer: Future[Any] = Future()
-        errors = [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
+        errors = [KafkaError(KafkaError._TIMED_OUT)]
         answer.set_result(SimpleNamespace(valid=[SimpleNamespace(group_id="a")], errors=errors))
         return answer
 
