@@ -14,6 +14,7 @@ The server listens on the configured address. The default is this machine only, 
 import importlib.metadata
 import json
 import platform
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -164,8 +165,8 @@ def address(text: str, option: str = "--health") -> tuple[str, int]:
         ConfigError: the text has no valid port.
     """
     host, _, port = text.rpartition(":")
-    if not port.isdecimal() or int(port) > 65_535:
-        raise ConfigError(f"{option} {text!r}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
+    if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65_535:
+        raise ConfigError(f"{option} {text!r:.80}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

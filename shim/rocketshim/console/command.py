@@ -158,6 +158,10 @@ def _serve(settings: ConsoleSettings) -> None:
         h11_max_incomplete_event_size=32_768,
         **tls,
     )
+    try:
+        config.load()
+    except OSError as error:  # of the certificate: ssl.SSLError is one, too
+        raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
     _share_heaps()
     for line in _welcome(settings, token):
         typer.echo(line, err=True)

@@ -61,7 +61,12 @@ def checked_urls(urls: Iterable[str]) -> tuple[str, ...]:
     """
     checked = tuple(urls)
     for url in checked:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError:  # its text may have the password
+            raise ConfigError(
+                "a worker URL is not valid: write http://HOST:PORT, for example http://[::1]:80"
+            ) from None
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise ConfigError(f"worker URL {url!r}: write http://HOST:PORT, for example http://worker-1:8080")
         if "@" in parts.netloc:

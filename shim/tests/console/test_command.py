@@ -3,6 +3,7 @@
 import html
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,6 +46,14 @@ def test_a_broken_line_of_the_users_file_is_refused_without_its_content(line: st
 def test_the_console_needs_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["console"]) == 1
     assert "--bootstrap" in capsys.readouterr().err
+
+
+def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "cert.pem"
+    file.write_text("no certificate")
+    words = ["--tls-cert", str(file), "--tls-key", str(file), "--state-dir", str(tmp_path)]
+    assert main(["console", "--bootstrap", "127.0.0.1:1", *words]) == 1
+    assert f"--tls-cert {file}, --tls-key {file}: " in capsys.readouterr().err
 
 
 def test_each_page_names_a_command_that_exists_with_its_options(stage: Stage) -> None:

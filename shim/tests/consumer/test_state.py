@@ -216,7 +216,7 @@ def test_the_label_of_a_failure(name: str, expected: str) -> None:
     assert return_type_of(name) is ConsumeReturnType(expected)
 
 
-@pytest.mark.parametrize("text", ["", "host", "host:", "1.2.3.4:99999", "x:-1"])
+@pytest.mark.parametrize("text", ["", "host", "host:", "1.2.3.4:99999", "x:-1", "9" * 5_000])
 def test_an_address_without_a_port_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="PORT"):
         address(text)

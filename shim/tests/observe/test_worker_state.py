@@ -110,7 +110,9 @@ def test_an_address_where_nothing_listens_has_an_error() -> None:
     assert "refused" in found.trouble
 
 
-@pytest.mark.parametrize("url", ["worker-1:8080", "file:///etc/passwd", "http://", "http://a/?x=1", "http://u:p@a:1"])
+@pytest.mark.parametrize(
+    "url", ["worker-1:8080", "file:///etc/passwd", "http://", "http://a/?x=1", "http://u:p@a:1", "http://u:p@[::1"]
+)
 def test_what_is_no_address_is_refused_without_a_password_in_the_error(url: str) -> None:
     with pytest.raises(ConfigError, match="worker") as raised:
         checked_urls([url])
