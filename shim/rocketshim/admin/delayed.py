@@ -182,18 +182,14 @@ class DelayedReader:
 
     def fetch(self, partition: int, offset: int) -> Any | None:
         """Return the record at a partition and offset, waiting or not; None if it does not exist (any more)."""
+        self._count()
         message = self._reader.fetch(self._topic, partition, offset)
         return None if message is None or is_probe(message) else message
 
     def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
-        count = self._reader.topics().get(self._topic)
-        if not count:
-            raise TopicMissingError(
-                f"the topic {self._topic} does not exist; create it with: rocketshim init. {OR_HIDDEN}"
-            )
         spans = {}
-        for item in self._positions(count):
+        for item in self._positions(self._count()):
             low, high = self._reader.bounds(self._topic, item.partition)
             start = max(low, item.offset)
             if everywhere or start < high:
@@ -209,6 +205,15 @@ class DelayedReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _count(self) -> int:
+        """Return the number of partitions of the topic, which must exist."""
+        count = self._reader.topics().get(self._topic)
+        if not count:
+            raise TopicMissingError(
+                f"the topic {self._topic} does not exist; create it with: rocketshim init. {OR_HIDDEN}"
+            )
+        return count
 
     def _positions(self, count: int) -> list[TopicPartition]:
         """Return the worker's committed positions of the first `count` partitions."""

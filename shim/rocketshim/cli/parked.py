@@ -22,6 +22,7 @@ from rocketshim.cli.records import (
     Limit,
     echo_safe,
     parse_coordinates,
+    require_topic,
     say_limit,
     show_raw,
     show_table,
@@ -130,9 +131,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show one parked record with headers and body. Exit code 2 if it does not exist (any more)."""
-    at = parse_coordinates(coordinates, "parked ls")
+    at, topic = parse_coordinates(coordinates, "parked ls"), TopicNames(namespace).parked
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        message = reader.fetch(TopicNames(namespace).parked, *at)
+        message = reader.fetch(require_topic(reader, topic, f"there is no topic {topic}"), *at)
     if message is None:
         typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)

@@ -107,6 +107,20 @@ def test_an_interval_that_no_clock_waits_for_is_refused(every: str, capsys: pyte
     assert "--every" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["parked", "delayed"])
+def test_a_record_that_does_not_exist_is_told_from_a_topic_that_does_not(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka = InMemoryKafka()
+    for topic in (TopicNames().parked, TopicNames().schedule):
+        kafka.create_topic(topic, 1)
+    for module in ("rocketshim.kafka.topic_reader", "rocketshim.admin.delayed"):
+        monkeypatch.setattr(f"{module}.confluent_clients", lambda: kafka.clients(blocking=False))
+    assert [main([command, "show", at, "--bootstrap", "memory:1"]) for at in ("0/0", "7/0")] == [2, 2]
+    assert main([command, "show", "0/0", "--bootstrap", "memory:1", "--namespace", "nobodys"]) == 1
+    assert "topic nobodys." in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["ls", "stats", "export"])
 def test_a_share_groups_dead_letters_are_selected_by_the_headers_of_their_source(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
