@@ -127,9 +127,8 @@ def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: s
 def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> list[dict[str, Any]]:
     waiting = [each for each in standing.partitions if each.behind > 0]
     records = count(reader, waiting) if exact else None
-    oldest = {
-        TopicPartitionKey.of(each): reader.first_time_ms(each.topic, each.partition, each.position) for each in waiting
-    }
+    unread = {TopicPartitionKey.of(each): (max(each.position, each.low or 0), each.end or 0) for each in waiting}
+    oldest = {key: record.timestamp()[1] for key, record in reader.first_records(unread).items()}
     return [
         {
             "topic": each.topic,

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.message_search import message_id
 from rocketshim.admin.record_filter import RecordFilter, selecting
@@ -21,12 +22,12 @@ from rocketshim.admin.trace import TraceStep
 from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
-from rocketshim.cli.group import _lag_findings
+from rocketshim.cli.group import _lag_findings, _lag_rows
 from rocketshim.cli.records import console, counting, echo_safe, find, show_list, show_one, show_raw
 from rocketshim.cli.trace import _show
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.testing import InMemoryKafka
+from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import Envelope, TopicNames
 
 CREATED = [("TAGS", b"created"), ("price", b"11")]
@@ -137,6 +138,23 @@ def test_a_share_groups_dead_letters_are_selected_by_the_headers_of_their_source
     assert main(["dlq", command, *words, *(["--json"] if command != "export" else [])]) == 0
     shown = capsys.readouterr().out
     assert len(shown.splitlines()) == 1 if command != "stats" else json.loads(shown)[0]["count"] == 1
+
+
+def test_the_oldest_unread_records_of_all_partitions_are_read_together() -> None:
+    clock = VirtualClock()
+    kafka = InMemoryKafka(clock)
+    kafka.create_topic("orders", 3)
+    times = []
+    for partition in (0, 0, 1, 2):
+        kafka.append("orders", b"x", partition=partition)
+        times.append(clock.wall_ms())
+        clock.advance(1_000)
+    ends, positions = (2, 1, 1), (1, 0, 1)
+    partitions = [PartitionStanding("orders", n, positions[n], low=0, end=ends[n], member=None) for n in range(3)]
+    with TopicReader("memory:1", clients=kafka.clients(blocking=False)) as reader:
+        reader.bounds = None  # type: ignore[assignment,method-assign]  # that would be two requests for each partition
+        rows = _lag_rows(reader, GroupStanding("g", "EMPTY", (), tuple(partitions)), exact=False)
+    assert [row["oldest_ms"] for row in rows] == [times[1], times[2], None]
 
 
 def test_what_retention_took_is_reported_for_each_partition() -> None:
