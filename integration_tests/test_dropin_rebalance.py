@@ -288,7 +288,7 @@ def test_a_handled_retry_is_not_read_again_if_a_broker_does_not_know_the_partiti
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = stage.consumer(**{"auto.offset.reset": "latest"})
-    consumer._ensure_topics()  # type: ignore[attr-defined]
+    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
     stage.send(b"handled", b"waits", topic=stage.retry)
     stage.commit(TopicPartition(stage.retry, 0, 1))
     consumer.subscribe([stage.topic])

@@ -397,7 +397,8 @@ def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(fleet: 
     fleet.join("a", Q0)
     fleet.turn()
     writer = fleet.members["a"]._writer
-    make, made = writer._make_producer, []
+    make = writer._make_producer
+    made: list[Any] = []
 
     def refused() -> Any:
         made.append(make())
