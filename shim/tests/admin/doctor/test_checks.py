@@ -245,9 +245,9 @@ def test_what_retention_overtook_is_fixed_by_keeping_records_longer(now: str, wa
     }
     behind = GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))
     facts = sound(topics=topics, standings={"rmq.sched": overtaken(), "g": behind}, queues=())
-    mends = {each.subject: each.mend for each in examine(facts) if each.check == "retention-overtook"}
+    fixes = {each.subject: each.mend for each in examine(facts) if each.check == "retention-overtook"}
     for subject, topic in (("SCHEDULE_TOPIC_XXXX", "SCHEDULE_TOPIC_XXXX"), ("g on orders/0", "orders")):
-        assert mends[subject].endswith(f"--entity-name {topic} --add-config retention.ms={wanted}")
+        assert fixes[subject].endswith(f"--entity-name {topic} --add-config retention.ms={wanted}")
 
 
 def test_the_command_for_a_worker_has_the_level_table() -> None:
