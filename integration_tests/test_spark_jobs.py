@@ -248,6 +248,7 @@ def test_positions_of_one_group_are_noted_with_the_workers(
     view = open_lake(spark, lake, namespace=day.namespace)
     assert set(view.snapshot.committed) == {day.group, TopicNames(day.namespace).worker_group}
     assert view.caveats == ()
+    assert day.topic in view.landed
     mistyped = f"{day.namespace}x"
     assert main(["land", day.topic, "--lake", f"{lake}/x", "--bootstrap", day.bootstrap, "--namespace", mistyped]) == 0
     assert f"found no shim topic in namespace {mistyped!r}" in capsys.readouterr().err

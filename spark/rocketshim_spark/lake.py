@@ -173,8 +173,11 @@ def read_gaps(spark: SparkSession, lake: str, version: int | None = None) -> Dat
 
 
 def read_topics(spark: SparkSession, lake: str) -> DataFrame:
-    """Return the landed topics, each once, with its Kafka id; empty if there are none."""
-    return table_or_empty(spark, f"{lake.rstrip('/')}/topics", TOPICS_SCHEMA).dropDuplicates(["topic"])
+    """Return the landed topics, each once, with its Kafka id and its first landing; empty if there are none."""
+    # If two landings ran at the same time, both may have recorded the same topic.
+    found = table_or_empty(spark, f"{lake.rstrip('/')}/topics", TOPICS_SCHEMA).groupBy("topic")
+    at = "first_landed_at"
+    return found.agg(F.min_by("topic_id", at).alias("topic_id"), F.min(at).alias(at))
 
 
 def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) -> Snapshot:

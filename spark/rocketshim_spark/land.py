@@ -166,7 +166,9 @@ def land(
         gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake, gaps)}, recorded)
     now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
-    new_ids = [(topic, topic_id, now) for topic, topic_id in ids.items() if topic not in known]
+    # With the time of the positions: a report on an older version, or after a landing that was killed here, knows from
+    # it that the topic's records are not among its own.
+    new_ids = [(topic, topic_id, taken_at) for topic, topic_id in ids.items() if topic not in known]
     _append(spark, f"{lake}/topics", new_ids, TOPICS_SCHEMA)
     _write_gaps(spark, lake, gaps, now)
 

@@ -113,12 +113,20 @@ class OpenLake:
 
     @property
     def landed(self) -> frozenset[str]:
-        """The names of the landed topics."""
-        return frozenset(row.topic for row in self.topics().collect())
+        """The names of the topics that were landed by the time of the snapshot; all, if none was recorded."""
+        topics = self.topics()
+        if self.snapshot.taken_at is not None:
+            topics = topics.filter(F.col("first_landed_at") <= F.lit(self.snapshot.taken_at))
+        return frozenset(row.topic for row in topics.collect())
 
     def lifecycles(self) -> DataFrame:
         """Return the lifecycle of every message, as `lineage.transform` computes it."""
-        params = lineage.LineageParams(namespace=self.namespace, committed=self.snapshot.committed, landed=self.landed)
+        params = lineage.LineageParams(
+            namespace=self.namespace,
+            committed=self.snapshot.committed,
+            landed=self.landed,
+            taken_at=self.snapshot.taken_at,
+        )
         return lineage.transform(self.events, params)
 
     lives = lifecycles  # the former name, which scripts may use

@@ -113,9 +113,9 @@ def lifecycle(
 
     history = sorted(history, key=lambda each: (each.step, each.stored.at_ms, each.stored.where))
     newest = history[-1].step
-    replay, attempt, step = newest
+    _, attempt, step = newest
     under_way = any(not reached(each) for each in history if each.step == newest)
-    failed = attempt > 0 or replay > 0
+    failed = any(each.step[1] > 0 for each in history) or history[-1].says.fail_class is not None
     if step == DEAD:
         state = "dead"
     elif step == PARKED:

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim_spark import events
-from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage
+from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_topics import Message, decode, hops
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -209,6 +209,70 @@ def test_a_group_without_a_position_on_the_topic_misses_no_first_delivery(spark:
     planted = {(uid, reason) for _, uid, reason, _ in world.truth.residual}
     assert {(row.msg_id, row.reason) for row in missing} == planted
     assert len(planted) == 3
+
+
+def test_a_message_that_was_sent_and_failed_during_the_landing_misses_no_first_delivery(spark: SparkSession) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    for at, uid in ((START_MS, "lost"), (NOW_MS, "during")):
+        message = Message("orders", b"", key="k")
+        first = log.add(hops.source_record(message, NAMES, uniq_key=uid, born_ms=at), at, landed=False)
+        failure = hops.Failure("Timeout", "no 1", at + 1)
+        out = hops.retry(
+            first, NAMES, LEVELS, group="g", trusted=False, failure=failure, reconsume_times=1,
+            level=None, delay_ms=None, lane=0,
+        )  # fmt: skip
+        log.add(out, at + 1)
+    committed = {"g": {TopicPartitionKey("orders", 0): 0}}
+    event_frame = events.transform(frame(spark, log.stored)).cache()
+
+    def missing(taken_at_ms: int) -> list[str]:
+        params = lineage.LineageParams(committed=committed, taken_at=ms(taken_at_ms))
+        found = audit.residuals(lineage.transform(event_frame, params), small_frame(spark, [], GAPS))
+        return sorted(row.msg_id for row in found.collect())
+
+    assert missing(NOW_MS) == ["lost"]
+    assert missing(NOW_MS + 2) == ["during", "lost"]  # a later landing would have brought it
+    event_frame.unpersist()
+
+
+def test_a_message_that_another_group_sent_again_to_all_is_pending_and_not_retrying(spark: SparkSession) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    first = log.add(
+        hops.source_record(Message("orders", b"", key="k"), NAMES, uniq_key="m", born_ms=START_MS), START_MS
+    )
+    failure = hops.Failure("Timeout", "no 1", START_MS)
+    out = hops.dead_letter(first, NAMES, group="pay", trusted=False, failure=failure, reconsume_times=1)
+    dead = log.add(out, START_MS + 1)
+    log.add(hops.redriven(dead, NAMES, replay_id="p.0.0", to_source=True), START_MS + 2)
+    committed = {group: {TopicPartitionKey("orders", 0): first.at + 1} for group in ("pay", "mail")}
+    found = lineage.transform(
+        events.transform(frame(spark, log.stored)), lineage.LineageParams(committed=committed)
+    ).collect()
+    assert {row.grp: row.state for row in found} == {"pay": "retrying", "mail": "pending"}
+
+
+def test_a_dead_letter_of_a_recreated_topic_is_open_although_one_was_sent_again_from_its_coordinates(
+    spark: SparkSession,
+) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    failure = hops.Failure("Timeout", "no 1", START_MS)
+    for uid in ("old", "new"):
+        first = log.add(
+            hops.source_record(Message("orders", b"", key="k"), NAMES, uniq_key=uid, born_ms=START_MS), START_MS
+        )
+        out = hops.dead_letter(first, NAMES, group="g", trusted=False, failure=failure, reconsume_times=1)
+        letter = Stored(out, 0, 0, START_MS + 1)
+        if uid == "old":
+            log.add(hops.redriven(letter, NAMES, replay_id="p.0.0"), START_MS + 2)
+    log.stored.append(letter)  # the topic of the old one was deleted
+    event_frame = events.transform(frame(spark, log.stored)).cache()
+    (left,) = dlq_trend.open_letters(dlq_trend.letters(event_frame), dlq_trend.TrendParams(now=ms(NOW_MS))).collect()
+    assert (left.depth, left.oldest) == (1, letter.where)
+    topics = small_frame(spark, [(letter.topic(), "id")], "topic string, topic_id string")
+    params = replay.PlanParams(plan_id="p")
+    (row,) = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).collect()
+    assert (row.action, row.msg_id) == ("send", "new")
+    event_frame.unpersist()
 
 
 def test_only_lost_retries_are_missed_of_a_topic_that_was_not_landed(spark: SparkSession) -> None:

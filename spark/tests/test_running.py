@@ -1,10 +1,35 @@
-"""The folders to which report pages are written."""
+"""The folders to which report pages are written, and which topics a version of a lake contains."""
 
+import datetime as dt
 from pathlib import Path
 
 import pytest
+from pyspark.sql import DataFrame, SparkSession
 
-from rocketshim_spark.running import local_folder
+from rocketshim_spark.lake import TOPICS_SCHEMA, Snapshot
+from rocketshim_spark.running import OpenLake, local_folder
+from rocketshim_spark.small_frames import small_frame
+
+EARLIER = dt.datetime(2026, 11, 20, 6, 0, 0, 1, dt.UTC)
+LATER = EARLIER + dt.timedelta(microseconds=1)
+
+
+class TwoLandings(OpenLake):
+    """A lake with a topic of an earlier landing, and one of a later landing."""
+
+    def topics(self) -> DataFrame:
+        return small_frame(self.spark, [("orders", "a", EARLIER), ("mails", "b", LATER)], TOPICS_SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("taken_at", "landed"), [(EARLIER, {"orders"}), (LATER, {"orders", "mails"}), (None, {"orders", "mails"})]
+)
+def test_a_topic_of_a_later_landing_is_not_landed_in_an_earlier_version(
+    spark: SparkSession, taken_at: dt.datetime | None, landed: set[str]
+) -> None:
+    empty = spark.range(0)
+    lake = TwoLandings(spark, "/lake", "", 0, "/out", empty, empty, empty, empty, Snapshot(taken_at, {}))
+    assert lake.landed == landed
 
 
 @pytest.mark.parametrize("path", ["/lake/a", "file:/lake/a", "file:///lake/a"])

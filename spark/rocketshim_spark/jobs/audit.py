@@ -11,7 +11,7 @@ messages with a missing record, listed one by one with the reason:
 ====================  ==============================================================================================
 `lost`                it waited in the schedule, the worker's position is beyond it, and no record follows
 `missing-attempt`     the record of an attempt exists, that of the attempt before does not
-`no-source-record`    it has retries or dead letters, but its first delivery is not among the records
+`no-source-record`    it has retries or dead letters, but its first delivery is not among the records (not *rooted*)
 ====================  ==============================================================================================
 
 A residual message is *explained* if retention may have deleted its missing record before it was landed (`gaps`):

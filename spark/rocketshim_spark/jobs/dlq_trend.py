@@ -1,7 +1,7 @@
 """Dead-letter trend: count open dead letters per group and day, and tell when retention deletes the oldest.
 
 For each group and day (UTC) the job counts the dead letters that arrived, were replayed or were discarded, and those
-left at the end of the day (`depth`). A dead letter is *replayed* if a record was made from it by a redrive, or if the
+left at the end of the day (`depth`). A dead letter is *replayed* if a redrive made a record of its id from it, or the
 redrive log has such a mark; it still lies on its topic. A dead letter that retention has deleted since still counts as
 left. Repeats of one dead letter (a consumer stopped between sending and committing) count once, by message, first
 delivery, attempt and replay, as in a replay plan.
@@ -61,13 +61,13 @@ def letters(events: DataFrame, settled: DataFrame | None = None) -> DataFrame:
     """
     replays = (
         events.filter(F.col("kind") == "replay")
-        .groupBy(F.col("hop_id").alias("of"))
+        .groupBy(F.col("hop_id").alias("of"), F.col("msg_id").alias("of_id"))
         .agg(F.min("stored_at").alias("sent_at"))
     )
     if settled is None:
         settled = empty_settled(events.sparkSession)
     joined = join_settled(events.filter(F.col("kind") == "dlq"), settled).join(
-        replays, F.col("coordinates") == F.col("of"), "left"
+        replays, (F.col("coordinates") == F.col("of")) & (F.col("msg_id") == F.col("of_id")), "left"
     )
     origin = F.coalesce("origin_id", "coordinates").alias("origin")
     once = ("grp", "topic", "msg_id", origin, "attempt", "replay_id")

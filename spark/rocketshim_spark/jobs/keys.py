@@ -53,7 +53,7 @@ def transform(lifecycles: DataFrame, params: KeyParams | None = None) -> DataFra
 
     Returns:
         grp, topic, key, messages, failed, dead, most_attempts, consecutive, blocked_ms, overtaken, failed_share (of the
-        key's messages), share_of_all (of the group's failed messages), poison, violation.
+        key's messages), share_of_all (of the group's failed messages with a key), poison, violation.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """

@@ -28,7 +28,9 @@ group, it has one lifecycle with `grp` null. Two records with one `msg_id` are o
 A lifecycle is
 
 * *rooted* if the records contain its first delivery, or the wait before it; also if that cannot be known, because its
-  topic was not landed, or the group has no known position on that topic;
+  topic was not landed, or the group has no known position on that topic, or the first record of the message is newer
+  than the positions. Brokers do not answer for the ends of all partitions at the same moment, so a message that is sent
+  and fails during a landing may be landed without its first delivery;
 * *broken* if they contain an attempt, but not the attempt before. A listener that retries in place (orderly) leaves no
   records of its attempts, so its dead letters are not broken;
 * *revived* if an attempt was retried or delivered although it, or an earlier one, had already made a dead letter,
@@ -41,7 +43,7 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
@@ -85,6 +87,8 @@ class LineageParams(BaseModel):
         committed: the committed positions of each group, including the worker's: (topic, partition) to the next offset;
             read before the end offsets of the events.
         landed: the landed topics; None: all. First deliveries on other topics are not missed.
+        taken_at: when the positions were read. First deliveries of messages whose records are all newer are not missed,
+            because a later landing may bring them. None: every first delivery is missed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -92,6 +96,7 @@ class LineageParams(BaseModel):
     namespace: str = ""
     committed: Mapping[str, Mapping[TopicPartitionKey, int]] = {}
     landed: frozenset[str] | None = None
+    taken_at: AwareDatetime | None = None
 
 
 def transform(events: DataFrame, params: LineageParams | None = None) -> DataFrame:
@@ -149,7 +154,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         & (F.col("partition") == F.col("of_partition")),
         "left",
     )
-    return _lifecycles(steps, consuming, params.landed)
+    return _lifecycles(steps, consuming, params)
 
 
 def report(lifecycles: DataFrame) -> Report:
@@ -232,7 +237,7 @@ def is_landed(topic: Column, landed: Collection[str] | None) -> Column:
     return F.coalesce(topic.startswith("%") | topic.isin(*sorted(landed)), F.lit(col=True))
 
 
-def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], landed: Collection[str] | None) -> DataFrame:
+def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params: LineageParams) -> DataFrame:
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
         F.coalesce("attempt", F.lit(0)).alias("attempt"),
@@ -246,6 +251,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], landed
     record = F.struct(entry.alias("entry"), "source_topic", "tag", "key", "origin_id", "born_at")
     # The first delivery is among the records of those groups only that are known to consume the topic.
     consumes = F.concat_ws("/", "first.source_topic", "grp").isin([f"{topic}/{group}" for group, topic in consuming])
+    is_older = F.lit(col=True) if params.taken_at is None else F.col("first.entry.at") < F.lit(params.taken_at)
     # Sort the records of each message together, so that no aggregation buffers many messages (sessions of `create` then
     # need one pass). Sort by a hash first: ids have long common prefixes, so comparing them is slow.
     lifecycles = (
@@ -256,8 +262,8 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], landed
         .agg(F.sort_array(F.collect_list("record")).alias("records"))
         .withColumn("first", F.get("records", F.lit(0)))
         .withColumn("newest", F.element_at("records", -1)["entry"])
-        .withColumn("is_landed", is_landed(F.col("first.source_topic"), landed))
-        .withColumn("has_root", F.col("is_landed") & (F.col("grp").isNull() | consumes))
+        .withColumn("is_landed", is_landed(F.col("first.source_topic"), params.landed))
+        .withColumn("has_root", F.col("is_landed") & (F.col("grp").isNull() | consumes) & is_older)
         .withColumn("is_single", (F.size("records") == 1) & F.col("has_root"))
     )
     history = F.transform("records", lambda each: each["entry"])
@@ -269,7 +275,10 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], landed
         }
     )
     attempt, step = F.col("newest.attempt"), F.col("newest.step")
-    failed = (attempt > 0) | (F.col("newest.replay") > 0)
+    # A redriven message begins at attempt 0 again. Of the groups that get it from its source topic, one has failed.
+    failed = F.col("newest.reason").isNotNull() | _unless_single(
+        attempt > 0, F.exists("history", lambda each: each["attempt"] > 0)
+    )
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
     # Texts and numbers, because Spark hashes those to find distinct ones: a message may have 100,000 copies.
     moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _step_text)

@@ -19,7 +19,7 @@ Why a dead letter is skipped (`reason`; cases that `rocketshim_topics.redrive_pl
 
 ========================================  ============================================================================
 `redriven-by:<id>`, `discarded-by:<id>`   the landed redrive log has a mark of it
-`replayed-already`                        a record was made from it, but the log has no mark of it
+`replayed-already`                        a record with its id was made from it, but the log has no mark of it
 `malformed:<reason>`                      it breaks the wire format
 `replayed-too-often`                      it was redriven `max_replays` times already
 `by-reference`                            it has no value, only a reference to one
@@ -142,14 +142,19 @@ def plan(
         wanted = chosen.select(F.col("coordinates").alias("wanted")).distinct()
         letters = letters.join(wanted, F.col("coordinates") == F.col("wanted"), "left")
         letters = letters.withColumn("chosen", F.col("wanted").isNotNull())
-    replayed = events.filter(F.col("kind") == "replay").select(F.col("hop_id").alias("of")).distinct()
+    # With the id, because a topic that was deleted and created again has other dead letters at the same coordinates.
+    replayed = (
+        events.filter(F.col("kind") == "replay")
+        .select(F.col("hop_id").alias("of"), F.col("msg_id").alias("of_id"))
+        .distinct()
+    )
     ids = F.broadcast(topics.select("topic", "topic_id"))
     if settled is None:
         settled = empty_settled(events.sparkSession)
     name = _named_by(params)
     joined = (
         join_settled(letters, settled)
-        .join(replayed, F.col("coordinates") == F.col("of"), "left")
+        .join(replayed, (F.col("coordinates") == F.col("of")) & (F.col("msg_id") == F.col("of_id")), "left")
         .join(ids, "topic", "left")
         .join(F.broadcast(named), F.col(name) == F.col("named"), "left")
     )
