@@ -1,7 +1,8 @@
 """`rocketshim spark replay plan | run | verify`: send dead letters again, and check that they arrived."""
 
 import json
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -25,6 +26,7 @@ from rocketshim_spark.cli_options import (
 )
 from rocketshim_spark.report import printable
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import TopicMissingError
 from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
 
 if TYPE_CHECKING:
@@ -41,7 +43,20 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-PlanName = Annotated[str, typer.Option("--plan", help="Name of the plan; part of every replay id.")]
+_TABLES_OF_A_PLAN: Final = ("-ends", "-verified")
+
+
+def _refuse_name_of_another_table(name: str) -> str:
+    if name.endswith(_TABLES_OF_A_PLAN):
+        endings = " or ".join(_TABLES_OF_A_PLAN)
+        raise ConfigError(f"--plan {name!r:.110}: a name may not end in {endings}: other plans' tables are named so")
+    return name
+
+
+PlanName = Annotated[
+    str,
+    typer.Option("--plan", help="Name of the plan; part of every replay id.", callback=_refuse_name_of_another_table),
+]
 
 
 @app.command(
@@ -133,6 +148,7 @@ def run(
         cluster = Cluster(bootstrap, config)
         _check_sources(view, planned, cluster)
         landed = replay.landed_letters(planned, view.records)
+        targets = {each.topic for each in _target_bounds(planned, cluster)}
         if not dry_run:
             record_target_ends(view, planned, plan_name, cluster)
             ensure_log(bootstrap, TopicNames(namespace), client=config)
@@ -141,6 +157,7 @@ def run(
             planned,
             landed,
             namespace=namespace,
+            targets=targets,
             config=config,
             max_per_second=rate,
             stop_ratio=stop_ratio,
@@ -165,7 +182,7 @@ def _facts(plan_name: str, done: "RunResult", *, dry_run: bool) -> dict[str, Any
         "failures": dict(done.failed),
         "dead_again": done.dead_again,
         "left": done.sent if dry_run else done.left,
-        "stopped_by": "failures" if done.left else None,
+        "stopped_by": "failures" if done.is_stopped else None,
         "dry_run": dry_run,
     }
 
@@ -177,10 +194,11 @@ def _print_result(done: "RunResult", *, dry_run: bool) -> None:
         typer.echo(printable(f"not sent: {count} dead letters: {reason}"))
     if done.dead_again:
         typer.echo(f"{done.dead_again} of those sent are dead again")
-    if done.left:
-        print_note(
+    if done.is_stopped:
+        stopped = (
             f"stopped: too many failed or became dead again (--stop-ratio); {done.left} dead letters were not tried"
         )
+        print_note("the run would stop: too many would fail (--stop-ratio)" if dry_run else stopped)
 
 
 @app.command(epilog="Example: rocketshim spark replay verify --lake ./lake --plan monday")
@@ -255,7 +273,7 @@ def record_target_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, c
 
     name = f"replay-{plan_name}-ends"
     if find_published(view, name) is None:
-        ends = [(each.topic, each.partition, each.end) for each in cluster.bounds(_target_topics(planned))]
+        ends = [(each.topic, each.partition, each.end) for each in _target_bounds(planned, cluster)]
         publish(view, name, job.target_ends(view.spark, ends))
 
 
@@ -270,12 +288,17 @@ def _bounds_to_verify(
     if ends is None:
         return []
     starts = {TopicPartitionKey.of(row): row.end for row in ends.collect()}
-    # Partitions that were added later are read from their beginning.
-    return since(cluster.bounds(_target_topics(planned)), starts)
+    # Topics and partitions that were added later are read from their beginning.
+    return since(_target_bounds(planned, cluster), starts)
 
 
-def _target_topics(planned: "DataFrame") -> list[str]:
-    return sorted(row.target for row in planned.filter("action = 'send'").select("target").distinct().collect())
+def _target_bounds(planned: "DataFrame", cluster: "Cluster") -> "list[PartitionBounds]":
+    """Return the bounds of the plan's target topics, without those that do not exist."""
+    found: list[PartitionBounds] = []
+    for row in planned.filter("action = 'send'").select("target").distinct().orderBy("target").collect():
+        with suppress(TopicMissingError):
+            found += cluster.bounds([row.target])
+    return found
 
 
 def _print_progress(topic: str, progress: "RedriveProgress") -> None:

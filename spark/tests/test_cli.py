@@ -26,6 +26,8 @@ from rocketshim_spark.cli import main
         (("keys", "--min-failures", "0"), "--min-failures"),
         (("audit", "--version", "-1"), "--version"),
         (("replay", "plan", "--plan", "p", "--max-replays", "0"), "--max-replays"),
+        (("replay", "plan", "--plan", "p-ends"), "--plan 'p-ends': a name may not end in -ends or -verified"),
+        (("replay", "run", "--plan", "p-verified", "--bootstrap", "b"), "--plan 'p-verified': a name may not end in"),
         (("replay", "run", "--plan", "p", "--bootstrap", "b", "--rate", "0"), "--rate"),
         (("replay", "run", "--plan", "p", "--bootstrap", "b", "--max-per-second", "0"), "is now written --rate"),
         (("land", "orders", "--bootstrap", "b", "--java-client", "x"), "--java-client: write NAME=VALUE"),

@@ -1,7 +1,7 @@
 """`replay plan` and `dlq plan` agree on every dead letter: neither sends what the other one has sent."""
 
 import random
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,11 +10,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim_spark import events, redrive_marks
-from rocketshim_spark.jobs import replay
+from rocketshim_spark import cli_replay, events, redrive_marks
+from rocketshim_spark.jobs import replay, replay_send
+from rocketshim_spark.small_frames import small_frame
+from rocketshim_spark.sources import Cluster, PartitionBounds
 from rocketshim_topics import OutgoingRecord, TopicNames
+from rocketshim_topics.errors import MalformedRecordError, TopicMissingError
 from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, encode_redrive_record, record_digest
-from rocketshim_topics.redrive_plan import Planner, RedriveRules
+from rocketshim_topics.redrive_plan import PlannedLetter, Planner, RedriveRules
 from rocketshim_topics.wire import Header
 
 from .histories import NOW_MS, Stored, frame
@@ -164,3 +167,38 @@ def test_a_repeat_of_a_settled_dead_letter_is_not_sent(spark: SparkSession, to_s
         [Letter(usual(RETRY_TOPIC=b"a/b")), open_one],
     ]
     assert_same(spark, by_hand, to_source=to_source, max_replays=3)
+
+
+class OneTopic(Cluster):
+    """A cluster without brokers that has one topic."""
+
+    def bounds(self, topics: Iterable[str]) -> list[PartitionBounds]:
+        for topic in topics:
+            if topic != NAMES.retry("a"):
+                raise TopicMissingError(f"no such topic: {topic}")
+        return [PartitionBounds(topic, 0, "id", 0, 0, 7) for topic in topics]
+
+
+def test_a_target_that_is_gone_fails_its_own_dead_letters_only(spark: SparkSession) -> None:
+    rows = [("send", NAMES.retry("a")), ("send", NAMES.retry("b")), ("skip", None)]
+    planned = small_frame(spark, rows, "action string, target string")
+    existing = {each.topic for each in cli_replay._target_bounds(planned, OneTopic("none:1"))}
+    assert existing == {NAMES.retry("a")}
+    for group in ("a", "b"):
+        letter = Letter(usual(CONSUMER_GROUP=group.encode())).stored(NAMES.dead_letter(group), 0)
+        target = NAMES.retry(group)
+        make = replay_send._record_maker(NAMES, "plan", existing, to_source=False)
+        row = PlannedLetter(0, 0, record_digest(letter), target, "Timeout", "m")
+        if target in existing:
+            assert make(letter, row).topic == target
+        else:
+            with pytest.raises(MalformedRecordError) as caught:
+                make(letter, row)
+            assert caught.value.reason == f"no-topic:{target}"
+
+
+def test_a_dry_run_that_would_stop_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    done = replay_send.RunResult(sent=7, settled=0, failed={"gone": 3}, dead_again=0, left=0, is_stopped=True)
+    assert cli_replay._facts("p", done, dry_run=True)["stopped_by"] == "failures"
+    cli_replay._print_result(done, dry_run=True)
+    assert capsys.readouterr().err == "the run would stop: too many would fail (--stop-ratio)\n"

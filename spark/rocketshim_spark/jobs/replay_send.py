@@ -28,6 +28,7 @@ class RunResult:
         failed: reason to number of dead letters that could not be sent; those that the plan skips are not counted.
         dead_again: number of sent messages that became dead again during the run.
         left: number of dead letters that were not tried, because too many failed.
+        is_stopped: whether too many failed, or became dead again, for at least one topic with further dead letters.
     """
 
     sent: int
@@ -35,6 +36,7 @@ class RunResult:
     failed: Mapping[str, int]
     dead_again: int
     left: int
+    is_stopped: bool
 
 
 class _LandedRecord:
@@ -78,6 +80,7 @@ def send(
     landed: DataFrame,
     *,
     namespace: str = "",
+    targets: Container[str] | None = None,
     config: Mapping[str, Any] | None = None,
     max_per_second: float | None = None,
     stop_ratio: float = DEFAULT_STOP_RATIO,
@@ -94,6 +97,7 @@ def send(
         planned: as `plan` returns it.
         landed: as `landed_letters` returns them.
         namespace: namespace of the shim's topics; its redrive log must exist.
+        targets: the existing targets; a dead letter for another one fails as `no-topic:<topic>`. None: all exist.
         config: further librdkafka settings; None: none.
         max_per_second: maximum number of dead letters a second, above 0; None: no limit.
         stop_ratio: stop if more than this share of a topic's dead letters fails, or of the sent ones is dead again; 0
@@ -127,7 +131,7 @@ def send(
             source=source,
             plan=plan_id,
             state="redriven",
-            make=_record_maker(names, plan_id, to_source=to_source),
+            make=_record_maker(names, plan_id, targets, to_source=to_source),
             fetch=_fetcher(landed, source),
             progress=progress,
             report=_reporter(report, source, progress),
@@ -149,13 +153,16 @@ def send(
         failed=dict(failures),
         dead_again=sum(each.dead_again for each in done),
         left=0 if dry_run else left,
+        is_stopped=any(each.stopped_by is not None and each.waiting for each in done),
     )
 
 
 def _record_maker(
-    names: TopicNames, plan_id: str, *, to_source: bool
+    names: TopicNames, plan_id: str, targets: Container[str] | None, *, to_source: bool
 ) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
     def make(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord:
+        if targets is not None and letter.target not in targets:
+            raise MalformedRecordError(f"no-topic:{letter.target}", f"the topic {letter.target} does not exist")
         mark = redrive_id(plan_id, letter.partition, letter.offset)
         out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
         if out.topic != letter.target:
