@@ -130,15 +130,15 @@ def lifecycle(
     runs = {each.step[:2] for each in history}
     deliveries = [each for each in history if each.step[2] == DELIVERED]
     first = history[0]
-    if group is not None and first.source_topic not in topics_of.get(group, set()):
-        runs.add((0, 0))  # the group is not known to consume the topic, so its first deliveries are no part of this
+    # If the group is not known to consume the topic, its deliveries there are no part of this.
+    least = 0 if group is None or first.source_topic in topics_of.get(group, set()) else 1
     sent_at = min(each.says.born_timestamp_ms or each.stored.at_ms for each in history)
     return Lifecycle(
         state=state,
         copies=len(moved) - len(set(moved)),
-        rooted=(0, 0) in runs,
+        rooted=least == 1 or (0, 0) in runs,
         broken=any(each.step[1] > 0 and each.step[2] != DEAD for each in history)
-        and any(number > 0 and (of, number - 1) not in runs for of, number in runs),
+        and any(number > least and (of, number - 1) not in runs for of, number in runs),
         revived=any(
             dead.step[2] == DEAD
             and each.step[2] != DEAD

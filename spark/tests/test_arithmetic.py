@@ -235,6 +235,27 @@ def test_a_message_that_was_sent_and_failed_during_the_landing_misses_no_first_d
     event_frame.unpersist()
 
 
+def test_a_redrive_to_a_topic_that_was_not_landed_misses_no_attempt(spark: SparkSession) -> None:
+    log = Log(random.Random(0))  # noqa: S311 nothing secret
+    failure = hops.Failure("Timeout", "no 1", START_MS)
+    out = hops.source_record(Message("orders", b"", key="k"), NAMES, uniq_key="m", born_ms=START_MS)
+    first = log.add(out, START_MS, landed=False)
+    dead = log.add(
+        hops.dead_letter(first, NAMES, group="g", trusted=False, failure=failure, reconsume_times=1), START_MS
+    )
+    again = log.add(hops.redriven(dead, NAMES, replay_id="p.0.0", to_source=True), START_MS, landed=False)
+    out = hops.retry(
+        again, NAMES, LEVELS, group="g", trusted=False, failure=failure, reconsume_times=1,
+        level=None, delay_ms=None, lane=0,
+    )  # fmt: skip
+    log.add(out, START_MS)
+    event_frame = events.transform(frame(spark, log.stored)).cache()
+    params = lineage.LineageParams(landed=frozenset({NAMES.schedule, dead.topic()}))
+    (found,) = lineage.transform(event_frame, params).collect()
+    assert (found.state, found.rooted, found.broken) == ("retrying", True, False)
+    event_frame.unpersist()
+
+
 def test_a_message_that_another_group_sent_again_to_all_is_pending_and_not_retrying(spark: SparkSession) -> None:
     log = Log(random.Random(0))  # noqa: S311 nothing secret
     first = log.add(

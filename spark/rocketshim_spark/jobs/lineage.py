@@ -31,8 +31,9 @@ A lifecycle is
   topic was not landed, or the group has no known position on that topic, or the first record of the message is newer
   than the positions. Brokers do not answer for the ends of all partitions at the same moment, so a message that is sent
   and fails during a landing may be landed without its first delivery;
-* *broken* if they contain an attempt, but not the attempt before. A listener that retries in place (orderly) leaves no
-  records of its attempts, so its dead letters are not broken;
+* *broken* if they contain an attempt, but not the attempt before, unless that is a delivery on the source topic which
+  cannot be known, as above (a redrive may have made it). A listener that retries in place (orderly) leaves no records
+  of its attempts, so its dead letters are not broken;
 * *revived* if an attempt was retried or delivered although it, or an earlier one, had already made a dead letter,
   without a redrive in between. For example, two members of the group have different retry limits.
 
@@ -282,12 +283,12 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
     # Texts and numbers, because Spark hashes those to find distinct ones: a message may have 100,000 copies.
     moved = F.transform(F.filter("history", lambda each: each["step"] > WAIT), _step_text)
-    landed_runs = F.transform("history", _run_number)
-    first_delivery = F.array(F.lit(0).cast("bigint"))
-    runs = F.array_distinct(F.when(F.col("has_root"), landed_runs).otherwise(F.concat(landed_runs, first_delivery)))
+    runs = F.array_distinct(F.transform("history", _run_number))
     # A dead letter without a retry before it comes from a listener that retries in place.
     left_records = F.exists("history", lambda each: (each["attempt"] > 0) & (each["step"] < DEAD))
-    hole = F.exists(runs, lambda run: (run % _RUNS > 0) & ~F.array_contains(runs, run - 1))
+    # A redrive to the source topic begins with a delivery there, which need not be known either.
+    least = F.when(F.col("has_root"), 0).otherwise(1)
+    hole = F.exists(runs, lambda run: (run % _RUNS > least) & ~F.array_contains(runs, run - 1))
     delivered = F.filter("history", lambda each: each["step"] == DELIVERED)
     following = F.slice("history", 2, F.size("history"))  # the history is sorted by the flow
     revived = F.zip_with("history", following, _is_revival)
@@ -297,7 +298,8 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
             "deliveries": _unless_single((step == DELIVERED).cast("int"), F.size(delivered)),
             "copies": _unless_single(F.lit(0), F.size(moved) - F.size(F.array_distinct(moved))),
             "rooted": _unless_single(
-                (attempt == 0) & (F.col("newest.replay") == 0), F.array_contains(runs, F.lit(0).cast("bigint"))
+                (attempt == 0) & (F.col("newest.replay") == 0),
+                ~F.col("has_root") | F.array_contains(runs, F.lit(0).cast("bigint")),
             ),
             "revived": _unless_single(
                 F.lit(col=False), F.exists(revived, lambda each: F.coalesce(each, F.lit(col=False)))
