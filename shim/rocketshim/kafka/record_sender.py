@@ -254,15 +254,19 @@ class RecordSender:
     def close(self, until_s: float) -> None:
         """Wait for the results until a monotonic time, and end the poll thread. A second call does nothing.
 
-        Records without a result by then get an error: they may or may not be stored.
+        Records without a result by then get an error: they may or may not be stored. So do they if an exception, such
+        as KeyboardInterrupt, ends the wait.
         """
         with self._lock:
             self._is_closed = True
             links, self._links = self._links, ()
+        try:
+            for link in links:
+                _flush(link, until_s)
+        finally:
+            for link in links:
+                link.give_up()
         for link in links:
-            _flush(link, until_s)
-        for link in links:
-            link.give_up()
             rest_s = max(_PURGED_S, until_s - time.monotonic())  # records of a deleted topic may stay longer
             link.thread.join(min(rest_s, threading.TIMEOUT_MAX))
 

@@ -281,15 +281,22 @@ class Producer:
         return self._sends.metrics(self._sender.outstanding, self.settings.namespace)
 
     def flush(self, timeout_s: float = 30.0) -> int:
-        """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
+        """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one.
+
+        Raises:
+            ClosedError: the producer belongs to another process.
+        """
+        self._check_process()
         return self._sender.flush(time.monotonic() + timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wait up to `timeout_s` seconds for the delivery reports, then close the producer. It may be called twice.
 
-        Messages without a report by then fail with `SendTimeoutError`: they may or may not be stored.
+        Messages without a report by then fail with `SendTimeoutError`: they may or may not be stored. So do they if
+        Ctrl-C ends the wait. In a forked child it does nothing: the producer and its messages belong to the parent.
         """
-        self._sender.close(time.monotonic() + timeout_s)
+        if os.getpid() == self._pid:
+            self._sender.close(time.monotonic() + timeout_s)
 
     def __enter__(self) -> Self:
         return self

@@ -163,6 +163,32 @@ def test_close_ends_a_send_that_waits_for_room(notes: Notes) -> None:
             waiting.result(GUARD_S)
 
 
+class Interrupted(Manual):
+    """A producer whose caller presses Ctrl-C while it waits for the reports, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.interrupts: list[BaseException] = [KeyboardInterrupt()]
+
+    def flush(self, timeout: float) -> None:
+        if self.interrupts:
+            raise self.interrupts.pop()
+        super().poll(timeout)
+
+
+def test_ctrl_c_while_close_waits_gives_the_records_a_result_and_ends_the_thread(notes: Notes) -> None:
+    producer = Interrupted()
+    sender = notes.sender(lambda: producer)
+    result = send(sender)
+    (thread,) = [each for each in threading.enumerate() if each.name == "sender-under-test"]
+    with pytest.raises(KeyboardInterrupt):
+        sender.close(monotonic() + GUARD_S)
+    assert result.result(GUARD_S) is not None
+    sender.close(monotonic() + GUARD_S)
+    thread.join(GUARD_S)
+    assert not thread.is_alive()
+
+
 class Slow(Manual):
     """A producer that takes a record when the test lets it."""
 

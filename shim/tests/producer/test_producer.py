@@ -1,8 +1,11 @@
 """The producer on the in-memory Kafka: the topics, partitions and headers of its records, and its errors."""
 
 import math
+import os
+import signal
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -383,6 +386,25 @@ def test_close_waits_for_sent_messages_and_later_sends_raise(kafka: InMemoryKafk
     assert len(records(kafka, "orders")) == 51
     with pytest.raises(ClosedError):
         producer.send(Message("orders", b"x"))
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_closes_nothing_and_may_not_send_or_flush(kafka: InMemoryKafka, producer: Producer) -> None:
+    kafka.hold_sends("orders")
+    future = producer.send_async(Message("orders", b"x"))
+    if (child := os.fork()) == 0:
+        signal.alarm(10)
+        try:
+            producer.close()
+            for call in (producer.flush, partial(producer.send, Message("orders", b"x"))):
+                with pytest.raises(ClosedError, match="another process"):
+                    call()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    kafka.release("orders")
+    assert future.result(10).status is SendStatus.SEND_OK
 
 
 def test_creating_and_closing_a_producer_opens_no_connection() -> None:
