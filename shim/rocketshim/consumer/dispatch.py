@@ -214,14 +214,15 @@ class ListenerPool(Pool[TaskT, AnswerT]):
         self._threads: list[threading.Thread] = []
         self._started = 0
         self.size = 0
-        self.resize(size)
+        try:
+            self.resize(size)
+        except RuntimeError:  # the system has no thread left
+            self.resize(0)
+            raise
 
     def submit(self, chunk: TaskT) -> None:
         """Hand a chunk to the first free thread."""
         self._tasks.put(chunk)
-
-    def report_part(self, chunk: TaskT) -> None:
-        """Do nothing: one thread has the chunk, and a chunk with a long call was already split."""
 
     def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
         """Return the next result. The owner does not wake for each: 20 threads that sleep 1 ms make 20,000 a second."""
@@ -239,9 +240,9 @@ class ListenerPool(Pool[TaskT, AnswerT]):
         while self.size < size:
             self._started += 1
             thread = threading.Thread(target=self._work, name=f"{self._name}-{self._started}", daemon=True)
+            thread.start()
             self._threads.append(thread)
             self.size += 1
-            thread.start()
         while self.size > size:
             self._tasks.put(None)
             self.size -= 1

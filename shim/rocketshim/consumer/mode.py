@@ -36,6 +36,7 @@ class Mode(Protocol[QueueT]):
 
     def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
         """Give up what the mode has of partitions that are no longer assigned. Never raises."""
+        del keys
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run to its queue.
@@ -53,6 +54,7 @@ class Mode(Protocol[QueueT]):
 
     def finish(self) -> bool:
         """While closing: finish what can be finished now; return whether nothing is left."""
+        return True
 
     def close(self) -> None:
         """Clean up: the loop has left the group."""

@@ -130,6 +130,10 @@ class PollLoop(Generic[QueueT]):
         """Consume until `stop`, or until an error ends the loop; then `error` has the reason. Never raises."""
         self._keep_error(self._consume)
         self.opened.set()
+        self.end()
+
+    def end(self) -> None:
+        """Close everything, also if `run` was not called. Never raises."""
         self._keep_error(self.close)
         self._keep_error(self._parts.on_close)
 

@@ -140,8 +140,9 @@ class GroupLogThread:
 
     def start(self, name: str = "rocketshim-group-log") -> None:
         """Start the thread. Once only."""
-        self._thread = threading.Thread(target=self.run, name=name, daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self.run, name=name, daemon=True)
+        thread.start()
+        self._thread = thread
 
     def stop(self, timeout_s: float, answer: Callable[[], None] | None = None) -> bool:
         """Release everything and end the thread; return whether it ended in time. A second call does nothing.

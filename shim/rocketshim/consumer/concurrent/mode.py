@@ -3,7 +3,6 @@
 A partition starts when it is assigned. A message whose listener call takes too long is sent back.
 """
 
-from collections.abc import Collection
 from typing import Any, Final
 
 from confluent_kafka import TopicPartition
@@ -41,9 +40,6 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
         """Start partitions."""
         self._reader.start(partitions)
 
-    def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Do nothing: the queues are all that there is of a partition."""
-
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run to its queue; a log that was cut begins a new epoch."""
         queue = self.queues.by_key.get(key)
@@ -73,10 +69,6 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
             self.dispatch.send_back.send_timed_out(chunk, message, self._clock.wall_ms())
         for chunk in queue.late:
             self.dispatch.pool.report_part(chunk)
-
-    def finish(self) -> bool:
-        """Return True: what the queues have in progress is all that there is."""
-        return True
 
     def close(self) -> None:
         """Do nothing."""

@@ -117,8 +117,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     def close(self) -> None:
         """Stop the group-log thread."""
-        log = self._log
-        if log is not None:
+        if (log := self._log) is not None:
             log.stop(_LOG_STOP_S, lambda: self._wind_up(log))
 
     def _wind_up(self, log: GroupLogThread) -> None:

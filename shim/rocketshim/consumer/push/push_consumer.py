@@ -204,8 +204,7 @@ class PushConsumer:
         if self._loop is None:
             self._subscriptions.put(made)
             return
-        topics = self._topics
-        if topics is not None and not is_pattern(topic):
+        if (topics := self._topics) is not None and not is_pattern(topic):
             topics.look_up([made.topic])
         self._ask(lambda loop: loop.subscribe(made))
 
@@ -267,9 +266,10 @@ class PushConsumer:
 
         Raises:
             ConfigError: no listener is registered, or Kafka's client rejects a client setting.
-            ConsumerError: the consumer was stopped before; a consumer runs only once.
+            ConsumerError: the consumer was stopped before; a consumer runs only once. If it failed: what `stop` raises.
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster does not meet
                 the requirements.
+            RuntimeError: the system has no thread left.
             After each of these nothing runs, and start() may be called again.
         """
         with self._lock:
@@ -287,6 +287,7 @@ class PushConsumer:
         if self._stopped:
             raise ConsumerError("this consumer was stopped, and a consumer runs only once: create a new one")
         if self._loop is not None:
+            self._raise_failure(self._loop)
             return
         if not self._subscriptions:
             raise ConfigError("nothing to consume: register a listener before start()")
@@ -303,12 +304,19 @@ class PushConsumer:
         name = f"rocketshim-poll-{self.settings.group}"
         thread = threading.Thread(target=self._run_loop, args=(loop,), name=name, daemon=True)
         self._loop, self._topics, self._thread = loop, topics, thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread left
+            self._loop = self._thread = None
+            loop.end()
+            raise
         loop.opened.wait()
         if not loop.is_open:
             thread.join()
             self._loop = self._thread = None
             self._ended.clear()
+            if isinstance(loop.error, RuntimeError):  # likewise
+                raise loop.error
             raise ConfigError(f"Kafka's client rejects its settings: {loop.error}") from loop.error
 
     def stop(self, timeout_s: float = 30.0) -> None:
@@ -317,8 +325,7 @@ class PushConsumer:
         When it returns, the consumer has stopped. Listener calls that last longer are abandoned: their messages are
         delivered again to the next consumer of their queue. Before `start` it does nothing. If a listener calls it, it
         requests the stop and returns immediately, since it would otherwise wait for its own call. During `start` it
-        requests that `start` stops what it has started, and returns. A signal handler that interrupts `start` does not
-        wait for that; another thread does, for the time.
+        requests that `start` stops what it has started; only a call in another thread waits for that, for the time.
 
         Args:
             timeout_s: time in seconds for the messages in progress and for leaving the group; `math.inf`: no limit. A
@@ -354,14 +361,16 @@ class PushConsumer:
         thread.join(left_s + _JOIN_GRACE_S)
         if thread.is_alive():
             raise ConsumerError(too_late)
+        self._raise_failure(loop)
+
+    def _raise_failure(self, loop: PollLoop[Any]) -> None:
+        """Raise what has ended a loop, if anything has."""
         reason = loop.error
         if isinstance(reason, RocketshimError):
             raise reason
         if reason is not None:
-            group = self.settings.group
-            raise ConsumerError(
-                f"the consumer of group {group!r} stopped after an error: {safe_text(reason)}"
-            ) from reason
+            what = f"the consumer of group {self.settings.group!r} stopped after an error"
+            raise ConsumerError(f"{what}: {safe_text(reason)}") from reason
 
     def suspend(self) -> None:
         """Stop reading until `resume`; messages already read are handled, the membership is kept. Safe to call twice.
@@ -464,15 +473,9 @@ class PushConsumer:
         """
         with StopSignals() as signals:
             if not signals.asked:
-                self._run(signals)
-
-    def _run(self, signals: StopSignals) -> None:
-        self.start()
-        try:
-            while not signals.asked and not self._ended.wait(_SIGNAL_CHECK_S):
-                pass
-        finally:
-            self.stop()
+                with self:
+                    while not self._ended.wait(_SIGNAL_CHECK_S) and not signals.asked:
+                        pass
 
     async def run_async(self) -> None:
         """Start, consume until `stop` or until the awaiting task is cancelled, then stop.
@@ -519,13 +522,11 @@ class PushConsumer:
     @property
     def state(self) -> ConsumerState | None:
         """The consumer's state, at most one second old; None before the first turn of its loop. Thread-safe."""
-        loop = self._loop
-        return None if loop is None else loop.state
+        return None if (loop := self._loop) is None else loop.state
 
     def metrics(self) -> Iterable[Metric]:
         """Return the metrics of `state`, for `MetricsCollector`; nothing before the first turn. Thread-safe."""
-        state = self.state
-        return () if state is None else state.metrics()
+        return () if (state := self.state) is None else state.metrics()
 
     @property
     def send_back_counts(self) -> SendBackCounts:

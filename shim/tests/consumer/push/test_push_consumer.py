@@ -91,6 +91,57 @@ def test_start_raises_if_kafka_rejects_a_setting_and_may_be_called_again(
     consumer.stop()
 
 
+@pytest.mark.parametrize(
+    ("name", "orderly", "model"),
+    [
+        ("rocketshim-listener-g-2", False, MessageModel.CLUSTERING),
+        ("rocketshim-poll-g", False, MessageModel.CLUSTERING),
+        ("rocketshim-poll-g", False, MessageModel.BROADCASTING),
+        ("rocketshim-group-log-", True, MessageModel.CLUSTERING),
+    ],
+)
+def test_if_the_system_has_no_thread_left_nothing_runs_and_start_may_be_called_again(
+    live: InMemoryKafka,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    name: str,
+    orderly: bool,
+    model: MessageModel,
+) -> None:
+    consumer = consumer_of(live, message_model=model, offset_store_dir=str(tmp_path))
+    consumer.register_message_listener("orders", lambda _: None, orderly=orderly)
+    live.create_topic(consumer.names.group_log("g"), config={"message.timestamp.type": "LogAppendTime"})
+    start = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(name):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            consumer.start()
+    assert _until(lambda: not [each for each in threading.enumerate() if each.name.startswith("rocketshim-")])
+    consumer.stop()
+    consumer.start()
+    assert consumer.wait_assigned(GUARD_S)
+    consumer.stop()
+
+
+def test_the_start_of_a_consumer_that_has_failed_raises_why(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", print)
+    consumer.start()
+    live.deny("orders", write=False)
+    live.append("orders", b"x")
+    assert consumer._ended.wait(GUARD_S)
+    for call in (consumer.start, consumer.run, consumer.stop):
+        with pytest.raises(NotAuthorizedError, match="not authorized to read orders"):
+            call()
+
+
 def test_it_starts_once_may_be_stopped_twice_and_does_not_start_again(live: InMemoryKafka) -> None:
     consumer = consumer_of(live)
     consumer.register_message_listener("orders", print)
