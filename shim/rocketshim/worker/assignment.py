@@ -165,7 +165,7 @@ class Assignment:
         self._gone = gone
         self._alarm = alarm
         self._sleep = sleep
-        self._closing = False
+        self.is_closing = False  # from `closing` on, for good
         self._unread: set[int] = set()
         self._unread_ns = 0
         self._unknown: set[int] = set()  # partitions whose positions could not be read when they were assigned
@@ -177,7 +177,7 @@ class Assignment:
         """Start these partitions."""
         self.has_joined = self.is_member = True
         try:
-            if self._closing:  # the consumer gives them back immediately
+            if self.is_closing:  # the consumer gives them back immediately
                 consumer.incremental_assign(partitions)
                 return
             if partitions:
@@ -223,7 +223,7 @@ class Assignment:
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
-            if not self._closing:
+            if not self.is_closing:
                 self.failure = error
 
     def in_turn(self, after: int) -> list[AssignedPartition]:
@@ -234,7 +234,7 @@ class Assignment:
 
     def closing(self) -> None:
         """Prepare for the consumer's close: partitions revoked from now on are drained and committed already."""
-        self._closing = True
+        self.is_closing = True
         self._leave = lambda _: None
 
     def _starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:

@@ -27,6 +27,7 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack, closing
 from functools import partial
 from operator import attrgetter
 from typing import Final
@@ -178,30 +179,31 @@ class DelayWorker:
             self.close()
 
     def start(self) -> None:
-        """Create the Kafka clients and join the group; deliver nothing yet.
+        """Create the Kafka clients and join the group; deliver nothing yet. After an error it may be called again.
 
         Raises:
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: see `run`.
+            WorkerError: the worker was closed before; a worker runs only once.
         """
         if self._consumer is not None:
             return
         clients, levels, topic = self._clients, self.settings.delay_levels, self.names.schedule
         assignment = self._assignment
+        if assignment.is_closing:
+            raise WorkerError("this worker was closed, and a worker runs only once: create a new one")
         clients.ensure_topics(Layout(self.names, levels))
-        delivery = self._delivery = self._make_delivery()
-        consumer = self._consumer = clients.consumer()
-        lookup = self._lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
-        self._targets.set_lookup(lookup)
-        try:
+        with ExitStack() as opened:
+            delivery = opened.enter_context(closing(self._make_delivery()))
+            consumer = opened.enter_context(closing(clients.consumer()))
+            lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
+            opened.callback(lookup.close)
+            self._targets.set_lookup(lookup)
             delivery.start(consumer)
             consumer.subscribe(
                 [topic], on_assign=assignment.on_assign, on_revoke=assignment.on_revoke, on_lost=assignment.on_lost
             )
-        except BaseException:
-            self._consumer = self._delivery = None
-            for each in (delivery, lookup, consumer):
-                each.close()
-            raise
+            opened.pop_all()
+        self._delivery, self._consumer, self._lookup = delivery, consumer, lookup
         _LOG.info("worker.started", extra={"topic": topic, "group": self.group, "levels": str(levels)})
 
     def stop(self) -> None:
@@ -214,11 +216,11 @@ class DelayWorker:
     def close(self) -> None:
         """Wait for hops in flight, commit, and leave the group.
 
-        This takes `stop_timeout_ms` at most, and one or two seconds to leave the group. The worker is closed when the
-        call returns. If no broker answers, positions may be uncommitted; the worker then logs an alarm.
+        This takes `stop_timeout_ms` at most, and one or two seconds to leave the group. If no broker answers, positions
+        may be uncommitted; the worker then logs an alarm.
         """
-        consumer, delivery = self._consumer, self._delivery
-        if consumer is None or delivery is None:
+        consumer, delivery, lookup = self._consumer, self._delivery, self._lookup
+        if consumer is None or delivery is None or lookup is None:
             return
         self.heart.rest()
         assigned = list(self._assignment.held.values())
@@ -248,8 +250,7 @@ class DelayWorker:
                 self._assignment.held.clear()
                 delivery.close()
                 self._delivery = None
-                if self._lookup is not None:
-                    self._lookup.close()
+                lookup.close()
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:

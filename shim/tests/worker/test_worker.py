@@ -987,6 +987,31 @@ def test_a_start_that_fails_leaves_no_client_open_and_can_be_repeated(
     sim.until(worker, lambda: len(sim.delivered()) == 1)
 
 
+def test_a_start_without_a_thread_for_lookups_leaves_nothing_open_and_can_be_repeated(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("can't start new thread")
+
+    worker = sim.worker(start=False)
+    with monkeypatch.context() as patched:
+        patched.setattr("rocketshim.worker.worker.TopicLookup", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            worker.start()
+    worker.start()
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+
+
+def test_a_closed_worker_does_not_start_again(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 50)
+    worker.close()
+    with pytest.raises(WorkerError, match="runs only once"):
+        worker.start()
+    assert sim.kafka.members("rmq.sched") == []
+
+
 def test_a_schedule_topic_that_does_not_stamp_ends_the_worker(sim: Any) -> None:
     sim.kafka.delete_topic(SCHEDULE)
     sim.kafka.create_topic(SCHEDULE, 32)
