@@ -88,17 +88,19 @@ class Runs:
                 )
             for old in [each.plan.id for each in self._runs.values() if not each.is_running][:-_KEPT]:
                 del self._runs[old]
-            self._runs[plan.id] = run
             thread = threading.Thread(target=self._apply, args=(run,), name=f"apply-{plan.id}", daemon=True)
-            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
             thread.start()
+            self._runs[plan.id] = run
+            self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         return run
 
     def close(self) -> None:
         """Stop every run, and wait until their open transactions have ended."""
-        for run in list(self._runs.values()):
+        with self._lock:
+            runs, threads = list(self._runs.values()), self._threads
+        for run in runs:
             run.progress.stop()
-        for thread in list(self._threads):
+        for thread in threads:
             thread.join(_STOP_S)
 
     def _apply(self, run: Run) -> None:

@@ -89,11 +89,12 @@ class Sampler:
         with self._changed:
             if self._is_closed:
                 raise ClosedError("this sampler is closed; make another one")
-            self._watchers += 1
             if self._thread is None:
                 self._newest = None  # what an earlier thread left is old
-                self._thread = threading.Thread(target=self._run, name="rocketshim-sampler", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="rocketshim-sampler", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._watchers += 1
         try:
             yield Watch(self)
         finally:

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
-from rocketshim.console.runs import Runs
+from rocketshim.console.runs import Run, Runs
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult, named
@@ -313,18 +313,37 @@ def test_a_run_is_stopped_by_its_button_and_a_second_one_of_the_topic_is_refused
     assert "It was stopped" in state(browser, plan)
 
 
+def empty_plan(number: int = 0) -> RedrivePlan:
+    return RedrivePlan(
+        source=DEAD, cluster_id="another cluster", created_ms=number, rules=RedriveRules(), choice={}, letters=(),
+        held_back=(),
+    )  # fmt: skip
+
+
+def start_run(runs: Runs, plan: RedrivePlan) -> Run:
+    return runs.start(plan, by="ada", most=None, rate_per_s=None, stop_ratio=0.1)
+
+
+def test_a_run_for_which_the_system_has_no_thread_left_keeps_no_other_one_out(
+    stage: Stage, wait_for: Wait, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    runs = Runs("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            start_run(runs, empty_plan())
+    wait_for(start_run(runs, empty_plan()).is_over.is_set)
+    runs.close()
+
+
 def test_runs_that_have_ended_are_not_kept_forever(stage: Stage, wait_for: Wait) -> None:
     runs = Runs("memory:1", client={}, clients=stage.kafka.clients(blocking=False))
-    plans = [
-        RedrivePlan(
-            source=DEAD, cluster_id="another cluster", created_ms=number, rules=RedriveRules(), choice={}, letters=(),
-            held_back=(),
-        )
-        for number in range(25)
-    ]  # fmt: skip
+    plans = [empty_plan(number) for number in range(25)]
     for plan in plans:
-        run = runs.start(plan, by="ada", most=None, rate_per_s=None, stop_ratio=0.1)
-        wait_for(run.is_over.is_set)
+        wait_for(start_run(runs, plan).is_over.is_set)
     assert [runs.of(plan.id) is None for plan in plans] == [True] * 4 + [False] * 21
     runs.close()
 

@@ -99,6 +99,22 @@ def test_a_round_that_fails_keeps_the_last_values_and_the_next_round_has_new_cli
         rounds.permit_all()
 
 
+def test_if_the_system_has_no_thread_left_the_next_watcher_starts_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    rounds = Rounds()
+    rounds.permit_all()
+    with sampler(rounds) as sampling:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", refuse)
+            with pytest.raises(RuntimeError, match="can't start new thread"), sampling.watch():
+                pass
+        assert not sampling.is_running
+        with sampling.watch() as watch:
+            assert watch.wait_newer(None, PATIENCE_S) is not None
+
+
 def test_a_wait_without_a_newer_snapshot_ends() -> None:
     rounds = Rounds()
     with sampler(rounds) as sampling, sampling.watch() as watch:
