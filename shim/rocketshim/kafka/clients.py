@@ -383,11 +383,14 @@ def close_producer(producer: ProducerClient, longest_s: float) -> None:
     measurement, 2.16.1).
 
     Args:
-        producer: not closed yet.
+        producer: if it is closed already, nothing happens.
         longest_s: longest wait for its delivery reports, in seconds. If some are still missing then, the producer is
             not closed and ends with its last reference, since `close` would wait for them.
     """
-    purge_producer(producer, longest_s)
+    try:
+        purge_producer(producer, longest_s)
+    except RuntimeError:  # it is closed
+        return
     if len(producer) == 0:
         # After a fatal error, reported before, `close` warns; if warnings are errors, that is a SystemError.
         with suppress(KafkaException, SystemError):
@@ -437,7 +440,7 @@ def close_consumer(
 
     Args:
         consumer: no other thread is in a call of it; not to be used afterwards.
-        longest_s: how long to wait, in seconds.
+        longest_s: how long to wait, in seconds; without a limit if the system has no thread left for this.
         before_close: called before `close` in the closing thread; for example a commit that waits for its answer.
         unsubscribe: whether to leave explicitly before closing; the result of `unsubscribes` for its settings.
         has_joined: whether its first rebalance is over; a member that leaves earlier would block the other members.
@@ -464,8 +467,12 @@ def close_consumer(
         _give_up_membership(consumer, has_joined, until_s)
 
     thread = threading.Thread(target=end, name="rocketshim-leaving", daemon=True)
-    thread.start()
-    thread.join(longest_s)
+    try:
+        thread.start()
+    except RuntimeError:  # the system has no thread left; or Python 3.12.1 runs the functions of `atexit`
+        end()
+    else:
+        thread.join(longest_s)
     if problems:
         raise problems[0]
     if not thread.is_alive():

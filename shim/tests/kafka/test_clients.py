@@ -127,6 +127,22 @@ def test_only_a_dynamic_member_in_the_classic_protocol_unsubscribes(
     assert unsubscribes(settings) is expected
 
 
+def test_without_a_thread_left_a_consumer_commits_and_closes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    client = Client()
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    assert close_consumer(client, GUARD_S, client.commit) is Parting.LEFT  # type: ignore[arg-type]
+    assert client.calls == ["commit", "close"]
+
+
+def test_a_producer_that_is_closed_may_be_closed_again() -> None:
+    producer = confluent_clients().producer({"bootstrap.servers": "127.0.0.1:1"})
+    close_producer(producer, 0.0)
+    close_producer(producer, 0.0)
+
+
 def test_closing_a_producer_drops_and_reports_its_records() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic("orders")
