@@ -97,6 +97,9 @@ class OffsetLookup:
         topics = self._reader.topics()
         by_topic = groups_of(names, topics, self._groups)
         groups = tuple(group for topic, group in by_topic.items() if has_that_group(names, topic, group))
+        for gone in self._askers.keys() - {*groups, names.worker_group}:
+            self._askers.pop(gone).close()
+            self._read_by.pop(gone, None)
         positions = self._positions_of(groups, topics)
         schedule = _partitions(names.schedule, topics)
         positions[names.worker_group] = self._committed(names.worker_group, schedule)

@@ -70,6 +70,16 @@ def test_a_probe_is_never_late(world: World) -> None:
     assert world.snapshot().late_ms == 500
 
 
+def test_the_client_of_a_group_that_is_gone_is_closed(world: World) -> None:
+    world.kafka.create_topic(NAMES.retry("old"), 1)
+    assert [group.group for group in world.snapshot().groups] == ["old", "pay"]
+    asker = world.lookup._askers["old"]
+    world.kafka.delete_topic(NAMES.retry("old"))
+    assert [group.group for group in world.snapshot().groups] == ["pay"]
+    with pytest.raises(RuntimeError, match="closed"):
+        asker.poll(0)
+
+
 def test_the_oldest_unread_record_follows_the_position(world: World) -> None:
     for _ in range(3):
         world.kafka.append("orders", b"a", partition=0)
