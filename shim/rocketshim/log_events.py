@@ -82,6 +82,7 @@ EVENTS: Final[dict[str, str]] = {
     "producer.poll-failed": "A callback of the producer raised.",
     "producer.hook-failed": "A send-message hook raised, or its message is not a message; the send is not affected.",
     "producer.send-unconfirmed": "A message was reported without an offset; it is sent again with the same identity.",
+    "client.callback-failed": "A callback in the settings of Kafka's client raised; the client is not affected.",
     "run.member-killed": "A member did not stop in time and was killed.",
     "run.stop-asked": "The supervisor asked this member to stop.",
     "observe.round-failed": "A look-up of offsets for the exporter or the console failed; the next round tries again.",

@@ -4,6 +4,8 @@
   a partition). A protected key with another value is a `ConfigError`; our own value is accepted.
 * **Refused** keys are code: they load a shared object, run a shell command or fetch a URL. They are accepted only if
   `allow_code_settings` is set by a user who knows the origin of the settings.
+* **Callbacks** (`error_cb`, `stats_cb`, `throttle_cb`) are wrapped: what they raise is logged. An error that leaves one
+  ends the client's call, which then drops the messages that it has fetched: a pull consumer missed them.
 * **Secret** keys are masked wherever settings are displayed: `mask` and every `repr` of settings objects.
 
 Source: kafka CVE-2025-27817 and similar ones (foreign settings reach a privileged actor); librdkafka's
@@ -11,10 +13,12 @@ CONFIGURATION.md.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConfigError
+from rocketshim.logs import safe_logger
 
 __all__ = [
     "CODE_KEYS",
@@ -28,6 +32,8 @@ __all__ = [
     "merge",
     "same",
 ]
+
+_LOG = safe_logger("rocketshim.client")
 
 CODE_KEYS: Final[frozenset[str]] = frozenset(
     {
@@ -81,6 +87,7 @@ CONSUMER_ONLY: Final = re.compile(
 )
 """Settings that a producer would only warn about; they are passed to consumers only."""
 
+_CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})
 _NESTED: Final = "default.topic.config"  # confluent_kafka's former form for settings of topics
 _ALIASES: Final[Mapping[str, str]] = {
     "request.required.acks": "acks",
@@ -134,7 +141,7 @@ def merge(
                 f"the client setting {key!r} must be {required[name]!r} here: rocketshim's guarantees depend on it; "
                 "leave it out"
             )
-        merged[name] = value
+        merged[name] = _quiet(name, value) if name in _CALLBACKS and callable(value) else value
     merged.update(required)
     return merged
 
@@ -158,6 +165,18 @@ def _check_group(group: str) -> None:
         is_name = False
     if not is_name:
         raise ConfigError(f"{group!r:.80} is not the name of a group: give a text that is not blank")
+
+
+def _quiet(name: str, callback: Callable[..., Any]) -> Callable[..., None]:
+    """Return a callback that logs what the user's raises."""
+
+    def called(*args: Any) -> None:
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001 - user code
+            _LOG.exception("client.callback-failed", extra={"callback": name, "error": safe_text(error, repr)})
+
+    return called
 
 
 def mask(settings: Mapping[str, Any]) -> dict[str, Any]:

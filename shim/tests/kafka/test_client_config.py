@@ -24,6 +24,22 @@ def test_user_settings_override_defaults_and_required_settings_override_both() -
     assert settings == {"linger.ms": 9, "sasl.username": "u", "acks": "all"}
 
 
+@pytest.mark.parametrize("name", ["error_cb", "stats_cb", "throttle_cb"])
+def test_what_a_callback_of_the_user_raises_does_not_reach_the_client(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[object] = []
+
+    def fail(event: object) -> None:
+        heard.append(event)
+        raise ValueError("a bug")
+
+    merged({name: fail}, {})[name]("event")
+    assert heard == ["event"]
+    (record,) = caplog.records
+    assert record.getMessage() == f"client.callback-failed: callback={name} error=ValueError('a bug')"
+
+
 @pytest.mark.parametrize("key", sorted(CODE_KEYS))
 def test_a_setting_that_runs_code_is_refused_unless_it_is_allowed(key: str) -> None:
     with pytest.raises(ConfigError, match="allow_code_settings"):
