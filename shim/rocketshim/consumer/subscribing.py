@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Unpack
 
@@ -30,11 +31,8 @@ def adapt(function: Callable[..., Any]) -> Listener:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return function
-    try:
+    with suppress(TypeError):
         signature.bind(None, None)
-    except TypeError:
-        pass
-    else:
         return function
     try:
         signature.bind(None)

@@ -85,6 +85,12 @@ class PullPositions:
         self._before.setdefault(key, self._position[key])
         self._position[key] = position
 
+    def take_back(self) -> list[TopicPartitionKey]:
+        """Take back what this poll has handed out; return the partitions to read again from their positions."""
+        self._position |= self._before
+        self._before.clear()
+        return [key for key, position in self._position.items() if position >= 0]
+
     def seek(self, key: TopicPartitionKey, position: int) -> None:
         """Move the position of a partition; everything handed out before is done.
 

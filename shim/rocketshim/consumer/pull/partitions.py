@@ -229,19 +229,24 @@ class PullPartitions:
     def fetch(self, wait_s: float) -> list[MessageView]:
         """Return the messages that arrive; wait for the first one for this time in seconds."""
         messages: list[MessageView] = []
-        for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
-            if key not in self.positions:
-                continue
-            if self.reader.pauses.why(key):  # paused after these records were fetched
+        try:
+            for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
+                if key not in self.positions:
+                    continue
+                if self.reader.pauses.why(key):  # paused after these records were fetched
+                    self.reader.client().seek(TopicPartition(*key, self.positions.position(key)))
+                    continue
+                wanted = self.reader.from_position(key, run, self.positions.position(key))
+                if wanted == []:
+                    continue
+                found = list(self._selected(key.topic, wanted or run))
+                trusted = key.topic in self._own_topics
+                messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
+                self.positions.hand_out(key, run[-1].offset() + 1)
+        except BaseException:  # for example of a signal handler: this poll returns nothing, so all is read again
+            for key in self.positions.take_back():
                 self.reader.client().seek(TopicPartition(*key, self.positions.position(key)))
-                continue
-            wanted = self.reader.from_position(key, run, self.positions.position(key))
-            if wanted == []:
-                continue
-            found = list(self._selected(key.topic, wanted or run))
-            trusted = key.topic in self._own_topics
-            messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
-            self.positions.hand_out(key, run[-1].offset() + 1)
+            raise
         return messages
 
     def raise_failure(self) -> None:

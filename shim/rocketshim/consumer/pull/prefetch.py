@@ -61,10 +61,14 @@ class Prefetch:
         if wanted.is_paused and not wanted.is_full:
             wanted.is_paused = False
             consumer.resume([TopicPartition(*wanted.key)])
-        first = consumer.poll(wait_s)
-        if first is None:
-            return
-        failures = [self._put(message, wanted) for message in (first, *consumer.consume(FETCH_COUNT - 1, 0))]
+        try:
+            first = consumer.poll(wait_s)
+            fetched = () if first is None else (first, *consumer.consume(FETCH_COUNT - 1, 0))
+            failures = [self._put(message, wanted) for message in fetched]
+        except BaseException:  # for example of a signal handler: what was fetched is lost, so all is read again
+            consumer.unassign()
+            self.buffers.clear()
+            raise
         for key, each in self.buffers.items():
             if each.is_full and not each.is_paused:
                 each.is_paused = True

@@ -110,10 +110,6 @@ class PushAssembly:
     make_pool: Callable[[Callable[[Any], Any], int, str], Any] = ListenerPool
 
     @property
-    def _retry_topic(self) -> str:
-        return self.names.retry(self.settings.group)
-
-    @property
     def _orderly(self) -> bool:
         return bool(self.subscriptions.orderly)
 
@@ -202,7 +198,7 @@ class PushAssembly:
             ),
             make_lookup_client=self._make_lookup_client,
             rules=StartRules(
-                self._retry_topic,
+                self.names.retry(settings.group),
                 settings.consume_from_where,
                 self.timestamp_ms,
                 self.subscriptions.digest(),
@@ -241,7 +237,7 @@ class PushAssembly:
         strategy = settings.allocate_message_queue_strategy
         if strategy is None or log is None:
             return None
-        logical = {self._retry_topic: retry_topic(settings.group)}
+        logical = {self.names.retry(settings.group): retry_topic(settings.group)}
         allocation = Allocation(strategy, settings.group, log.owner.client_id, logical)
         if self._orderly:  # its queues get their leases later
             return TopicAssigner(topics, interval_ms, allocation, lambda: log.members)

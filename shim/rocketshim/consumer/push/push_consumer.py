@@ -453,10 +453,8 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#updateCorePoolSize` of RocketMQ, which ignores a size that is out of range.
         """
-        if not 1 <= size <= self.settings.consume_thread_max:
-            raise ConfigError(
-                f"update_core_pool_size({size}): the size must be 1 to {self.settings.consume_thread_max}"
-            )
+        if not (most := self.settings.consume_thread_max) >= size >= 1:
+            raise ConfigError(f"update_core_pool_size({size}): the size must be 1 to {most}")
         self._ask(lambda loop: loop.dispatch.pool.resize(size))
 
     def run(self) -> None:
@@ -516,8 +514,7 @@ class PushConsumer:
 
     def wait_assigned(self, timeout_s: float = 30.0) -> bool:
         """Wait for the first assignment by the group (it may be empty); return whether it came in time."""
-        loop = self._loop
-        return loop is not None and loop.reader.has_joined.wait(timeout_s)
+        return (loop := self._loop) is not None and loop.reader.has_joined.wait(timeout_s)
 
     @property
     def state(self) -> ConsumerState | None:
