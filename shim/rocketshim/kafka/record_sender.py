@@ -175,7 +175,7 @@ class RecordSender:
         self._closed_text = closed_text
         self._on_unconfirmed = on_unconfirmed
         self._on_error = on_error
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call close() while this thread makes the producer
         self._links: tuple[_Link, ...] = ()  # the last one sends; those before it are broken and have not ended yet
         self._is_closed = False
 
@@ -282,7 +282,10 @@ class RecordSender:
             if link is None or link.is_broken:
                 if link is not None:
                     link.is_over = True
-                link = _Link(self._make_producer(), self._on_unconfirmed)
+                producer = self._make_producer()
+                if self._is_closed:  # by a signal handler meanwhile
+                    raise ClosedError(self._closed_text)
+                link = _Link(producer, self._on_unconfirmed)
                 link.start(self._thread_name, self._on_error)
                 former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)

@@ -189,6 +189,17 @@ def test_ctrl_c_while_close_waits_gives_the_records_a_result_and_ends_the_thread
     assert not thread.is_alive()
 
 
+def test_a_signal_handler_may_close_while_the_producer_is_made(notes: Notes) -> None:
+    def interrupted() -> Any:
+        sender.close(monotonic())  # as a signal handler does
+        return Manual()
+
+    sender = notes.sender(interrupted)
+    with pytest.raises(ClosedError, match="it is closed"):
+        send(sender)
+    assert "sender-under-test" not in {each.name for each in threading.enumerate()}
+
+
 class Slow(Manual):
     """A producer that takes a record when the test lets it."""
 
