@@ -52,14 +52,18 @@ class _Sending:
 
     def __call__(self, error: KafkaError | None, record: Any) -> None:
         """Take a delivery report."""
-        link = self.link
+        link, thread = self.link, threading.get_ident()
         error = link.reports.error(error, record)
         if error is None:
             link.has_stored = True
         elif link.denial is not None and error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 - no public spelling
             error = link.denial
         if error is None or not link.goes_again(self, error):
-            self.done(error, record)
+            link.reporting.add(thread)
+            try:
+                self.done(error, record)
+            finally:
+                link.reporting.discard(thread)
 
 
 class _Link:
@@ -74,6 +78,8 @@ class _Link:
         denial: why it may not send, if it was refused before it stored anything: a principal that may write to no topic
             at all gets no id of an idempotent producer, and its records are only "purged".
         is_over: nothing more is sent with it; its thread ends when every record has its report.
+        reporting: the threads that are in a callback of this producer. They must not call its `poll` or `flush`: the
+            next callback would end the process (`kafka.confluent`).
         thread: its poll thread, from `start` on.
     """
 
@@ -84,6 +90,7 @@ class _Link:
         self.is_broken = self.has_stored = False
         self.denial: KafkaError | None = None
         self.is_over = False
+        self.reporting: set[int] = set()
         self.thread: threading.Thread
         self._on_unconfirmed = on_unconfirmed
 
@@ -91,6 +98,11 @@ class _Link:
     def outstanding(self) -> int:
         """Number of records without a result."""
         return len(self.producer) + len(self.again)
+
+    @property
+    def is_reporting(self) -> bool:
+        """Return whether the caller is in a callback of this producer."""
+        return threading.get_ident() in self.reporting
 
     def start(self, thread_name: str, on_error: Callable[[BaseException], None]) -> None:
         """Start the poll thread."""
@@ -100,6 +112,8 @@ class _Link:
     def give_up(self) -> None:
         """Send nothing more, and give the records without a result an error; they may or may not be stored."""
         self.is_over = True
+        if self.is_reporting:
+            return
         self.producer.purge()
         with suppress(KafkaException):  # its fatal error
             self.producer.flush(_PURGED_S)
@@ -248,14 +262,17 @@ class RecordSender:
         return self._open().producer.list_topics(timeout=timeout)
 
     def flush(self, until_s: float) -> int:
-        """Wait for the results of all records, until a monotonic time; return the number of records without one."""
+        """Wait for the results of all records, until a monotonic time; return the number of records without one.
+
+        In a callback of a record it does not wait.
+        """
         return sum(_flush(link, until_s) for link in self._links)
 
     def close(self, until_s: float) -> None:
         """Wait for the results until a monotonic time, and end the poll thread. A second call does nothing.
 
         Records without a result by then get an error: they may or may not be stored. So do they if an exception, such
-        as KeyboardInterrupt, ends the wait.
+        as KeyboardInterrupt, ends the wait. In a callback of a record it does not wait; the others get their results.
         """
         with self._lock:
             self._is_closed = True
@@ -267,6 +284,8 @@ class RecordSender:
             for link in links:
                 link.give_up()
         for link in links:
+            if link.is_reporting:
+                continue
             rest_s = max(_PURGED_S, until_s - time.monotonic())  # records of a deleted topic may stay longer
             link.thread.join(min(rest_s, threading.TIMEOUT_MAX))
 
@@ -293,7 +312,7 @@ class RecordSender:
 
 
 def _flush(link: _Link, until_s: float) -> int:
-    while link.outstanding and time.monotonic() < until_s:
+    while link.outstanding and time.monotonic() < until_s and not link.is_reporting:
         if not len(link.producer):
             time.sleep(_FULL_S)  # the poll thread sends again what waits
         try:

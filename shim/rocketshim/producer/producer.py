@@ -199,7 +199,7 @@ class Producer:
         """Send a message without waiting; return a future with the result or with the error that `send` would raise.
 
         The arguments are those of `send`. Callbacks of the future run in the producer's own thread (during `flush` and
-        `close` perhaps in the thread that called these) and must not block.
+        `close` perhaps in the thread that called these) and must not block. `flush` and `close` do not wait there.
 
         Raises:
             MessageError, TopicMissingError, BrokerUnavailableError, ClosedError: as `send`; nothing was sent.

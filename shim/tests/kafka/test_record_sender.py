@@ -200,6 +200,33 @@ def test_a_signal_handler_may_close_while_the_producer_is_made(notes: Notes) -> 
     assert "sender-under-test" not in {each.name for each in threading.enumerate()}
 
 
+def test_flush_and_close_in_a_callback_leave_the_client_alone_and_do_not_wait(notes: Notes) -> None:
+    """A real client would end the process at the next callback."""
+    producer = Manual()
+    sender = notes.sender(lambda: producer)
+    flush, in_callback, calls, left = producer.flush, [False], [], []
+
+    def noted(timeout: float) -> None:
+        calls.append(in_callback[0])
+        flush(timeout)
+
+    def ends(error: object, record: object) -> None:
+        del error, record
+        in_callback[0] = True
+        left.append(sender.flush(monotonic() + GUARD_S))
+        sender.close(monotonic() + GUARD_S)
+        in_callback[0] = False
+
+    producer.flush = noted  # type: ignore[method-assign]
+    sender.send(OUT, ends, room_until_s=0, again_until_s=0)
+    other = send(sender)
+    for each in list(producer.sent):
+        producer.due.append(lambda each=each: each(KafkaError(KafkaError._MSG_TIMED_OUT), None))  # type: ignore[misc]
+    assert other.result(GUARD_S) is not None
+    assert left == [2]
+    assert not any(calls)
+
+
 class Slow(Manual):
     """A producer that takes a record when the test lets it."""
 
