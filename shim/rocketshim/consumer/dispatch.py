@@ -76,6 +76,7 @@ class Pool(Protocol[TaskT, AnswerT]):
 
     def report_part(self, chunk: TaskT) -> None:
         """Report the finished messages of a chunk, if several workers share it."""
+        del chunk
 
     def resize(self, size: int) -> None:
         """Set the number of workers."""

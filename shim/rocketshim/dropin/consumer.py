@@ -21,6 +21,7 @@ import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
 from rocketshim.dropin.fetched import viewed
+from rocketshim.dropin.original import OriginalConsumer
 from rocketshim.dropin.settings import ConsumerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim_topics.message import MessageView, Origin
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
     from rocketshim.health import Metric
 
 __all__ = ["Consumer"]
-
-OriginalConsumer = confluent_kafka.Consumer
-"""The class that is extended. A tracer may put one of its own in place of `confluent_kafka.Consumer`, also later."""
 
 
 class Retrying(Protocol):

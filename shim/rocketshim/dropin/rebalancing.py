@@ -19,8 +19,8 @@ from typing import Any, Final, cast
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rocketshim.dropin.consumer import OriginalConsumer as _Original
 from rocketshim.dropin.handled_offsets import OffsetClient
+from rocketshim.dropin.original import OriginalConsumer as _Original
 from rocketshim.dropin.state import Rebalance, State
 from rocketshim.kafka.clients import with_log
 from rocketshim.kafka.lookups import check_answers

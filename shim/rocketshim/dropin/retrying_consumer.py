@@ -22,8 +22,8 @@ from typing import Any
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.core.user_values import as_int, safe_text
-from rocketshim.dropin.consumer import OriginalConsumer
 from rocketshim.dropin.fetched import checked
+from rocketshim.dropin.original import OriginalConsumer
 from rocketshim.dropin.rebalancing import RebalancingConsumer, is_a
 from rocketshim.errors import ConfigError, NotSupportedError
 from rocketshim_topics.coordinates import TopicPartitionKey

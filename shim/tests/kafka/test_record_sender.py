@@ -191,12 +191,12 @@ def test_ctrl_c_while_close_waits_gives_the_records_a_result_and_ends_the_thread
 
 def test_a_signal_handler_may_close_while_the_producer_is_made(notes: Notes) -> None:
     def interrupted() -> Any:
-        sender.close(monotonic())  # as a signal handler does
+        made.close(monotonic())  # as a signal handler does
         return Manual()
 
-    sender = notes.sender(interrupted)
+    made = notes.sender(interrupted)
     with pytest.raises(ClosedError, match="it is closed"):
-        send(sender)
+        send(made)
     assert "sender-under-test" not in {each.name for each in threading.enumerate()}
 
 
