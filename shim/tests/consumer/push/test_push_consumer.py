@@ -112,7 +112,7 @@ def test_if_the_system_has_no_thread_left_nothing_runs_and_start_may_be_called_a
     consumer = consumer_of(live, message_model=model, offset_store_dir=str(tmp_path))
     consumer.register_message_listener("orders", lambda _: None, orderly=orderly)
     live.create_topic(consumer.names.group_log("g"), config={"message.timestamp.type": "LogAppendTime"})
-    start = threading.Thread.start
+    start, before = threading.Thread.start, set(threading.enumerate())
 
     def refuse(thread: threading.Thread) -> None:
         if thread.name.startswith(name):
@@ -123,7 +123,7 @@ def test_if_the_system_has_no_thread_left_nothing_runs_and_start_may_be_called_a
         patched.setattr(threading.Thread, "start", refuse)
         with pytest.raises(RuntimeError, match="can't start new thread"):
             consumer.start()
-    assert _until(lambda: not [each for each in threading.enumerate() if each.name.startswith("rocketshim-")])
+    assert _until(lambda: not set(threading.enumerate()) - before)
     consumer.stop()
     consumer.start()
     assert consumer.wait_assigned(GUARD_S)
