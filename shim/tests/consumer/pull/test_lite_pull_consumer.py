@@ -22,7 +22,6 @@ from rocketshim.filters import MessageSelector
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim_topics.message_queue import MessageQueue
 
 Q0, Q1 = MessageQueue("orders", queue_id=0), MessageQueue("orders", queue_id=1)
@@ -77,26 +76,14 @@ def committed(kafka: InMemoryKafka, partition: int = 0) -> int | None:
     return kafka.committed("g").get(("orders", partition))
 
 
-def interrupt_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a signal handler raise in the next fetch, after the client has returned messages."""
-    consume = InMemoryConsumer.consume
-
-    def interrupted(self: InMemoryConsumer, *arguments: Any) -> Any:
-        monkeypatch.undo()
-        assert consume(self, *arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(InMemoryConsumer, "consume", interrupted)
-
-
 def test_messages_of_a_poll_that_is_interrupted_are_returned_by_the_next_one(
-    kafka: InMemoryKafka, make: Make, monkeypatch: pytest.MonkeyPatch
+    kafka: InMemoryKafka, make: Make, interrupt_fetch: Callable[[], None]
 ) -> None:
     fill(kafka, 25)
     with make() as consumer:
         consumer.subscribe("orders")
         assert len(consumer.poll(1_000)) == 10
-        interrupt_fetch(monkeypatch)
+        interrupt_fetch()
         with pytest.raises(KeyboardInterrupt):
             consumer.poll(1_000)
         assert bodies(drain(consumer)) == [b"%d" % number for number in range(10, 25)]

@@ -22,7 +22,6 @@ from rocketshim.errors import (
 from rocketshim.filters import MessageSelector
 from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim_topics.message_queue import MessageQueue
 
 Q0, Q1 = MessageQueue("orders", queue_id=0), MessageQueue("orders", queue_id=1)
@@ -67,25 +66,13 @@ def test_pull_finds_messages_from_an_offset(kafka: InMemoryKafka, consumer: Pull
     assert [m.queue_offset for m in consumer.pull(Q0, None, 48, 8).messages] == [48, 49]
 
 
-def interrupt_fetch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a signal handler raise in the next fetch, after the client has returned messages."""
-    consume = InMemoryConsumer.consume
-
-    def interrupted(self: InMemoryConsumer, *arguments: Any) -> Any:
-        monkeypatch.undo()
-        assert consume(self, *arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(InMemoryConsumer, "consume", interrupted)
-
-
 def test_a_pull_that_is_interrupted_misses_nothing(
-    kafka: InMemoryKafka, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
+    kafka: InMemoryKafka, consumer: PullConsumer, interrupt_fetch: Callable[[], None]
 ) -> None:
     fill(kafka, 5)
     fill(kafka, 5, partition=1)
     assert consumer.pull(Q1, None, 0, 1).next_begin_offset == 1
-    interrupt_fetch(monkeypatch)
+    interrupt_fetch()
     with pytest.raises(KeyboardInterrupt):
         consumer.pull(Q0, None, 0)
     assert [message.queue_offset for message in consumer.pull(Q0, None, 0).messages] == [0, 1, 2, 3, 4]
