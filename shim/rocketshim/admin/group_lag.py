@@ -42,6 +42,7 @@ __all__ = [
     "PartitionStanding",
     "conflicts",
     "count",
+    "oldest_ms",
     "typed_error",
 ]
 
@@ -284,8 +285,18 @@ def _committed(settings: dict[str, Any]) -> list[TopicPartition]:
 
 def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[TopicPartitionKey]:
     """Count the waiting records of each partition by reading every one of them."""
-    behind = {TopicPartitionKey.of(each): (max(each.position, each.low or 0), each.end or 0) for each in standings}
-    return Counter(TopicPartitionKey(message.topic(), message.partition()) for message in reader.read_spans(behind))
+    waiting = reader.read_spans(_waiting(standings))
+    return Counter(TopicPartitionKey(message.topic(), message.partition()) for message in waiting)
+
+
+def oldest_ms(reader: TopicReader, standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, int]:
+    """Return the time of the first waiting record of each partition, epoch ms; absent: the partition has none."""
+    return {key: record.timestamp()[1] for key, record in reader.first_records(_waiting(standings)).items()}
+
+
+def _waiting(standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, tuple[int, int]]:
+    """Return the first offset and the end of what waits in each partition."""
+    return {TopicPartitionKey.of(each): (max(each.position, each.low or 0), each.end or 0) for each in standings}
 
 
 def _member(member: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count
+from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count, oldest_ms
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group
@@ -127,8 +127,7 @@ def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: s
 def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> list[dict[str, Any]]:
     waiting = [each for each in standing.partitions if each.behind > 0]
     records = count(reader, waiting) if exact else None
-    unread = {TopicPartitionKey.of(each): (max(each.position, each.low or 0), each.end or 0) for each in waiting}
-    oldest = {key: record.timestamp()[1] for key, record in reader.first_records(unread).items()}
+    oldest = oldest_ms(reader, waiting)
     return [
         {
             "topic": each.topic,

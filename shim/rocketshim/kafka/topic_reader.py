@@ -263,12 +263,6 @@ class TopicReader:
         finally:
             self._end(reading)
 
-    def first_time_ms(self, topic: str, partition: int, offset: int) -> int | None:
-        """Return the time of the first record at or after an offset, epoch ms; None: there is none."""
-        low, high = self.bounds(topic, partition)
-        first = next(self.read_spans({TopicPartitionKey(topic, partition): (max(low, offset), high)}), None)
-        return None if first is None else first.timestamp()[1]
-
     def fetch(self, topic: str, partition: int, offset: int) -> Any | None:
         """Return the record at this offset, or None if there is none (any more), also no such topic or partition."""
         try:

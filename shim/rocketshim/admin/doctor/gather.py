@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
-from rocketshim.admin.group_lag import GroupReader, GroupStanding
+from rocketshim.admin.group_lag import GroupReader, GroupStanding, oldest_ms
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -242,15 +242,15 @@ class _ClusterReader:
     def unread_retries_ms(self, standings: Mapping[str, GroupStanding]) -> dict[str, int]:
         """Return, for each group without a member, when its oldest unread retry was stored."""
 
-        def oldest_ms(group: str, standing: GroupStanding) -> int | None:
+        def oldest_retry_ms(group: str, standing: GroupStanding) -> int | None:
             retry_topic = self._names.retry(group)
-            waiting = (each for each in standing.partitions if each.topic == retry_topic and each.behind > 0)
-            times = (self.reader.first_time_ms(each.topic, each.partition, each.position) for each in waiting)
-            return min((at_ms for at_ms in times if at_ms is not None), default=None)
+            waiting = [each for each in standing.partitions if each.topic == retry_topic and each.behind > 0]
+            return min(oldest_ms(self.reader, waiting).values(), default=None)
 
         idle = {group: standing for group, standing in standings.items() if not standing.members}
         found = {
-            group: self._request(f"retries of {group}", partial(oldest_ms, group, idle[group]), None) for group in idle
+            group: self._request(f"retries of {group}", partial(oldest_retry_ms, group, idle[group]), None)
+            for group in idle
         }
         return {group: at_ms for group, at_ms in found.items() if at_ms is not None}
 
