@@ -322,5 +322,5 @@ def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> N
             raise Interrupted
 
     landed = replay.landed_letters(planned, lake.records)
-    cli_replay.record_target_ends(lake, planned, "monday", Cluster(day.bootstrap))
+    cli_replay.record_target_ends(lake, "monday", cli_replay.target_bounds(planned, Cluster(day.bootstrap)))
     replay_send.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)

@@ -148,16 +148,16 @@ def run(
         cluster = Cluster(bootstrap, config)
         _check_sources(view, planned, cluster)
         landed = replay.landed_letters(planned, view.records)
-        targets = {each.topic for each in _target_bounds(planned, cluster)}
+        bounds = target_bounds(planned, cluster)
         if not dry_run:
-            record_target_ends(view, planned, plan_name, cluster)
+            record_target_ends(view, plan_name, bounds)
             ensure_log(bootstrap, TopicNames(namespace), client=config)
         done = replay_send.send(
             bootstrap,
             planned,
             landed,
             namespace=namespace,
-            targets=targets,
+            targets={each.topic for each in bounds},
             config=config,
             max_per_second=rate,
             stop_ratio=stop_ratio,
@@ -266,14 +266,14 @@ def _check_sources(view: "OpenLake", planned: "DataFrame", cluster: "Cluster") -
             )
 
 
-def record_target_ends(view: "OpenLake", planned: "DataFrame", plan_name: str, cluster: "Cluster") -> None:
+def record_target_ends(view: "OpenLake", plan_name: str, bounds: "list[PartitionBounds]") -> None:
     """Record the end offsets of the plan's target topics, once per plan: everything it sends lies beyond them."""
     from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
     from rocketshim_spark.running import find_published, publish  # noqa: PLC0415
 
     name = f"replay-{plan_name}-ends"
     if find_published(view, name) is None:
-        ends = [(each.topic, each.partition, each.end) for each in _target_bounds(planned, cluster)]
+        ends = [(each.topic, each.partition, each.end) for each in bounds]
         publish(view, name, job.target_ends(view.spark, ends))
 
 
@@ -289,10 +289,10 @@ def _bounds_to_verify(
         return []
     starts = {TopicPartitionKey.of(row): row.end for row in ends.collect()}
     # Topics and partitions that were added later are read from their beginning.
-    return since(_target_bounds(planned, cluster), starts)
+    return since(target_bounds(planned, cluster), starts)
 
 
-def _target_bounds(planned: "DataFrame", cluster: "Cluster") -> "list[PartitionBounds]":
+def target_bounds(planned: "DataFrame", cluster: "Cluster") -> "list[PartitionBounds]":
     """Return the bounds of the plan's target topics, without those that do not exist."""
     found: list[PartitionBounds] = []
     for row in planned.filter("action = 'send'").select("target").distinct().orderBy("target").collect():

@@ -182,7 +182,7 @@ class OneTopic(Cluster):
 def test_a_target_that_is_gone_fails_its_own_dead_letters_only(spark: SparkSession) -> None:
     rows = [("send", NAMES.retry("a")), ("send", NAMES.retry("b")), ("skip", None)]
     planned = small_frame(spark, rows, "action string, target string")
-    existing = {each.topic for each in cli_replay._target_bounds(planned, OneTopic("none:1"))}
+    existing = {each.topic for each in cli_replay.target_bounds(planned, OneTopic("none:1"))}
     assert existing == {NAMES.retry("a")}
     for group in ("a", "b"):
         letter = Letter(usual(CONSUMER_GROUP=group.encode())).stored(NAMES.dead_letter(group), 0)
