@@ -293,8 +293,8 @@ class PullPartitions:
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit: a refused position is due again."""
         for item in partitions:
-            is_stored = error is None and item.error is None
-            (self.positions.confirmed if is_stored else self.positions.refused)(TopicPartitionKey.of(item), item.offset)
+            settle = self.positions.confirmed if (error or item.error) is None else self.positions.refused
+            settle(TopicPartitionKey.of(item), item.offset)
         failure = error or next((item.error for item in partitions if item.error is not None), None)
         if failure is not None:
             self._commit_failed(failure)

@@ -453,7 +453,8 @@ class PushConsumer:
 
         Source: `DefaultMQPushConsumer#updateCorePoolSize` of RocketMQ, which ignores a size that is out of range.
         """
-        if not (most := self.settings.consume_thread_max) >= size >= 1:
+        most = self.settings.consume_thread_max
+        if not 1 <= size <= most:
             raise ConfigError(f"update_core_pool_size({size}): the size must be 1 to {most}")
         self._ask(lambda loop: loop.dispatch.pool.resize(size))
 
