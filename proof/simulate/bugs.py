@@ -12,6 +12,7 @@ from proof.simulate import dropin_bugs, sender_bugs
 from rocketshim.admin.redrive import Redriver
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.queues import AssignedQueues
+from rocketshim.consumer.reader import start_offsets
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -47,6 +48,7 @@ CHURNS: Final = "churns"
 DROPIN: Final = "dropin"
 SENDERS: Final = "senders"
 LOGS: Final = "logs"
+HALF_ANSWERS: Final = "half_answers"
 _EARLIER_NS: Final = 300_000_000
 EXACTLY_ONCE: Final = "exactly_once"
 
@@ -57,7 +59,7 @@ class Bug:
 
     Attributes:
         name: which safeguard is off.
-        owner: the class that has it.
+        owner: the class or module that has it.
         attribute: its name there.
         make: makes the defective attribute from the original.
         needs: what a plan must have so that the defect can show; "": every plan may show it.
@@ -164,6 +166,10 @@ def _failed_are_finished(original: Any) -> Any:
         return []
 
     return report
+
+
+def _half_answer_is_believed(_: Any) -> Any:
+    return lambda client, partition, timeout_s: client.get_watermark_offsets(partition, timeout=timeout_s)
 
 
 def _start_one_later(original: Any) -> Any:
@@ -358,6 +364,7 @@ BUGS: Final = (
     Bug("commits pass what is in flight", ProcessQueue, "next_offset", _property(_commit_of_what_was_taken)),
     Bug("failed messages are finished before their hop", ProcessQueue, "report", _failed_are_finished),
     Bug("reading begins behind the committed position", PartitionReader, "_begin", _start_one_later),
+    Bug("half an answer is believed", start_offsets, "partition_bounds", _half_answer_is_believed, HALF_ANSWERS),
     Bug("a refused commit is not made again", Committer, "answered", _never_commits_again_after_an_error),
     Bug("a report without an offset is believed", DeliveryReports, "error", _believes),
     Bug("no commit when partitions are revoked", AssignedQueues, "finish", _no_commit_when_revoked, CHURNS),

@@ -33,6 +33,7 @@ Kind = Literal[
     "clock",  # the brokers' clock is set
     "settle",  # faults end, and all processes work until nothing is pending
     "sender",  # the sender dies at one of its next calls, or ends, or its records are called duplicates
+    "half-answer",  # a broker refuses one of the two requests for a partition's bounds
     "log",  # the log of the orderly consumers' group is created again, truncated, or gets a record of a later version
     "redrive",  # a redrive is planned or resumed; it may crash, or be overtaken by another
 ]
@@ -63,6 +64,7 @@ class Plan:
         exactly_once: the mode of its workers.
         orderly: whether the consumers take the messages of a queue in order.
         logs: whether the log of the orderly consumers' group is lost.
+        half_answers: whether answers for a partition's bounds have the end twice.
         churns: whether members come and go, and nothing else goes wrong: then no repeat is explained.
         redrives: whether dead letters are sent again; then there are more of them.
         senders: whether the sender dies or ends, and another one starts.
@@ -75,6 +77,7 @@ class Plan:
     exactly_once: bool
     orderly: bool
     logs: bool
+    half_answers: bool
     churns: bool
     redrives: bool
     senders: bool
@@ -101,8 +104,7 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
     ]
     redrives = seed % 4 == 2 or seed % 16 == 5  # of both modes
     if redrives:
-        for _ in range(dice.randrange(2, 6)):
-            steps.insert(dice.randrange(length // 2, len(steps)), Step("redrive", 0, dice.randrange(10_000)))
+        _insert(steps, "redrive", dice, dice.randrange(2, 6), first=length // 2)
         steps.insert(length // 2, Step("settle", 0, 0))
     senders = seed % 3 == 0
     if senders:
@@ -115,10 +117,21 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
             before = dice.choice([Step("freeze", 2, 2), Step("freeze", 3, 2), Step("clock", 0, 0), Step("turn", 2, 0)])
             at = dice.randrange(len(steps) // 4, len(steps))
             steps[at:at] = [before, Step("log", 0, dice.randrange(10_000))]
+    half_answers = seed % 3 == 1
+    if half_answers:
+        steps.insert(0, Step("half-answer", 0, dice.randrange(10_000)))  # consumers ask when they start
+        _insert(steps, "half-answer", dice, dice.randrange(4))
     dropin = seed % 8 in {1, 6} or seed % 64 == 31
     if dropin and not churns:  # send-backs that are refused: else few programs meet one
         for _ in range(dice.randrange(4)):
             steps.insert(dice.randrange(len(steps)), Step("refuse", 0, 5 * dice.randrange(2_000)))
     return Plan(
-        seed, seed % 2 == 1, seed % 8 == 0, logs, churns, redrives, senders, dropin, seed % 5 == 3, tuple(steps)
-    )
+        seed, exactly_once=seed % 2 == 1, orderly=seed % 8 == 0, logs=logs, half_answers=half_answers, churns=churns,
+        redrives=redrives, senders=senders, dropin=dropin, kip_848=seed % 5 == 3, steps=tuple(steps),
+    )  # fmt: skip
+
+
+def _insert(steps: list[Step], kind: Kind, dice: Random, count: int, first: int = 0) -> None:
+    """Insert steps of a kind at chosen places, none before `first`."""
+    for _ in range(count):
+        steps.insert(dice.randrange(first, len(steps)), Step(kind, 0, dice.randrange(10_000)))

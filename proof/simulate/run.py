@@ -113,7 +113,7 @@ class Simulation:
                 world.clock.advance(amount % 1_500)
             case "release":
                 self._release()
-            case "settle" | "redrive" | "sender" | "log":
+            case "settle" | "redrive" | "sender" | "log" | "half-answer":
                 self._rarely(step)
             case _:
                 world.note("fault", step.kind, f"{place.name} {amount}")
@@ -136,6 +136,8 @@ class Simulation:
         elif step.kind == "log":
             self.world.note("fault", "log", str(step.amount))
             lose_log(self.world, step.amount)
+        elif step.kind == "half-answer":
+            self.world.half_answers += 1 + step.amount % 6
         elif self._broker_back_ms is None:
             self.redrives.apply(step.amount)
 

@@ -38,6 +38,7 @@ class World:
         trace: what happened, in order: the same for each run of a seed.
         history: for the checker; records and commits are added at the end.
         longest_wait_ms: how far the clock moves at most when a client waits.
+        half_answers: how many of the next answers for a partition's bounds have the end twice.
         created: how often each topic was created again.
         group: the consumer group.
         commit_interval_ms: of consumers.
@@ -52,6 +53,7 @@ class World:
         self.kafka = InMemoryKafka(self.clock, on_wait=self._wait)
         self.trace: list[str] = []
         self.longest_wait_ms = 20.0
+        self.half_answers = 0
         self._last_ns = 0
         self._line = self._lost = 0
         self.created = Counter[str]()
