@@ -4,13 +4,13 @@ A *lane* is a namespace with workers of one delivery mode, its topics and groups
 share the brokers, and so what is done to these.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from proof.lines import Group
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["FLEETING", "LANES", "LEASE_MS", "LEVELS", "SESSION_S", "TRANSACTION_MS", "Lane", "fails"]
+__all__ = ["FLEETING", "LANES", "LEASE_MS", "LEVELS", "SESSION_S", "TRANSACTION_MS", "Lane", "Variant", "fails"]
 
 LEVELS: Final = "1s 2s 3s 4s 5s"
 SESSION_S: Final = 6.0
@@ -32,7 +32,6 @@ class Lane:
         delayed: topics some messages of which have a delay.
         groups: its consumer groups.
         members: how many processes of each role run.
-        kip_848: whether the brokers assign the partitions to the members of its concurrent group.
     """
 
     name: str
@@ -42,7 +41,6 @@ class Lane:
     delayed: tuple[str, ...]
     groups: tuple[Group, ...]
     members: dict[str, int]
-    kip_848: bool = False
 
     @property
     def names(self) -> TopicNames:
@@ -87,9 +85,32 @@ LANES: Final = (
             Group(name="tell", mode="broadcasting", topics=("news",)),
         ),
         members={"worker": 2, "consumer": 2, "dropin": 2, "broadcast": 2, "sender": 1},
-        kip_848=True,
     ),
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """In what ways the groups of a run consume.
+
+    Attributes:
+        kip_848: the lane in whose groups the brokers assign the partitions; in the other one the members do.
+        by_key: whether the orderly group keeps the order of each key; otherwise of each queue.
+    """
+
+    kip_848: Lane
+    by_key: bool
+
+    @classmethod
+    def of(cls, seed: int) -> "Variant":
+        """Choose: each of four seeds in a row has another one."""
+        return cls(kip_848=LANES[seed % 2], by_key=seed // 2 % 2 == 1)
+
+    def groups(self, lane: Lane) -> tuple[Group, ...]:
+        """The groups of a lane, with the order that the orderly one keeps."""
+        if not self.by_key:
+            return lane.groups
+        return tuple(replace(each, mode="orderly-by-key") if each.mode == "orderly" else each for each in lane.groups)
 
 
 def fails(number: int, attempt: int) -> bool:

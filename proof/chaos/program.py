@@ -80,6 +80,8 @@ class Job:
         client: settings of every Kafka client.
         rate: messages a second, for a sender.
         port: of the sink.
+        kip_848: whether the brokers assign the partitions to the members of its group.
+        by_key: whether an orderly consumer keeps the order of each key.
     """
 
     role: str
@@ -91,6 +93,8 @@ class Job:
     client: dict[str, str]
     rate: float
     port: int
+    kip_848: bool
+    by_key: bool
 
     def to_json(self) -> str:
         """Format it for the command line."""
@@ -214,6 +218,12 @@ class _Program:
 
     # --- consuming ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _protocol(self) -> dict[str, Any]:
+        """Settings of the protocol by which a group shares out its partitions."""
+        classic = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
+        return {"group.protocol": "consumer"} if self.job.kip_848 else classic
+
     def _consumer(self, group: Group, **settings: Any) -> PushConsumer:
         named: dict[str, Any] = {
             "group": group.name, "namespace": self.lane.name, "client_id": self.job.name, "delay_levels": LEVELS,
@@ -226,14 +236,12 @@ class _Program:
 
     def _consume(self) -> None:
         group = self.lane.group("concurrent")
-        classic = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
-        protocol = {"group.protocol": "consumer"} if self.lane.kip_848 else classic
 
         def handle(message: MessageView) -> None:
             self._deliver(group.name, message, None, partial(_work, message))
 
         def run() -> None:
-            consumer = self._consumer(group, client={**self.job.client, **protocol})
+            consumer = self._consumer(group, client={**self.job.client, **self._protocol})
             for topic in (*group.topics, *self.lane.fleeting):
                 consumer.register_message_listener(topic, handle)
             consumer.run()
@@ -256,11 +264,7 @@ class _Program:
 
     def _consume_in_order(self) -> None:
         group, local = self.lane.group("orderly"), threading.local()
-        consumer = self._consumer(
-            group, suspend_current_queue_time_ms=50, lock_lease_ms=LEASE_MS, lock_hold_ms=3_000, lock_renew_ms=1_000
-        )
 
-        @consumer.listener(group.topics[0], orderly=True)
         def handle(message: MessageView, context: Any) -> None:
             def work() -> None:
                 if not hasattr(local, "sink"):
@@ -273,7 +277,16 @@ class _Program:
 
             self._deliver(group.name, message, context.fencing_token, work)
 
-        _until_brokers_answer(consumer.run)
+        def run() -> None:
+            consumer = self._consumer(
+                group, suspend_current_queue_time_ms=50, lock_lease_ms=LEASE_MS, lock_hold_ms=3_000,
+                lock_renew_ms=1_000, order="key" if self.job.by_key else "queue",
+                client={**self.job.client, **self._protocol},
+            )  # fmt: skip
+            consumer.register_message_listener(group.topics[0], handle, orderly=True)
+            consumer.run()
+
+        _until_brokers_answer(run)
 
     def _deliver(self, group: str, message: MessageView, token: int | None, work: Callable[[], None]) -> None:
         """Do a listener's work between the two lines of its call."""
@@ -299,31 +312,35 @@ class _Program:
     # --- the drop-in -------------------------------------------------------------------------------------------------
 
     def _drop_in(self) -> None:
+        with StopSignals() as stopping:
+            while not stopping.asked:  # with KIP-848 it is fatal if a right is taken away
+                self._drop_in_until_fatal(stopping)
+
+    def _drop_in_until_fatal(self, stopping: StopSignals) -> None:
         group = self.lane.group("drop-in")
         config = {
-            **self.job.client, "bootstrap.servers": self.job.bootstrap, "group.id": group.name,
+            **self.job.client, **self._protocol, "bootstrap.servers": self.job.bootstrap, "group.id": group.name,
             "auto.offset.reset": "earliest", "enable.auto.commit": False,
-            "session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500,
             "rocketshim.retry.enable": True, "rocketshim.namespace": self.lane.name,
             "rocketshim.delay.levels": LEVELS, "rocketshim.max.reconsume.times": group.limit,
         }  # fmt: skip
-        with StopSignals() as stopping:
-            consumer = dropin.Consumer(config)
-            _until_brokers_answer(lambda: consumer.subscribe(list(group.topics)))
-            while not stopping.asked:
-                messages = [each for each in consumer.consume(50, 0.2) if each.error() is None]
-                ends: dict[tuple[Any, Any], int | None] = {}
-                for message in messages:
-                    place = message.topic(), message.partition()
-                    if ends.get(place, 0) is not None:
-                        ends[place] = self._handle(consumer, group, message)
-                offsets = [TopicPartition(*place, end) for place, end in ends.items() if end is not None]
-                if offsets:
-                    self.points.reach("commit-before")
-                    with suppress(KafkaException):  # another member may have the partition by now
-                        consumer.commit(offsets=offsets, asynchronous=False)
-                    self.points.reach("commit-after")
-            consumer.close()
+        consumer, fatal = dropin.Consumer(config), False
+        _until_brokers_answer(lambda: consumer.subscribe(list(group.topics)))
+        while not stopping.asked and not fatal:
+            found = consumer.consume(50, 0.2)
+            fatal = any(is_fatal(each.error()) for each in found)
+            ends: dict[tuple[Any, Any], int | None] = {}
+            for message in found:
+                place = message.topic(), message.partition()
+                if message.error() is None and ends.get(place, 0) is not None:
+                    ends[place] = self._handle(consumer, group, message)
+            offsets = [TopicPartition(*place, end) for place, end in ends.items() if end is not None]
+            if offsets:
+                self.points.reach("commit-before")
+                with suppress(KafkaException):  # another member may have the partition by now
+                    consumer.commit(offsets=offsets, asynchronous=False)
+                self.points.reach("commit-after")
+        consumer.close()
 
     def _handle(self, consumer: Any, group: Group, message: Any) -> int | None:
         """Handle one message; the next offset to commit, None: the partition is not ours any more."""

@@ -16,7 +16,7 @@ from proof.chaos.cluster_faults import CLOCK_FAULTS, CLUSTER_FAULTS
 from proof.chaos.dump import commits, records
 from proof.chaos.fault import ClusterFault, LaneFault, one_of
 from proof.chaos.lane_faults import LANE_FAULTS
-from proof.chaos.plan import LANES, LEVELS, Lane
+from proof.chaos.plan import LANES, LEVELS, Lane, Variant
 from proof.chaos.sampling import Lags, sample
 from proof.chaos.stage import Running, Stage
 from proof.check import run as check
@@ -44,7 +44,7 @@ class Course:
 
     Attributes:
         seed: chooses the faults and their targets. Processes and brokers are not deterministic: a seed repeats the
-            schedule of faults, not the run.
+            schedule of faults, not the run. It also chooses the variant.
         minutes: how long faults are done.
         rate: messages a second that are sent in all; fewer if the machine is too slow.
         clocks: whether the brokers' clocks are set towards the end; this needs a JDK.
@@ -61,7 +61,10 @@ class Course:
 def chaos(run: Path, course: Course, report: Report) -> list[str]:
     """Run under faults, and write a history into a folder for each lane; returns what ended by itself."""
     run.mkdir(parents=True)
-    stage = Stage(run, rate=course.rate, messages=course.rate * course.minutes * 60, clocks=course.clocks)
+    stage = Stage(
+        run, rate=course.rate, messages=course.rate * course.minutes * 60, clocks=course.clocks,
+        variant=Variant.of(course.seed),
+    )  # fmt: skip
     try:
         stage.open()
         if stage.disk is None:
@@ -206,7 +209,8 @@ class _Hand:
 
 def _setup(lane: Lane, course: Course) -> Setup:
     return Setup(
-        namespace=lane.name, levels=LEVELS, groups=lane.groups, allow=lane.allow, exactly_once=lane.exactly_once,
+        namespace=lane.name, levels=LEVELS, groups=Variant.of(course.seed).groups(lane), allow=lane.allow,
+        exactly_once=lane.exactly_once,
         broker_minus_host_ns=time.time_ns() - time.monotonic_ns(), lag_gone=int(course.rate * _LAG_GONE_S),
         fleeting=lane.fleeting,
     )  # fmt: skip

@@ -26,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 
 from proof.chaos.children import start_module
 from proof.chaos.clocks import BrokerClocks
-from proof.chaos.plan import LANES, LEVELS, SESSION_S, Lane
+from proof.chaos.plan import LANES, LEVELS, SESSION_S, Lane, Variant
 from proof.chaos.program import Job
 from proof.chaos.proxy import Proxies
 from proof.chaos.sink import Sink
@@ -76,13 +76,15 @@ class Stage:
         rate: messages a second that are sent in all.
         messages: how many will be sent at most, for the size of the small disk.
         clocks: whether the clocks of the brokers can be set.
+        variant: in what ways the groups consume.
 
     Thread-safety: what starts and ends processes, from any thread; `cluster`, from one.
     """
 
-    def __init__(self, run: Path, *, rate: float, messages: float, clocks: bool) -> None:
+    def __init__(self, run: Path, *, rate: float, messages: float, clocks: bool, variant: Variant) -> None:
         self._run = run
         self._rate = rate
+        self._variant = variant
         self._stack = ExitStack()
         self._lock = threading.RLock()
         self._numbers: Counter[str] = Counter()
@@ -196,6 +198,7 @@ class Stage:
             job = Job(
                 role=role, lane=lane.name, place=place, name=name, run=str(self._run), bootstrap=self.bootstrap,
                 client={**self.client, "client.id": name}, rate=share, port=self.sink.port,
+                kip_848=lane is self._variant.kip_848, by_key=self._variant.by_key,
             )  # fmt: skip
             running = Running(name, role, lane, place, self._popen(name, "proof.chaos.program", job.to_json()))
             self._running.append(running)

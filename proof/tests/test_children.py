@@ -32,7 +32,7 @@ def sender(run: Path) -> Job:
     (run / "least").mkdir()
     return Job(
         role="sender", lane="least", place=0, name="sender.least.1", run=str(run), bootstrap="127.0.0.1:9",
-        client={"log_level": "0"}, rate=1.0, port=0,
+        client={"log_level": "0"}, rate=1.0, port=0, kip_848=False, by_key=False,
     )  # fmt: skip
 
 
