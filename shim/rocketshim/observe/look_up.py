@@ -8,6 +8,10 @@ committed, and no group is joined.
 Which topics a group reads is only known from its commits on all topics. That request is large on large clusters, so it
 is repeated every tenth round; the rounds between ask for the topics found.
 
+A client asks for the positions of one group only. It has four threads and eight file handles, and more where there are
+more brokers (our measurement). So the clients of eight groups are kept, and every further group gets a new one in each
+round.
+
 Groups that the principal may not describe are left out for ten rounds. So is a group whose positions cannot be had for
 another reason, but only one a round, after the time-out: if a second one fails, the cluster is to blame, and the round
 fails. Topics that the principal may not read have no append times; they are tried again in the same rounds.
@@ -39,6 +43,7 @@ _LOG = safe_logger("rocketshim.observe")
 _TIMEOUT_S: Final = 10.0
 _DAY_MS: Final = 86_400_000
 _ALL_TOPICS_EVERY: Final = 10
+_MOST_KEPT: Final = 8
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
 
 
@@ -156,19 +161,26 @@ class OffsetLookup:
     def _committed(self, group: str, partitions: list[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
         if not partitions:
             return {}
+        asker = self._asker(group)
         try:
-            answer = committed_positions(self._asker(group), [TopicPartition(*key) for key in partitions], _TIMEOUT_S)
+            answer = committed_positions(asker, [TopicPartition(*key) for key in partitions], _TIMEOUT_S)
         except KafkaException as error:
             raise self._reader.typed(error) from error
+        finally:
+            if group not in self._askers:
+                asker.close()
         return {TopicPartitionKey.of(each): each.offset for each in answer if each.offset >= 0}
 
     def _asker(self, group: str) -> ConsumerClient:
-        """Return the client that asks for a group's positions; it never joins the group."""
-        if group not in self._askers:
-            required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
-            settings = merge(self._client, defaults={"client.id": "rocketshim-read"}, required=required)
-            self._askers[group] = self._clients.consumer(settings)
-        return self._askers[group]
+        """Return a client that asks for a group's positions; it never joins the group. Keep it while there are few."""
+        if group in self._askers:
+            return self._askers[group]
+        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
+        settings = merge(self._client, defaults={"client.id": "rocketshim-read"}, required=required)
+        asker = self._clients.consumer(settings)
+        if len(self._askers) < _MOST_KEPT:
+            self._askers[group] = asker
+        return asker
 
     def _first_unread_ms(self, offsets: Offsets) -> dict[tuple[TopicPartitionKey, int], int]:
         """Return the append times of the first unread records; one is read once while its position stands still."""

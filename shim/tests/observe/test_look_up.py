@@ -80,6 +80,17 @@ def test_the_client_of_a_group_that_is_gone_is_closed(world: World) -> None:
         asker.poll(0)
 
 
+def test_many_groups_do_not_keep_many_clients(world: World) -> None:
+    """Each has threads and file handles; a process may often have no more than 1,024 of these."""
+    for number in range(200):
+        world.kafka.create_topic(NAMES.retry(f"g{number}"), 1)
+        world.commit(f"g{number}", NAMES.retry(f"g{number}"), 0, 0)
+    for _ in range(2):
+        positions = world.lookup.look_up().positions
+        assert sum(bool(positions[f"g{number}"]) for number in range(200)) == 200
+        assert len(world.kafka._broker.consumers) < 20
+
+
 def test_the_oldest_unread_record_follows_the_position(world: World) -> None:
     for _ in range(3):
         world.kafka.append("orders", b"a", partition=0)
