@@ -10,6 +10,8 @@
 * *keys*: 10,000 keys of one partition whose first message fails once, `order="key"`: attempts a second, how far the
   commit is meanwhile, time until all is done, and how long a stop takes while they fail.
 * *topics*: a cluster with many topics: the start of a consumer with a pattern, its CPU while idle, and `doctor`.
+* *watched*: the retry and dead-letter topics of 1,000 groups, each with a position: what one round of the exporter and
+  the console takes, the first and the usual one, the process's threads, file handles and memory, and `doctor`.
 * *members*: 100 members of one group, in four processes, that start at the same time.
 
 Each row ends after two minutes, done or not; what was not reached is printed as such. Members are processes of their
@@ -39,6 +41,7 @@ from confluent_kafka.cimpl import NewTopic
 from benchmarks import table
 from benchmarks.worker_timing import STAMPED, percentiles
 from rocketshim import ConsumeFromWhere, PushConsumer, dropin
+from rocketshim.observe.look_up import OffsetLookup
 from rocketshim_local import LocalCluster
 from rocketshim_topics import DelayLevels, TopicNames, hops, provision
 from rocketshim_topics.layout import Layout
@@ -563,6 +566,44 @@ def pattern_row(now: Row, name: str, matching: int, pattern: str) -> None:
     table.say(f"{name}: pattern of {matching:,}, stop", "–", f"{time.monotonic() - began:.1f} s")
 
 
+# --- watched --------------------------------------------------------------------------------------------------------
+
+
+def watched(bootstrap: str) -> None:
+    names, layout = TopicNames(), Layout(TopicNames(), DelayLevels.default())
+    with row(bootstrap) as now:
+        known = [f"g{number}" for number in range(GROUPS)]
+        for begin in range(0, GROUPS, 100):
+            specs = [spec for group in known[begin : begin + 100] for spec in layout.for_group(group, with_log=False)]
+            provision.ensure_topics(now.admin, [*layout.shared(), *specs], create=True)
+        now.wait(lambda: knows_groups(now))
+        for group in known:
+            consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False})
+            consumer.commit(offsets=[TopicPartition(names.retry(group), 0, 0)], asynchronous=False)
+            consumer.close()
+        name = f"{GROUPS:,} groups"
+        lookup = OffsetLookup(bootstrap, names)
+        for which in ("the first round", "the next round", "the one after"):
+            began, before = time.monotonic(), cpu_s(os.getpid())
+            found = sum(bool(positions) for positions in lookup.look_up().positions.values())
+            took = f"{time.monotonic() - began:.1f} s, {cpu_s(os.getpid()) - before:.1f} s of CPU, {found:,} found"
+            table.say(f"{name}: {which}", "–", took)
+        now_used = resources(os.getpid())
+        handles = len(list(Path("/proc/self/fd").iterdir()))
+        table.say(
+            f"{name}: threads, file handles, memory", "≤ 500 handles",
+            f"{now_used['threads']}, {handles}, {now_used['resident_mib']} MiB",
+        )  # fmt: skip
+        lookup.close()
+        began = time.monotonic()
+        subprocess.run(
+            [sys.executable, "-m", "rocketshim", "doctor", "--bootstrap", bootstrap],
+            stdout=subprocess.DEVNULL,
+            check=False,
+        )
+        table.say(f"{name}: doctor", "–", f"{time.monotonic() - began:.1f} s")
+
+
 # --- members --------------------------------------------------------------------------------------------------------
 
 
@@ -593,6 +634,7 @@ ROWS: dict[str, Callable[[str], None]] = {
     "dropin": lambda bootstrap: consumers(bootstrap, is_dropin=True),
     "keys": keys,
     "topics": topics,
+    "watched": watched,
     "members": lambda bootstrap: members(bootstrap, orderly=False),
     "members-in-order": lambda bootstrap: members(bootstrap, orderly=True),
 }
