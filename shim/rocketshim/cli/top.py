@@ -23,7 +23,7 @@ from rocketshim.observe.snapshot import Snapshot
 from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
-_FIRST_S = 30.0
+_LOOK_S = 0.5
 
 
 @app.command(epilog="Example: rocketshim top --bootstrap localhost:9092")
@@ -70,10 +70,10 @@ def top(
                 raise ConfigError("top needs Textual: pip install 'rocketshim[top]', or use --once") from error
             TopScreen(watch).run()
             return
-        snapshot = watch.wait_newer(None, _FIRST_S)
-    if snapshot is None or snapshot.error is not None:
-        why = "" if snapshot is None else f": {snapshot.error}"
-        raise BrokerUnavailableError(f"{bootstrap} did not answer{why}")
+        while (snapshot := watch.wait_newer(None, _LOOK_S)) is None:
+            pass  # each request has a time limit, but with many groups there are many
+    if snapshot.error is not None:
+        raise BrokerUnavailableError(f"{bootstrap} did not answer: {snapshot.error}")
     _print(snapshot, as_json=as_json)
 
 

@@ -31,6 +31,7 @@ LOOK_AGAIN_S: Final = 0.1
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _GRACE_S: Final = 5.0
+_ASKED_TOGETHER: Final = 1_000
 
 
 def committed_positions(
@@ -38,14 +39,25 @@ def committed_positions(
 ) -> list[TopicPartition]:
     """Return the positions that the consumer's group has committed; the consumer need not be a member.
 
+    One request asks for 1,000 partitions. The client searches its list for each partition of an answer, so the time of
+    one request grows with the square: 64 s of CPU for 100,000 partitions instead of 0.8 s (librdkafka 2.16, from our
+    measurement of 16,000).
+
     Args:
         consumer: its `group.id` is the group; it may have joined or not.
         partitions: partitions.
-        timeout_s: longest wait, in seconds.
+        timeout_s: longest wait for each answer, in seconds.
 
     Raises:
         KafkaException: no answer in time, or another error.
     """
+    found: list[TopicPartition] = []
+    for begin in range(0, len(partitions), _ASKED_TOGETHER):
+        found += _committed(consumer, partitions[begin : begin + _ASKED_TOGETHER], timeout_s)
+    return found
+
+
+def _committed(consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
     until = time.monotonic() + timeout_s
     while True:
         try:

@@ -1,6 +1,7 @@
 """Serve what a cluster says about an installation as metrics, for Prometheus.
 
-The exporter's own thread waits for snapshots of the sampler and publishes each as the state that the HTTP threads read.
+The exporter's own thread waits for snapshots of the sampler, and publishes every 0.5 s the newest one as the state that
+the HTTP threads read. With many groups a round may take minutes, so the sampler tells whether it goes on.
 The doctor runs in a thread of its own, because a run takes seconds. A doctor that fails keeps its last findings for
 three runs, then none: what is not known any more is not shown.
 """
@@ -16,6 +17,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim.logs import safe_logger
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.sampler import Sampler
+from rocketshim.observe.snapshot import Snapshot
 
 __all__ = ["DoctorRounds", "Exporter"]
 
@@ -81,7 +83,7 @@ class Exporter:
         clock: tells the age of the state.
 
     Attributes:
-        state: the newest state; None before the first round.
+        state: the newest state; None before `run`.
 
     Thread-safety: `run` belongs to one thread; any thread may read `state`.
     """
@@ -104,15 +106,12 @@ class Exporter:
 
     def run(self, is_stopped: Callable[[], bool]) -> None:
         """Publish states until the caller stops it; `is_stopped` is asked every 0.5 s."""
-        snapshot = None
+        newest, nothing = None, Snapshot(self._clock.wall_ms(), error="the first look at the cluster has not ended")
+        every_ns = round(self._every_s * 1e9)
         with self._sampler.watch() as watch:
             while not is_stopped():
-                newer = watch.wait_newer(snapshot, _WAIT_S)
-                if newer is None:
-                    continue
-                snapshot = newer
                 findings = None if self._doctor is None else self._doctor.findings
-                every_ns = round(self._every_s * 1e9)
                 self.state = ExporterState(
-                    self._clock.monotonic_ns(), every_ns, snapshot, findings, namespace=self._namespace
+                    self._sampler.moved_ns, every_ns, newest or nothing, findings, namespace=self._namespace
                 )
+                newest = watch.wait_newer(newest, _WAIT_S) or newest

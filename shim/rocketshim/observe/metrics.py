@@ -25,7 +25,7 @@ class ExporterState:
     """What the exporter shows.
 
     Attributes:
-        at_ns: monotonic instant of the newest round.
+        at_ns: monotonic instant at which a request to the cluster or a round last ended.
         every_ns: time from one round to the next.
         snapshot: the newest snapshot.
         findings: the doctor's findings; None: it has not run.

@@ -1,7 +1,8 @@
 """Take snapshots of an installation while somebody watches.
 
 One thread looks up offsets, for all who watch: a hundred pages cost as much as one. It starts with the first watcher.
-When nobody has watched for a while it closes its Kafka clients and ends, so an idle console has no traffic at all.
+When nobody has watched for a while it closes its Kafka clients and ends, so an idle console has no traffic at all. A
+round takes long where there are many groups: what the first one found is kept for that while, too.
 
 A snapshot is published by one assignment under a condition, which wakes those that wait for a newer one. A round that
 fails publishes the last good values with the error, and the next round tries again with new clients.
@@ -32,8 +33,8 @@ _IDLE_S: Final = 30.0
 class Lookup(Protocol):
     """What a round of the sampler asks; `OffsetLookup`."""
 
-    def look_up(self) -> Offsets:
-        """Make one round of look-ups; raises `RocketshimError`."""
+    def look_up(self, between: Callable[[], None]) -> Offsets:
+        """Make one round of look-ups, and call `between` between two requests; raises `RocketshimError`."""
 
     def close(self) -> None:
         """Close the clients."""
@@ -51,7 +52,10 @@ class Sampler:
         clock: dates the snapshots.
         workers: asks the workers, in the same thread, and raises nothing; default: there is none to ask.
 
-    Thread-safety: any thread may watch. `close` waits for the thread, for a look-up of 10 s at most.
+    Attributes:
+        moved_ns: monotonic instant at which the thread last went on: a request or a round had ended.
+
+    Thread-safety: any thread may watch and read. `close` waits for the thread, for a request of 10 s at most.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class Sampler:
         self._unwatched_since_s = 0.0
         self._thread: threading.Thread | None = None
         self._is_closed = False
+        self.moved_ns = self._clock.monotonic_ns()
 
     @contextmanager
     def watch(self) -> Iterator["Watch"]:
@@ -137,19 +142,31 @@ class Sampler:
                 began_s, workers = time.monotonic(), self._ask_workers()
                 try:
                     lookup = lookup or self._new_lookup()
-                    snapshot = snapshot_of(self._clock.wall_ms(), self._names, self._levels, lookup.look_up())
+                    offsets = lookup.look_up(self._go_on)
+                    snapshot = snapshot_of(self._clock.wall_ms(), self._names, self._levels, offsets)
                 except Exception as error:  # noqa: BLE001 - the top of the thread; the next round tries again
+                    if self._is_closed:
+                        continue
                     snapshot = self._failed(error)
                     if lookup is not None:
                         lookup.close()
                     lookup = None
                 with self._changed:
+                    if self._newest is None:  # a first round may take longer than its watcher waits
+                        self._unwatched_since_s = time.monotonic()
                     self._newest = replace(snapshot, workers=workers)
                     self._changed.notify_all()
+                self.moved_ns = self._clock.monotonic_ns()
                 self._pause(began_s + self._every_s)
         finally:
             if lookup is not None:
                 lookup.close()
+
+    def _go_on(self) -> None:
+        """Note that a request of a round has ended; raise if no other one is wanted."""
+        self.moved_ns = self._clock.monotonic_ns()
+        if self._is_closed:
+            raise ClosedError("this sampler is closed")
 
     def _failed(self, error: Exception) -> Snapshot:
         unexpected = not isinstance(error, RocketshimError)

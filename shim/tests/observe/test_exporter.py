@@ -1,5 +1,6 @@
 """The exporter publishes each round, and what the doctor found last."""
 
+import threading
 from collections.abc import Callable
 
 from confluent_kafka import TopicPartition
@@ -10,6 +11,7 @@ from rocketshim.observe.exporter import DoctorRounds, Exporter
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.sampler import Sampler
+from rocketshim.observe.snapshot import Offsets
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -41,13 +43,51 @@ def test_states_follow_the_cluster_and_its_absence() -> None:
         assert (first.snapshot.dead[0].appended, first.findings, first.namespace) == (0, (FOUND,), "shop")
         kafka.append(NAMES.dead_letter("pay"), b"dead")
         kafka.append("orders", b"a")
-        later = until(exporter, lambda state: state.snapshot.groups[0].behind == 1)
+        later = until(exporter, lambda state: any(group.behind for group in state.snapshot.groups))
         assert later.snapshot.dead[0].appended == 1
         kafka.stop_broker()
-        gone = until(exporter, lambda state: state.snapshot.error is not None)
+        gone = until(exporter, lambda state: "no broker" in (state.snapshot.error or ""))
         assert not gone.is_ready(clock.monotonic_ns())
         kafka.start_broker()
         assert until(exporter, lambda state: state.snapshot.error is None).is_ready(clock.monotonic_ns())
+
+
+class LongRound:
+    """A look-up of many requests, which a test permits one by one."""
+
+    def __init__(self) -> None:
+        self.permits, self.done = threading.Semaphore(0), threading.Semaphore(0)
+        self.is_over = False
+
+    def look_up(self, between: Callable[[], None] = lambda: None) -> Offsets:
+        while not self.is_over:
+            assert self.permits.acquire(timeout=60.0)
+            between()
+            self.done.release()
+        return Offsets()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_an_exporter_whose_first_round_takes_minutes_is_live_and_not_ready() -> None:
+    clock, long = VirtualClock(), LongRound()
+    shown: list[tuple[bool, bool]] = []
+
+    def look() -> bool:
+        state, now_ns = exporter.state, clock.monotonic_ns()
+        shown.append((False, False) if state is None else (state.is_live(now_ns), state.is_ready(now_ns)))
+        clock.advance(50_000)
+        long.permits.release()
+        assert long.done.acquire(timeout=10.0)
+        return len(shown) == 4
+
+    with Sampler(lambda: long, NAMES, DelayLevels.default(), every_s=15.0, clock=clock) as sampler:
+        exporter = Exporter(sampler, every_s=15.0, clock=clock)
+        exporter.run(look)
+        long.is_over = True
+        long.permits.release()
+    assert shown[1:] == [(True, False)] * 3
 
 
 def test_findings_that_are_not_known_any_more_are_not_shown() -> None:

@@ -1,6 +1,7 @@
 """The sampler's thread runs while somebody watches, and one round serves everybody."""
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -23,13 +24,15 @@ class Rounds:
         self.permits = threading.Semaphore(0)
         self.all_permitted = False
         self.made = self.opened = 0
-        self.closed = threading.Semaphore(0)
+        self.begun, self.closed = threading.Semaphore(0), threading.Semaphore(0)
 
     def __call__(self) -> "Rounds":
         self.opened += 1
         return self
 
-    def look_up(self) -> Offsets:
+    def look_up(self, between: Callable[[], None]) -> Offsets:
+        del between
+        self.begun.release()
         assert self.all_permitted or self.permits.acquire(timeout=PATIENCE_S)
         self.made += 1
         error = self.errors.pop(0) if self.errors else None
@@ -54,6 +57,41 @@ def test_no_client_is_made_before_somebody_watches() -> None:
     with sampler(rounds) as sampling:
         assert not sampling.is_running
     assert rounds.opened == 0
+
+
+class EndlessRound:
+    """A look-up of requests without an end."""
+
+    def __init__(self) -> None:
+        self.has_begun = threading.Event()
+
+    def look_up(self, between: Callable[[], None]) -> Offsets:
+        while True:
+            between()
+            self.has_begun.set()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_sampler_that_closes_does_not_wait_for_the_rest_of_its_round() -> None:
+    endless = EndlessRound()
+    with Sampler(lambda: endless, NAMES, LEVELS) as sampling, sampling.watch():
+        assert endless.has_begun.wait(PATIENCE_S)
+
+
+def test_what_the_first_round_found_is_kept_for_a_watcher_that_comes_back() -> None:
+    rounds = Rounds()
+    with sampler(rounds, idle_s=PATIENCE_S) as sampling:
+        with sampling.watch():
+            assert rounds.begun.acquire(timeout=PATIENCE_S)
+        sampling._unwatched_since_s -= 2 * PATIENCE_S  # the round takes longer than the thread goes on unwatched
+        rounds.permits.release()
+        goes_on = rounds.begun.acquire(timeout=10.0)
+        rounds.permit_all()
+        assert goes_on
+        with sampling.watch() as watch:
+            assert watch.newest() is not None
 
 
 def test_many_watchers_share_each_round() -> None:
