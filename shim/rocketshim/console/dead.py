@@ -12,10 +12,9 @@ from starlette.responses import RedirectResponse, Response
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import CauseCount, by_cause
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.reading import ReadRecords, read_newest, redrive_log
 from rocketshim.console.selection import Selection, sql_text
 from rocketshim_topics.redrive_log import RedriveLog
 
@@ -120,7 +119,7 @@ def _read(
     choice = selection.record_filter(everything=everything)
     with ExitStack() as stack:
         reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
-        log = read_log(reader, console.names.redrive_log)
+        log = redrive_log(console, reader, topic)
         decoder = Decoder(console.names, topic, fetch=sources.fetch)
         view = _viewing(decoder, log)
         return read_newest(

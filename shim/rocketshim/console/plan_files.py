@@ -3,6 +3,7 @@
 import os
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from rocketshim.errors import ConfigError
@@ -40,15 +41,13 @@ class PlanFiles:
             return None
         return RedrivePlan.from_json(path.read_text(encoding="utf-8", errors="replace"))
 
-    def listed(self, most: int = 100) -> list[RedrivePlan]:
-        """Return the plans, the newest first; a file that is not a plan is left out."""
+    def listed(self, most: int = 100) -> Iterator[RedrivePlan]:
+        """Yield the plans, the newest first, one in memory at a time; leave out a file that is not a plan."""
         paths = sorted(self._folder.glob("*.json"), key=lambda path: -path.stat().st_mtime_ns)
-        plans = []
         for path in paths[:most]:
             try:
                 plan = self.load(path.stem)
             except ConfigError:
                 continue
             if plan is not None:
-                plans.append(plan)
-        return plans
+                yield plan

@@ -130,7 +130,8 @@ def stop(request: Request, form: Form) -> Response:
 
 
 def _plan(console: Console, request: Request) -> RedrivePlan:
-    plan = console.plans.load(request.path_params["plan"])
+    run = console.runs.of(request.path_params["plan"])
+    plan = console.plans.load(request.path_params["plan"]) if run is None else run.plan
     if plan is None:
         raise HTTPException(404, "There is no plan with this id here.")
     return plan

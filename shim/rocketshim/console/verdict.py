@@ -112,8 +112,10 @@ class _Marks(NamedTuple):
 def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> _Marks:
     log, begun_ms = RedriveLog(), 0
     for at_ms, record in log_records(reader, console.names.redrive_log):
+        if record is None or record.source != plan.source:
+            continue
         log.add(record)
-        if record is not None and record.plan == plan.id:
+        if record.plan == plan.id:
             begun_ms = begun_ms or at_ms
     done = elsewhere = 0
     for letter in plan.letters:

@@ -12,6 +12,8 @@ from confluent_kafka import KafkaError, TopicPartition
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
+from rocketshim.console.plan_files import PlanFiles
+from rocketshim.console.reading import redrive_log
 from rocketshim.console.runs import Run, Runs
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
@@ -358,6 +360,40 @@ class EndsWhileShown(threading.Event):
     def is_set(self) -> bool:
         self.asked += 1
         return self.asked > 1
+
+
+def test_a_plan_that_is_applied_is_not_read_from_its_file_for_each_look(stage: Stage, wait_for: Wait) -> None:
+    """The page looks once a second, and parsing the file of 100,000 dead letters takes that long."""
+    stage.add_dead(3)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    apply(browser, plan, wait_for, most="1")
+    (stage.folder / f"{plan.rpartition('/')[2]}.json").unlink()
+    assert "1 of 3 applied" in state(browser, plan)
+
+
+def test_the_plans_of_a_list_are_read_one_after_the_other(stage: Stage) -> None:
+    """A hundred plans of 10,000 dead letters would take 800 MiB."""
+    files = PlanFiles(stage.folder)
+    for number in range(2):
+        files.save(empty_plan(number))
+    plans = files.listed()
+    next(plans)
+    for path in stage.folder.iterdir():
+        path.unlink()
+    assert list(plans) == []
+
+
+def test_a_page_keeps_no_marks_of_other_topics(stage: Stage) -> None:
+    """A million marks take 300 MiB."""
+    for source in (DEAD, "another"):
+        mark = MarkRecord(source=source, plan="p", session="s", state="redriven", letters=((0, 1, "0" * 16),))
+        stage.kafka.append(NAMES.redrive_log, encode_redrive_record(mark))
+    stage.browser()
+    [console] = stage.consoles
+    with console.reader() as reader:
+        log = redrive_log(console, reader, DEAD)
+    assert [log.has_marks(source) for source in (DEAD, "another")] == [True, False]
 
 
 @pytest.mark.parametrize("page", ["", "/progress"])
