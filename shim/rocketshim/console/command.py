@@ -163,6 +163,7 @@ def _serve(settings: ConsoleSettings) -> None:
     except OSError as error:  # of the certificate: ssl.SSLError is one, too
         raise ConfigError(f"--tls-cert {settings.tls_cert}, --tls-key {settings.tls_key}: {error}") from error
     _share_heaps()
+    _allow_many_files()
     for line in _welcome(settings, token):
         typer.echo(line, err=True)
     uvicorn.Server(config).run()
@@ -176,6 +177,18 @@ def _share_heaps() -> None:
     """
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 2)
+
+
+def _allow_many_files() -> None:
+    """Let this process open as many files as its user may, which is often far more than the usual 1,024.
+
+    A page makes one or two Kafka clients, and each has two or three file handles for each broker.
+    """
+    with suppress(ImportError, OSError, ValueError):  # another system, or one that grants less than it says
+        import resource  # noqa: PLC0415
+
+        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _welcome(settings: ConsoleSettings, token: Token) -> list[str]:

@@ -16,6 +16,7 @@ from rocketshim.admin.statistics import CauseCount, by_cause
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest, redrive_log
 from rocketshim.console.selection import Selection, sql_text
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.redrive_log import RedriveLog
 
 __all__ = ["causes", "letters", "topics"]
@@ -47,11 +48,12 @@ def topics(request: Request) -> Response:
     with console.reader() as reader:
         known = reader.topics()
         groups = {name: group for name in sorted(known) if (group := _group(console, name)) is not None}
-        kept = dict.fromkeys(groups, 0)
-        for key, (low, high) in reader.spans(list(groups)).items():
-            kept[key.topic] += high - low
-    found = [(name, group, kept[name]) for name, group in groups.items()]
-    return console.page(request, "dead_topics.html", topics=found)
+        bounds = reader.bounds_of(TopicPartitionKey(name, number) for name in groups for number in range(known[name]))
+    found: dict[str, list[int]] = {name: [] for name in groups}
+    for key, (low, high) in bounds.items():
+        found[key.topic].append(high - low)
+    kept = {name: sum(each) if len(each) == known[name] else None for name, each in found.items()}
+    return console.page(request, "dead_topics.html", topics=[(name, groups[name], kept[name]) for name in groups])
 
 
 def causes(request: Request) -> Response:

@@ -117,11 +117,10 @@ class GroupSnapshot:
 
     def topics(self) -> dict[str, "GroupSnapshot"]:
         """Return the group in each of its topics, by physical name."""
-        names = dict.fromkeys(each.topic for each in self.partitions)
-        return {
-            name: GroupSnapshot(self.group, tuple(each for each in self.partitions if each.topic == name))
-            for name in names
-        }
+        found: dict[str, list[PartitionSnapshot]] = {}
+        for each in self.partitions:
+            found.setdefault(each.topic, []).append(each)
+        return {topic: GroupSnapshot(self.group, tuple(partitions)) for topic, partitions in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

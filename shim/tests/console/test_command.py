@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from rocketshim.cli.app import build, main
-from rocketshim.console.command import _welcome
+from rocketshim.console.command import _allow_many_files, _welcome
 from rocketshim.console.people import Token, Users, user_line
 from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels
@@ -54,6 +54,17 @@ def test_a_file_that_is_no_certificate_is_refused(tmp_path: Path, capsys: pytest
     words = ["--tls-cert", str(file), "--tls-key", str(file), "--state-dir", str(tmp_path)]
     assert main(["console", "--bootstrap", "127.0.0.1:1", *words]) == 1
     assert f"--tls-cert {file}, --tls-key {file}: " in capsys.readouterr().err
+
+
+def test_the_console_may_open_as_many_files_as_its_user_may() -> None:
+    resource = pytest.importorskip("resource")
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(512, most), most))
+        _allow_many_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, most))
 
 
 def test_each_page_names_a_command_that_exists_with_its_options(stage: Stage) -> None:

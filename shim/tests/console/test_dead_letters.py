@@ -8,13 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
 from rocketshim.console.plan_files import PlanFiles
 from rocketshim.console.reading import redrive_log
 from rocketshim.console.runs import Run, Runs
+from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult, named
@@ -200,6 +201,42 @@ def test_the_verdict_names_those_that_failed_again_and_wait_for_another_attempt(
     assert "✓ None of them failed again" in state(browser, plan)
 
 
+def without_leader(stage: Stage, topic: str, partition: int) -> Clients:
+    """Return clients for which the leader of a partition does not answer requests for offsets."""
+    clients = stage.kafka.clients(blocking=False)
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        ask, know = made.offsets_for_times, made.get_watermark_offsets
+
+        def answer(partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
+            away = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+            return [
+                PartitionResult.of(named(each), -1, error=away) if named(each) == (topic, partition) else each
+                for each in ask(partitions, timeout)
+            ]
+
+        def bounds(asked: TopicPartition, **_: float) -> tuple[int, int]:
+            if named(asked) == (topic, partition):
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            return know(asked)
+
+        made.offsets_for_times = answer  # type: ignore[method-assign]
+        made.get_watermark_offsets = bounds  # type: ignore[method-assign]
+        return made
+
+    return replace(clients, consumer=consumer)
+
+
+def test_a_topic_without_a_leader_does_not_hide_the_dead_letters_of_the_others(stage: Stage) -> None:
+    other = NAMES.dead_letter("others")
+    stage.kafka.create_topic(other, 1)
+    stage.kafka.append(other, b"x")
+    stage.add_dead(4)
+    seen = text_of(stage.browser(without_leader(stage, DEAD, 1)).get("/dead").text)
+    assert f"others {other} 1 payments {DEAD} –" in seen
+
+
 def test_a_partition_whose_leader_does_not_answer_is_not_taken_for_one_that_was_read(
     stage: Stage, wait_for: Wait
 ) -> None:
@@ -207,23 +244,7 @@ def test_a_partition_whose_leader_does_not_answer_is_not_taken_for_one_that_was_
     plan = make_plan(stage.browser(operate=True))
     apply(stage.browser(operate=True), plan, wait_for, count_typed="20")
     commit(stage.kafka, "payments", RETRY, {0: 2**31, 1: 0})
-    clients = stage.kafka.clients(blocking=False)
-
-    def consumer(settings: dict[str, Any]) -> Any:
-        made = clients.consumer(settings)
-        ask = made.offsets_for_times
-
-        def answer(partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-            away = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
-            return [
-                PartitionResult.of(named(each), -1, error=away) if named(each) == (RETRY, 1) else each
-                for each in ask(partitions, timeout)
-            ]
-
-        made.offsets_for_times = answer  # type: ignore[method-assign]
-        return made
-
-    seen = state(stage.browser(replace(clients, consumer=consumer)), plan)
+    seen = state(stage.browser(without_leader(stage, RETRY, 1)), plan)
     assert "Whether payments has read them is not known" in seen
     assert "✓" not in seen
 

@@ -1,6 +1,13 @@
 """What a snapshot says of offsets, positions and times."""
 
-from rocketshim.observe.snapshot import Offsets, Snapshot, groups_of, snapshot_of
+from rocketshim.observe.snapshot import (
+    GroupSnapshot,
+    Offsets,
+    PartitionSnapshot,
+    Snapshot,
+    groups_of,
+    snapshot_of,
+)
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -48,6 +55,19 @@ def test_a_group_is_behind_by_what_still_exists_and_has_lost_what_retention_took
     (group,) = found.groups
     assert (group.behind, group.lost, group.first_unread_ms) == (7, 3, NOW_MS - 60_000)
     assert list(group.topics()) == [ORDERS]
+
+
+def test_a_group_of_many_topics_is_divided_by_topic_in_one_pass() -> None:
+    class Counted(PartitionSnapshot):
+        asked = 0
+
+        def __getattribute__(self, name: str) -> object:
+            Counted.asked += name == "topic"
+            return super().__getattribute__(name)
+
+    group = GroupSnapshot("audit", tuple(Counted(f"t{number % 100}", number // 100, 0, 0, 1) for number in range(500)))
+    assert [len(each.partitions) for each in group.topics().values()] == [5] * 100
+    assert Counted.asked == 500
 
 
 def test_dead_letters_count_by_what_was_ever_appended_and_what_is_kept() -> None:
