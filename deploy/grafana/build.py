@@ -62,6 +62,12 @@ def _quantile(buckets: str) -> str:
     return f"histogram_quantile(0.99, {_rate(buckets, 'group, le', _GROUP)})"
 
 
+def _top(query: str) -> str:
+    """Return a query for the 20 largest series: a browser cannot draw those of a thousand groups."""
+    return f"topk(20, {query})"
+
+
+_OF_GROUP: Final = "{{group}} {{topic}}"
 _GROUP: Final = '{group=~"$group"}'
 
 OVERVIEW: Final = Dashboard(
@@ -97,16 +103,16 @@ OVERVIEW: Final = Dashboard(
             "Groups",
             (
                 Panel(
-                    "Age of the oldest unread message", "By group and topic.", "s",
-                    (Query("max by (group, topic) (rocketshim_group_oldest_unread_seconds)", "{{group}} {{topic}}"),),
+                    "Age of the oldest unread message", "By group and topic, the 20 oldest.", "s",
+                    (Query(_top("max by (group, topic) (rocketshim_group_oldest_unread_seconds)"), _OF_GROUP),),
                 ),
                 Panel(
-                    "Behind", "Offsets between position and end, an upper bound.", "short",
-                    (Query("sum by (group, topic) (rocketshim_group_behind_offsets)", "{{group}} {{topic}}"),),
+                    "Behind", "Offsets between position and end, an upper bound; the 20 most.", "short",
+                    (Query(_top("sum by (group, topic) (rocketshim_group_behind_offsets)"), _OF_GROUP),),
                 ),
                 Panel(
-                    "Dead letters kept", "What the dead-letter topics still have.", "short",
-                    (Query("sum by (group) (rocketshim_dead_letters_kept_offsets)", "{{group}}"),),
+                    "Dead letters kept", "What the dead-letter topics still have, the 20 most.", "short",
+                    (Query(_top("sum by (group) (rocketshim_dead_letters_kept_offsets)"), "{{group}}"),),
                 ),
             ),
         ),
@@ -362,6 +368,7 @@ def _variable(label: str, metric: str) -> dict[str, Any]:
         "refresh": 2,
         "multi": True,
         "includeAll": True,
+        "allValue": ".*",  # without it a query names each of a thousand groups
         "current": {"text": "All", "value": "$__all"},
     }
 
