@@ -8,6 +8,8 @@ the plan was asked to (`grow`, `mend`).
   create a topic.
 * The error of each future is checked. "Already exists" means that another client was faster; the topic is then read
   again and compared.
+* A controller refuses as a whole a request that creates more than 10,000 topics, partitions and settings together
+  (measured, Kafka 4). So many topics are created in several requests.
 * After a creation every partition must have a leader, in as many answers as there are brokers. The client chooses which
   broker answers, and one broker may learn of a topic later than another.
 
@@ -17,7 +19,7 @@ Each call blocks, for about `timeout_s` (default 30 s) at most; call it from a t
 # ruff: noqa: SLF001  # librdkafka's own error codes begin with an underscore
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Final
 
@@ -48,6 +50,7 @@ _MOVED: Final = frozenset({KafkaError.NOT_CONTROLLER, KafkaError._DESTROY_BROKER
 _LOOK_AGAIN_S: Final = 0.05
 _GRACE_S: Final = 5.0
 _LOOK_S: Final = 10.0
+_MOST_CHANGES: Final = 5_000
 
 
 def plan(
@@ -205,20 +208,41 @@ def _create(
         )
         for spec in specs
     ]
-    until = time.monotonic() + timeout_s
-    while True:
-        futures = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
-        errors = _errors(futures, timeout_s)
-        if time.monotonic() > until or not any(error.code() in _MOVED for error in errors.values()):
-            break
-        topics = [topic for topic in topics if topic.topic in errors]
-        time.sleep(_LOOK_AGAIN_S)
+    errors: dict[str, KafkaError] = {}
+    for some in _in_requests(topics):
+        errors |= _create_some(admin, some, timeout_s)
     raced = tuple(
         spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
     )
     real = {name: error for name, error in errors.items() if error.code() != KafkaError.TOPIC_ALREADY_EXISTS}
     _raise_first(real, "create")
     return tuple(spec.name for spec in specs if spec.name not in errors), raced
+
+
+def _create_some(admin: AdminClient, topics: list[NewTopic], timeout_s: float) -> dict[str, KafkaError]:
+    """Create topics in one request, again while the controller moves; return the errors by topic."""
+    until = time.monotonic() + timeout_s
+    while True:
+        futures = admin.create_topics(topics, operation_timeout=timeout_s, request_timeout=timeout_s)
+        errors = _errors(futures, timeout_s)
+        if time.monotonic() > until or not any(error.code() in _MOVED for error in errors.values()):
+            return errors
+        topics = [topic for topic in topics if topic.topic in errors]
+        time.sleep(_LOOK_AGAIN_S)
+
+
+def _in_requests(topics: list[NewTopic]) -> Iterator[list[NewTopic]]:
+    """Split topics into requests that a controller accepts: each topic, partition and setting counts as one change."""
+    request: list[NewTopic] = []
+    count = 0
+    for topic in topics:
+        changes = 1 + topic.num_partitions + len(topic.config)
+        if request and count + changes > _MOST_CHANGES:
+            yield request
+            request, count = [], 0
+        request.append(topic)
+        count += changes
+    yield request
 
 
 def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:

@@ -65,6 +65,8 @@ class Cluster:
         return answered(SimpleNamespace(nodes=[SimpleNamespace(id=1)]))
 
     def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
+        if sum(1 + topic.num_partitions + len(topic.config) for topic in topics) > 10_000:
+            return {topic.topic: answered(KafkaError.POLICY_VIOLATION) for topic in topics}
         self.asked += [topic.topic for topic in topics]
         if self.create in {None, KafkaError.TOPIC_ALREADY_EXISTS}:
             self.there |= {topic.topic: described(topic.num_partitions, led=self.led) for topic in topics}
@@ -124,6 +126,12 @@ def test_topic_that_somebody_else_created_meanwhile_is_no_error() -> None:
     cluster = Cluster(create=KafkaError.TOPIC_ALREADY_EXISTS)
     assert apply(cluster, plan(cluster, SPECS)) == ()  # type: ignore[arg-type]
     assert cluster.asked == [spec.name for spec in SPECS]
+
+
+def test_topics_of_a_thousand_groups_are_created_in_requests_that_a_controller_accepts() -> None:
+    cluster = Cluster()
+    specs = [spec for number in range(1_000) for spec in LAYOUT.for_group(f"g{number}", with_log=True)]
+    assert list(apply(cluster, plan(cluster, specs))) == cluster.asked == [spec.name for spec in specs]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("code", DENIED[:2])
