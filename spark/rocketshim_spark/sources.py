@@ -34,7 +34,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
-from rocketshim.kafka.positions import answer_of, group_positions, listed_groups
+from rocketshim.kafka.positions import answer_of, group_positions, listed_groups, visible_partitions
 from rocketshim_topics import provision
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import (
@@ -173,7 +173,7 @@ class Cluster:
         """
         consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False})
         try:
-            found = group_positions(consumer, _TIMEOUT_S, topics)
+            found = group_positions(consumer, visible_partitions(consumer, _TIMEOUT_S, topics), _TIMEOUT_S)
         except KafkaException as error:
             raise self._to_cluster_error(error, f"the group {group}") from error
         finally:

@@ -18,9 +18,15 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.start_position import decode_metadata
-from rocketshim.errors import BrokerUnavailableError, ClusterError, NotAuthorizedError, RocketshimError
+from rocketshim.errors import (
+    BrokerUnavailableError,
+    ClusterError,
+    ConfigError,
+    NotAuthorizedError,
+    RocketshimError,
+)
 from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import LastClientError, confluent_admin, confluent_clients
+from rocketshim.kafka.clients import Clients, LastClientError, confluent_admin, confluent_clients
 from rocketshim.kafka.positions import (
     EARLIEST,
     LATEST,
@@ -29,6 +35,7 @@ from rocketshim.kafka.positions import (
     group_positions,
     listed_groups,
     listed_offsets,
+    visible_partitions,
 )
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -43,6 +50,7 @@ __all__ = [
     "conflicts",
     "count",
     "oldest_ms",
+    "operations_of",
     "typed_error",
 ]
 
@@ -104,12 +112,14 @@ class GroupStanding:
         state: Kafka's name of its state: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …
         members: `client.id@host` of each member.
         partitions: each partition with a committed position, by topic and number.
+        operations: the operations that the principal is allowed on the group; None: not known.
     """
 
     group: str
     state: str
     members: tuple[str, ...]
     partitions: tuple[PartitionStanding, ...]
+    operations: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,11 +181,15 @@ class GroupReader:
     Args:
         bootstrap: addresses of the brokers.
         client: further librdkafka settings.
+        clients: creates the clients that ask for positions; None: confluent_kafka.
 
     Thread-safety: none; one owner thread.
     """
 
-    def __init__(self, bootstrap: str, client: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, bootstrap: str, client: Mapping[str, Any] | None = None, *, clients: Clients | None = None
+    ) -> None:
+        self._clients = clients or confluent_clients()
         self._complaints = LastClientError()
         defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
         self._settings = partial(merge, client or {}, defaults=defaults)
@@ -191,36 +205,33 @@ class GroupReader:
             BrokerUnavailableError: no answer in time.
             ClusterError: any other error of the cluster.
         """
-        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
-        settings = self._settings(required=required)
+        found = self.read_each([group])[group]
+        if isinstance(found, RocketshimError):
+            raise found
+        return found
+
+    def read_each(self, groups: Iterable[str]) -> dict[str, GroupStanding | RocketshimError]:
+        """Read the state of groups; the value of a group that cannot be read is the error that `read` raises.
+
+        A client asks for the positions of one group only. Everything else is requested for all groups together.
+
+        Raises:
+            NotAuthorizedError, BrokerUnavailableError, ClusterError: no group can be read.
+        """
+        found: dict[str, GroupStanding | RocketshimError] = {}
+        settings = {}
+        for group in groups:
+            required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
+            try:
+                settings[group] = self._settings(required=required)
+            except ConfigError as error:
+                found[group] = error
+        failed: dict[str, KafkaException] = {}
         try:
-            described = self._described(group)  # first, because it fails immediately if an ACL is missing
-            committed = _committed(settings)
-            partitions = [TopicPartitionKey.of(item) for item in committed]
-            lows = self.offsets(partitions, EARLIEST)
-            ends = self.offsets(partitions, LATEST)
+            found |= self._standings(settings, failed)
         except KafkaException as error:
-            raise typed_error(error, f"group {group}", self.text()) from error
-        owners = {
-            TopicPartitionKey.of(item): _member(member)
-            for member in described.members
-            for item in member.assignment.topic_partitions
-        }
-        standings = []
-        for item in sorted(committed, key=TopicPartitionKey.of):
-            partition = TopicPartitionKey.of(item)
-            standings.append(
-                PartitionStanding(
-                    *partition,
-                    position=item.offset,
-                    low=lows.get(partition),
-                    end=ends.get(partition),
-                    member=owners.get(partition),
-                    metadata=item.metadata,
-                )
-            )
-        members = tuple(sorted(map(_member, described.members)))
-        return GroupStanding(group, described.state.name, members, tuple(standings))
+            raise typed_error(error, "the topics of the groups", self.text()) from error
+        return found | {group: typed_error(error, f"group {group}", self.text()) for group, error in failed.items()}
 
     def listed(self) -> list["GroupSummary"]:
         """Return every consumer group that the principal may see, by name.
@@ -262,25 +273,88 @@ class GroupReader:
         """
         return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=_TIMEOUT_S)
 
-    def _described(self, group: str) -> Any:
-        deadline_s = time.monotonic() + _TIMEOUT_S
-        while True:
-            futures = self.admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)
+    def _standings(
+        self, settings: Mapping[str, dict[str, Any]], failed: dict[str, KafkaException]
+    ) -> dict[str, GroupStanding]:
+        """Return the state of groups, by the settings of a client of each; add the errors of the others to `failed`."""
+        described = self._described(list(settings), failed)  # first, because it fails immediately if an ACL is missing
+        partitions = visible_partitions(self.admin, _TIMEOUT_S) if described else []
+        committed: dict[str, list[TopicPartition]] = {}
+        for group in described:
+            consumer = self._clients.consumer(settings[group])
             try:
-                return answer_of(futures[group], _TIMEOUT_S)
+                committed[group] = group_positions(consumer, partitions, _TIMEOUT_S)
             except KafkaException as error:
-                if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > deadline_s:
-                    raise
+                failed[group] = error
+            finally:
+                consumer.close()
+        wanted = {TopicPartitionKey.of(item) for items in committed.values() for item in items}
+        refused: dict[TopicPartitionKey, KafkaException] = {}
+        lows, ends = (
+            listed_offsets(self.admin, wanted, spec, timeout_s=_TIMEOUT_S, failed=refused)
+            for spec in (EARLIEST, LATEST)
+        )
+        standings = {}
+        for group, items in committed.items():
+            errors = [refused[key] for key in map(TopicPartitionKey.of, items) if key in refused]
+            if errors:
+                failed[group] = errors[0]
+            else:
+                standings[group] = _standing(group, described[group], items, lows, ends)
+        return standings
+
+    def _described(self, groups: list[str], failed: dict[str, KafkaException]) -> dict[str, Any]:
+        """Describe groups; add the errors of the others to `failed`."""
+        found = {}
+        deadline_s = time.monotonic() + _TIMEOUT_S
+        while groups:
+            futures = self.admin.describe_consumer_groups(
+                groups, include_authorized_operations=True, request_timeout=_TIMEOUT_S
+            )
+            starting = []
+            for group, future in futures.items():
+                try:
+                    found[group] = answer_of(future, _TIMEOUT_S)
+                except KafkaException as error:
+                    if error.args[0].code() in COORDINATOR_AWAY and time.monotonic() <= deadline_s:
+                        starting.append(group)
+                    else:
+                        failed[group] = error
+            groups = starting
+            if groups:
                 time.sleep(LOOK_AGAIN_S)
+        return found
 
 
-def _committed(settings: dict[str, Any]) -> list[TopicPartition]:
-    """Return the committed positions of a consumer's group on every topic that the principal may see."""
-    consumer = confluent_clients().consumer(settings)
-    try:
-        return group_positions(consumer, _TIMEOUT_S)
-    finally:
-        consumer.close()
+def _standing(
+    group: str, described: Any, committed: Iterable[TopicPartition], lows: _Offsets, ends: _Offsets
+) -> GroupStanding:
+    owners = {
+        TopicPartitionKey.of(item): _member(member)
+        for member in described.members
+        for item in member.assignment.topic_partitions
+    }
+    standings = []
+    for item in sorted(committed, key=TopicPartitionKey.of):
+        partition = TopicPartitionKey.of(item)
+        standings.append(
+            PartitionStanding(
+                *partition,
+                position=item.offset,
+                low=lows.get(partition),
+                end=ends.get(partition),
+                member=owners.get(partition),
+                metadata=item.metadata,
+            )
+        )
+    members = tuple(sorted(map(_member, described.members)))
+    return GroupStanding(group, described.state.name, members, tuple(standings), operations_of(described))
+
+
+def operations_of(described: Any) -> frozenset[str] | None:
+    """Return the operations that the principal is allowed on what was described (Kafka's names); None: not known."""
+    allowed = described.authorized_operations
+    return None if allowed is None else frozenset(operation.name for operation in allowed)
 
 
 def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counter[TopicPartitionKey]:
@@ -289,9 +363,18 @@ def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counte
     return Counter(TopicPartitionKey(message.topic(), message.partition()) for message in waiting)
 
 
-def oldest_ms(reader: TopicReader, standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, int]:
-    """Return the time of the first waiting record of each partition, epoch ms; absent: the partition has none."""
-    return {key: record.timestamp()[1] for key, record in reader.first_records(_waiting(standings)).items()}
+def oldest_ms(
+    reader: TopicReader, standings: Iterable[PartitionStanding], *, denied: set[str] | None = None
+) -> dict[TopicPartitionKey, int]:
+    """Return the time of the first waiting record of each partition, epoch ms; absent: the partition has none.
+
+    Args:
+        reader: reads the records.
+        standings: partitions.
+        denied: as of `TopicReader.first_records`.
+    """
+    found = reader.first_records(_waiting(standings), denied=denied)
+    return {key: record.timestamp()[1] for key, record in found.items()}
 
 
 def _waiting(standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, tuple[int, int]]:

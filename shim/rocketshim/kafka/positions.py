@@ -11,7 +11,7 @@ from typing import Any, Final
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
-from rocketshim.kafka.clients import ConsumerClient
+from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.kafka.lookups import check_answers
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, MISSING
@@ -25,6 +25,7 @@ __all__ = [
     "group_positions",
     "listed_groups",
     "listed_offsets",
+    "visible_partitions",
 ]
 
 LOOK_AGAIN_S: Final = 0.1
@@ -68,8 +69,29 @@ def _committed(consumer: ConsumerClient, partitions: list[TopicPartition], timeo
             time.sleep(LOOK_AGAIN_S)
 
 
+def visible_partitions(
+    client: LookupClient, timeout_s: float, topics: Collection[str] | None = None
+) -> list[TopicPartition]:
+    """Return the partitions of these topics, without the topics that do not exist.
+
+    Args:
+        client: asks.
+        timeout_s: longest wait for the answer, in seconds.
+        topics: physical names; None: all visible topics except Kafka's own.
+
+    Raises:
+        KafkaException: no answer in time, or another error.
+    """
+    return [
+        TopicPartition(name, number)
+        for name, topic in client.list_topics(timeout=timeout_s).topics.items()
+        if (name in topics if topics is not None else not name.startswith("__"))
+        for number in topic.partitions
+    ]
+
+
 def group_positions(
-    consumer: ConsumerClient, timeout_s: float, topics: Collection[str] | None = None
+    consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float
 ) -> list[TopicPartition]:
     """Return the positions that the consumer's group has committed; partitions without a commit are absent.
 
@@ -78,18 +100,12 @@ def group_positions(
 
     Args:
         consumer: its `group.id` is the group.
-        timeout_s: longest wait for each answer, in seconds.
-        topics: physical names; topics that do not exist are ignored. None: all visible topics except Kafka's own.
+        partitions: partitions (`visible_partitions`).
+        timeout_s: longest wait for the answer, in seconds.
 
     Raises:
         KafkaException: no answer in time, or another error.
     """
-    partitions = [
-        TopicPartition(name, number)
-        for name, topic in consumer.list_topics(timeout=timeout_s).topics.items()
-        if (name in topics if topics is not None else not name.startswith("__"))
-        for number in topic.partitions
-    ]
     found = committed_positions(consumer, partitions, timeout_s) if partitions else []
     return [item for item in found if item.offset >= 0]
 
@@ -101,6 +117,7 @@ def listed_offsets(
     *,
     committed: bool = True,
     timeout_s: float = 10.0,
+    failed: dict[TopicPartitionKey, KafkaException] | None = None,
 ) -> dict[TopicPartitionKey, int]:
     """Return an offset of each partition that exists, with one request to each of their leaders.
 
@@ -113,6 +130,7 @@ def listed_offsets(
         spec: an `OffsetSpec`.
         committed: return them as a `read_committed` reader sees them.
         timeout_s: longest wait for the answers, in seconds.
+        failed: the errors of partitions are added to it; None: the first of them is raised.
 
     Raises:
         KafkaException: the cluster refused, or did not answer in time.
@@ -127,8 +145,11 @@ def listed_offsets(
         try:
             found[TopicPartitionKey.of(key)] = answer_of(future, timeout_s).offset
         except KafkaException as error:
-            if error.args[0].code() not in MISSING:
+            if error.args[0].code() in MISSING:
+                continue
+            if failed is None:
                 raise
+            failed[TopicPartitionKey.of(key)] = error
     return found
 
 

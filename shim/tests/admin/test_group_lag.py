@@ -1,15 +1,18 @@
+from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, PartitionStanding, conflicts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.errors import BrokerUnavailableError, ConfigError
+from rocketshim.errors import BrokerUnavailableError, ConfigError, NotAuthorizedError, RocketshimError
+from rocketshim.kafka.clients import Clients
 
 
 def commit(digest: str, subscription: str) -> str:
@@ -99,6 +102,78 @@ def test_a_cluster_that_does_not_answer_in_any_time_is_away() -> None:
         reader.listed()
     with pytest.raises(BrokerUnavailableError):
         reader.read("g")
+
+
+class Answering(Cluster):
+    """The admin client of a cluster with one topic, whose second partition has no leader; it counts the requests."""
+
+    def __init__(self) -> None:
+        self.requests: Counter[str] = Counter()
+
+    def describe_consumer_groups(self, groups: list[str], **_: object) -> "dict[str, Future[Any]]":
+        self.requests["describe"] += 1
+        described = {"state": SimpleNamespace(name="EMPTY"), "members": [], "authorized_operations": None}
+        answers = {group: answered(SimpleNamespace(**described)) for group in groups}
+        return answers | {
+            group: refused(KafkaError.GROUP_AUTHORIZATION_FAILED) for group in groups if group == "denied"
+        }
+
+    def list_topics(self, **_: object) -> Any:
+        self.requests["topics"] += 1
+        return SimpleNamespace(topics={"orders": SimpleNamespace(partitions={0: None, 1: None})})
+
+    def list_offsets(self, requested: dict[TopicPartition, Any], **_: object) -> "dict[TopicPartition, Future[Any]]":
+        self.requests["offsets"] += 1
+        away = refused(KafkaError.LEADER_NOT_AVAILABLE)
+        return {each: away if each.partition else answered(SimpleNamespace(offset=7)) for each in requested}
+
+
+def answered(value: Any) -> "Future[Any]":
+    answer: Future[Any] = Future()
+    answer.set_result(value)
+    return answer
+
+
+def refused(code: int) -> "Future[Any]":
+    answer: Future[Any] = Future()
+    answer.set_exception(KafkaException(KafkaError(code)))
+    return answer
+
+
+class Positions:
+    """The client of a group; the group named `away` has a position on the partition without a leader."""
+
+    open_now = most_open = 0
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.is_away = settings["group.id"] == "away"
+        Positions.open_now += 1
+        Positions.most_open = max(Positions.most_open, Positions.open_now)
+
+    def committed(self, partitions: list[TopicPartition], **_: object) -> list[TopicPartition]:
+        number = int(self.is_away)
+        offsets = (3 if each.partition == number else OFFSET_INVALID for each in partitions)
+        return [
+            TopicPartition(each.topic, each.partition, offset) for each, offset in zip(partitions, offsets, strict=True)
+        ]
+
+    def close(self) -> None:
+        Positions.open_now -= 1
+
+
+def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_client() -> None:
+    groups = [f"g{number}" for number in range(100)]
+    made = cast("Any", Positions)
+    reader = GroupReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made))
+    admin = reader.admin = cast("Any", Answering())
+    found = reader.read_each([*groups, "denied", "away", " "])
+    [standing] = {replace(cast("GroupStanding", found[group]), group="g") for group in groups}
+    assert standing.partitions == (PartitionStanding("orders", 0, 3, low=7, end=7, member=None),)
+    assert isinstance(found["denied"], NotAuthorizedError)
+    assert isinstance(found["away"], RocketshimError)
+    assert isinstance(found[" "], ConfigError)
+    assert (Positions.most_open, Positions.open_now) == (1, 0)
+    assert admin.requests == {"describe": 1, "topics": 3, "offsets": 2}
 
 
 def test_commits_of_other_programs_and_on_the_retry_topic_are_not_conflicts() -> None:

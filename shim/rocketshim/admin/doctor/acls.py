@@ -6,7 +6,7 @@ doctor tries nothing out. Kafka does not report the ACLs of transactional ids.
 
 from collections.abc import Iterator
 
-from rocketshim.admin.acls import Grant, Resource, Role, grants
+from rocketshim.admin.acls import Resource, Role, grants
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.admin.doctor.finding import Finding, Severity
 
@@ -15,11 +15,18 @@ __all__ = ["rights"]
 
 def rights(facts: Facts) -> Iterator[Finding]:
     """Check that the principal has the ACLs that each requested role needs."""
+    found = {
+        Resource.TOPIC: {name: topic.operations for name, topic in facts.topics.items()},
+        Resource.GROUP: {name: standing.operations for name, standing in facts.standings.items()},
+    }
     for role in facts.roles:
         wanted = grants(Role(role), facts.names, groups=facts.groups, topics=facts.user_topics)
         for grant in wanted:
-            for name, operations in _operations(facts, grant):
-                lacking = [each for each in grant.operations if each not in operations]
+            known = found.get(grant.resource, {})
+            is_of_many = grant.prefixed or grant.name == "*"
+            for name in filter(grant.covers, known) if is_of_many else known.keys() & {grant.name}:
+                operations = known[name]
+                lacking = [each for each in grant.operations if operations is not None and each not in operations]
                 if lacking:
                     named = [f"--group={group}" for group in facts.groups]
                     named += [f"--topic={topic}" for topic in facts.user_topics]
@@ -31,14 +38,3 @@ def rights(facts: Facts) -> Iterator[Finding]:
                         f"it cannot: {grant.why}",
                         facts.command("acls", "--role", role, *named),
                     )
-
-
-def _operations(facts: Facts, grant: Grant) -> Iterator[tuple[str, frozenset[str]]]:
-    if grant.resource is Resource.TOPIC:
-        for name, topic in facts.topics.items():
-            if grant.covers(name) and topic.operations is not None:
-                yield name, topic.operations
-    elif grant.resource is Resource.GROUP:
-        for name, operations in facts.group_operations.items():
-            if grant.covers(name):
-                yield name, operations

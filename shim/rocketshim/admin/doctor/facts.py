@@ -109,7 +109,6 @@ class Facts:
         topics: physical name to facts, for topics that exist.
         standings: group to its state and positions; the worker's group is included.
         unread_retries_ms: group without a member to the time of its oldest waiting retry, epoch ms.
-        group_operations: group to the operations that the principal is allowed on it.
         queues: the queues with waiting records.
         parked: number of records parked within a day, 1,000 at most.
         parked_not_allowed: how many of them have a target that is not on the allow-list of the workers that had them.
@@ -132,7 +131,6 @@ class Facts:
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
     unread_retries_ms: Mapping[str, int] = field(default_factory=dict)
-    group_operations: Mapping[str, frozenset[str]] = field(default_factory=dict)
     queues: tuple[QueueFacts, ...] = ()
     parked: int | None = None
     parked_not_allowed: int = 0
@@ -162,11 +160,11 @@ class Facts:
         return () if levels == DelayLevels.default() else ("--delay-levels", str(levels))
 
     def init(self, *words: str) -> str:
-        """Return an `init` command for these topics."""
+        """Return an `init` command for the shared topics; with `--group=…` among the words, for that group's too."""
         layout, options = self.layout, list(self.levels_option)
         if layout.max_message_bytes != Layout(layout.names, layout.levels).max_message_bytes:
             options += ["--max-message-bytes", str(layout.max_message_bytes)]
-        return self.command("init", *(f"--group={group}" for group in self.groups), *options, *words)
+        return self.command("init", *options, *words)
 
     def keep_longer(self, topic: str) -> str:
         """Return a command that doubles a topic's retention, at least to a week; `MS` if it is not known or endless."""

@@ -10,6 +10,7 @@ The functions block for seconds. Use them from one thread.
 
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
@@ -25,7 +26,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
-from rocketshim.admin.group_lag import GroupReader, GroupStanding, oldest_ms
+from rocketshim.admin.group_lag import GroupReader, GroupStanding, oldest_ms, operations_of
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -48,6 +49,7 @@ __all__ = [
 _TIMEOUT_S: Final = 10.0
 _SAMPLES: Final = 5
 _KEY_SPAN: Final = 200
+_KEY_PARTITIONS: Final = 16
 _KEYS_PER_PARTITION: Final = 50
 _DAY_MS: Final = 86_400_000
 _MAX_PARKED: Final = 1_000
@@ -94,7 +96,7 @@ def gather(
         user_topics = tuple(names.physical(topic) for topic in topics)
         found = tuple(dict.fromkeys([*map(check_group, groups), *groups_with_retries(names, visible)]))
         described = cluster.topics([name for name in topics_to_read(names, found, user_topics) if name in visible])
-        standings, operations = cluster.standings([names.worker_group, *found])
+        standings = cluster.standings([names.worker_group, *found])
         spans = cluster.spans(names.schedule, described, standings.get(names.worker_group))
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name == names.schedule}
@@ -111,7 +113,6 @@ def gather(
             topics=described,
             standings=standings,
             unread_retries_ms=cluster.unread_retries_ms(standings),
-            group_operations=operations,
             queues=cluster.queues(spans),
             parked=parked,
             parked_not_allowed=not_allowed,
@@ -215,44 +216,39 @@ class _ClusterReader:
                     for each in sorted(topic.partitions, key=lambda each: each.id)
                 ),
                 states[name].config if name in states else None,
-                _operations(topic),
+                operations_of(topic),
             )
             for name, topic in described.items()
         }
 
-    def standings(self, groups: list[str]) -> tuple[dict[str, GroupStanding], dict[str, frozenset[str]]]:
-        """Return the state and positions of groups, and the operations that the principal is allowed on them."""
+    def standings(self, groups: list[str]) -> dict[str, GroupStanding]:
+        """Return the state and positions of groups."""
         standings: dict[str, GroupStanding] = {}
-        operations: dict[str, frozenset[str]] = {}
-        for group in groups:
-            standing = self._request(f"group {group}", partial(self._groups.read, group), None)
-            if standing is not None:
-                standings[group] = standing
-        if standings:
-            futures = self._admin.describe_consumer_groups(
-                list(standings), include_authorized_operations=True, request_timeout=_TIMEOUT_S
-            )
-            for group, future in futures.items():
-                found = self._request(f"rights on {group}", partial(answer_of, future, _TIMEOUT_S), None)
-                allowed = None if found is None else _operations(found)
-                if allowed is not None:
-                    operations[group] = allowed
-        return standings, operations
+        nothing: dict[str, GroupStanding | RocketshimError] = {}
+        for group, found in self._request("groups", partial(self._groups.read_each, groups), nothing).items():
+            if isinstance(found, GroupStanding):
+                standings[group] = found
+            else:
+                self.unread.append(f"group {group}: {found}")
+        return standings
 
     def unread_retries_ms(self, standings: Mapping[str, GroupStanding]) -> dict[str, int]:
         """Return, for each group without a member, when its oldest unread retry was stored."""
-
-        def oldest_retry_ms(group: str, standing: GroupStanding) -> int | None:
-            retry_topic = self._names.retry(group)
-            waiting = [each for each in standing.partitions if each.topic == retry_topic and each.behind > 0]
-            return min(oldest_ms(self.reader, waiting).values(), default=None)
-
-        idle = {group: standing for group, standing in standings.items() if not standing.members}
-        found = {
-            group: self._request(f"retries of {group}", partial(oldest_retry_ms, group, idle[group]), None)
-            for group in idle
-        }
-        return {group: at_ms for group, at_ms in found.items() if at_ms is not None}
+        idle = {self._names.retry(group): group for group, standing in standings.items() if not standing.members}
+        waiting = [
+            each
+            for standing in standings.values()
+            for each in standing.partitions
+            if idle.get(each.topic) == standing.group and each.behind > 0
+        ]
+        denied: set[str] = set()
+        nothing: dict[TopicPartitionKey, int] = {}
+        found = self._request("retries", partial(oldest_ms, self.reader, waiting, denied=denied), nothing)
+        self.unread += [f"retries of {idle[topic]}: the principal may not read {topic}" for topic in sorted(denied)]
+        oldest: dict[str, int] = {}
+        for key, at_ms in found.items():
+            oldest[idle[key.topic]] = min(at_ms, oldest.get(idle[key.topic], at_ms))
+        return oldest
 
     def spans(
         self, schedule: str, described: Mapping[str, TopicFacts], standing: GroupStanding | None
@@ -277,21 +273,22 @@ class _ClusterReader:
 
     def queues(self, spans: Mapping[int, tuple[int, int]]) -> tuple[QueueFacts, ...]:
         """Return the next few records of each queue."""
-        found = []
-        for number, (start, end) in sorted(spans.items()):
-            samples: tuple[Sample, ...] = self._request(
-                f"records of {self._names.schedule}/{number}",
-                partial(self._samples, number, start, end),
-                (),
-            )
-            if samples:
-                found.append(QueueFacts(number, end - samples[0].offset, samples))
-        return tuple(found)
+        samples: defaultdict[int, list[Sample]] = defaultdict(list)
+        rest = {TopicPartitionKey(self._names.schedule, number): span for number, span in spans.items()}
 
-    def _samples(self, number: int, start: int, end: int) -> tuple[Sample, ...]:
-        partition = TopicPartitionKey(self._names.schedule, number)
-        records = (each for each in self.reader.read_spans({partition: (start, end)}) if not is_probe(each))
-        return tuple(_sample(record) for record in islice(records, _SAMPLES))
+        def request() -> None:
+            following = rest
+            for _ in range(_SAMPLES):
+                records = self.reader.first_records(following, skip=is_probe)
+                for key, record in records.items():
+                    samples[key.partition].append(_sample(record))
+                following = {key: (record.offset() + 1, rest[key][1]) for key, record in records.items()}
+
+        self._request(f"records of {self._names.schedule}", request, None)
+        return tuple(
+            QueueFacts(number, spans[number][1] - found[0].offset, tuple(found))
+            for number, found in sorted(samples.items())
+        )
 
     def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:
         """Return how many records were parked within a day, at most 1,000, and how many of them for their target.
@@ -337,7 +334,7 @@ class _ClusterReader:
         return ages
 
     def keys(self, topics: Mapping[str, TopicFacts]) -> dict[str, KeySample]:
-        """Return how the last keyed records of each topic are partitioned."""
+        """Return how the last keyed records of some partitions of each topic are partitioned."""
         samples = {
             name: self._request(f"records of {name}", partial(self._keys, name, topic), None)
             for name, topic in topics.items()
@@ -345,7 +342,8 @@ class _ClusterReader:
         return {name: sample for name, sample in samples.items() if sample is not None}
 
     def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
-        partitions = _led(name, topic)
+        led = _led(name, topic)
+        partitions = led[:: -(-len(led) // _KEY_PARTITIONS) or 1]
         lows, ends = self._groups.offsets(partitions, EARLIEST), self._groups.offsets(partitions, LATEST)
         found: dict[bytes, int] = {}
         for partition in partitions:
@@ -378,11 +376,6 @@ def _sample(record: Any) -> Sample:
     except MalformedRecordError:
         return Sample(record.offset(), appended_ms, None, None)
     return Sample(record.offset(), appended_ms, envelope.delay_level, envelope.delay_ms)
-
-
-def _operations(described: Any) -> frozenset[str] | None:
-    allowed = described.authorized_operations
-    return None if allowed is None else frozenset(operation.name for operation in allowed)
 
 
 def _text(error: BaseException) -> str:

@@ -37,20 +37,25 @@ _CHECKS: Final = {
 }
 
 
-def expected(facts: Facts) -> tuple[TopicSpec, ...]:
-    """Return rocketshim's topics that should exist: the shared ones, each group's, and the logs that already exist."""
-    layout = facts.layout
-    specs = list(layout.shared())
+def expected(facts: Facts) -> dict[str, tuple[TopicSpec, str]]:
+    """Return rocketshim's topics that should exist, by name, each with the `init` command that creates it.
+
+    They are the shared ones, each group's, and the logs that already exist.
+    """
+    layout, init = facts.layout, facts.init()
+    found = {spec.name: (spec, init) for spec in layout.shared()}
     if layout.names.redrive_log in facts.topics:
-        specs.append(layout.redrive_log())
+        found[layout.names.redrive_log] = (layout.redrive_log(), init)
     for group in facts.groups:
-        specs += layout.for_group(group, with_log=layout.names.group_log(group) in facts.topics)
-    return tuple(specs)
+        has_log = layout.names.group_log(group) in facts.topics
+        init = facts.init(f"--group={group}", *(["--with-log"] if has_log else []))
+        found |= {spec.name: (spec, init) for spec in layout.for_group(group, with_log=has_log)}
+    return found
 
 
 def missing_topics(facts: Facts) -> Iterator[Finding]:
     """Find required topics that do not exist."""
-    for spec in expected(facts):
+    for spec, init in expected(facts).values():
         if spec.name not in facts.topics:
             yield Finding(
                 "topic-missing",
@@ -58,7 +63,7 @@ def missing_topics(facts: Facts) -> Iterator[Finding]:
                 spec.name,
                 f"the topic for {spec.purpose} does not exist, or the principal may not see it",
                 "senders of delayed messages, the worker or the group's consumers fail to start",
-                facts.init(),
+                init,
             )
     for name in facts.user_topics:
         if name not in facts.topics:
@@ -75,10 +80,13 @@ def missing_topics(facts: Facts) -> Iterator[Finding]:
 def settings(facts: Facts) -> Iterator[Finding]:
     """Compare the settings of rocketshim's topics with the layout."""
     found = {name: TopicState(len(topic.partitions), topic.config) for name, topic in facts.topics.items()}
-    specs = {spec.name: spec for spec in expected(facts)}
-    for each in compare(specs.values(), found).differences:
+    wanted = expected(facts)
+    for each in compare((spec for spec, _ in wanted.values()), found).differences:
         if each.setting != "partitions":
-            yield _explain(facts, specs[each.topic], each)
+            spec, init = wanted[each.topic]
+            severity, cost = _cost(facts, spec, each)
+            what = f"{each.setting} is {each.found}, should be {each.wanted}"
+            yield Finding(_CHECKS[each.setting], severity, each.topic, what, cost, f"{init} --fix")
 
 
 def partition_counts(facts: Facts) -> Iterator[Finding]:
@@ -232,16 +240,6 @@ def auto_creation(facts: Facts) -> Iterator[Finding]:
             "own topics would be created with wrong settings",
             "set auto.create.topics.enable=false on every broker (`rocketshim dev` sets it to true on purpose)",
         )
-
-
-def _explain(facts: Facts, spec: TopicSpec, each: Difference) -> Finding:
-    severity, cost = _cost(facts, spec, each)
-    what = f"{each.setting} is {each.found}, should be {each.wanted}"
-    mend = facts.init("--fix")
-    for group in facts.groups:
-        if spec.name == facts.names.group_log(group):
-            mend = facts.command("init", f"--group={group}", "--with-log", "--fix")
-    return Finding(_CHECKS[each.setting], severity, each.topic, what, cost, mend)
 
 
 def _cost(facts: Facts, spec: TopicSpec, each: Difference) -> tuple[Severity, str]:

@@ -172,7 +172,8 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
      {"roles": ("worker",),
       "topics": topics(rmq__retry__g=TopicFacts((WELL,), operations=frozenset({"READ", "DESCRIBE"})))}),
     ("rights", "consumer on group g", Severity.ERROR,
-     {"roles": ("consumer",), "group_operations": {"g": frozenset({"DESCRIBE"})}}),
+     {"roles": ("consumer",),
+      "standings": {**sound().standings, "g": GroupStanding("g", "STABLE", ("c@h",), (), frozenset({"DESCRIBE"}))}}),
 ]  # fmt: skip
 
 
@@ -230,11 +231,23 @@ def test_a_suggested_command_is_quoted_for_a_shell() -> None:
         groups=("a b", "c"),
         topics={},
     )
-    mend = next(each.mend for each in examine(facts) if each.check == "topic-missing")
+    mend = next(each.mend for each in examine(facts) if each.subject == facts.names.retry("a b"))
     assert shlex.split(mend) == [
-        "rocketshim", "init", "--group=a b", "--group=c", "--delay-levels", "1s 2s", "--max-message-bytes", "2000000",
+        "rocketshim", "init", "--delay-levels", "1s 2s", "--max-message-bytes", "2000000", "--group=a b",
         "--bootstrap", "b:9092", "--namespace", "pay",
     ]  # fmt: skip
+
+
+def test_a_finding_about_a_topic_has_the_command_for_its_own_group_only() -> None:
+    layout, groups = Layout(TopicNames(), LEVELS), [f"g{number}" for number in range(300)]
+    specs = [spec for group in groups for spec in layout.for_group(group, with_log=True)]
+    changed = {"retention.ms": "9", "min.insync.replicas": "2"}
+    short = {spec.name: TopicFacts((WELL,), {**spec.config, **changed}) for spec in specs}
+    found = [each for each in examine(sound(groups=groups, topics=sound().topics | short)) if each.subject in short]
+    assert len(found) == len(specs)
+    for each in found:
+        assert each.mend.count("--group=") == 1
+        assert f"--group={each.subject.rpartition('.')[2]} --with-log " in each.mend
 
 
 @pytest.mark.parametrize(("now", "wanted"), [("1209600000", "2419200000"), ("3600000", "604800000"), ("-1", "MS")])
