@@ -9,7 +9,7 @@ the plan was asked to (`grow`, `mend`).
 * The error of each future is checked. "Already exists" means that another client was faster; the topic is then read
   again and compared.
 * A controller refuses as a whole a request that creates more than 10,000 topics, partitions and settings together
-  (measured, Kafka 4). So many topics are created in several requests.
+  (measured, Kafka 4). Therefore several requests create many topics.
 * After a creation every partition must have a leader, in as many answers as there are brokers. The client chooses which
   broker answers, and one broker may learn of a topic later than another.
 
@@ -236,7 +236,7 @@ def _in_requests(topics: list[NewTopic]) -> Iterator[list[NewTopic]]:
     request: list[NewTopic] = []
     count = 0
     for topic in topics:
-        changes = 1 + topic.num_partitions + len(topic.config)
+        changes = 1 + topic.num_partitions + len(topic.config or {})
         if request and count + changes > _MOST_CHANGES:
             yield request
             request, count = [], 0

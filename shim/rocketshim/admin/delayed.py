@@ -188,12 +188,14 @@ class DelayedReader:
 
     def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
+        positions = {TopicPartitionKey.of(item): item.offset for item in self._positions(self._count())}
+        found = self._reader.bounds_of(positions)
         spans = {}
-        for item in self._positions(self._count()):
-            low, high = self._reader.bounds(self._topic, item.partition)
-            start = max(low, item.offset)
+        for key, position in positions.items():
+            low, high = found.get(key) or self._reader.bounds(*key)
+            start = max(low, position)
             if everywhere or start < high:
-                spans[TopicPartitionKey.of(item)] = (start, high)
+                spans[key] = (start, high)
         return spans
 
     def close(self) -> None:

@@ -50,15 +50,17 @@ def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
 
 
 def own_topics(reader: TopicReader, names: TopicNames) -> list[str]:
-    """Return the existing topics of rocketshim in the namespace.
+    """Return the existing topics of rocketshim in the namespace that have messages, and not the logs.
 
     Raises:
         TopicMissingError: none exists.
     """
-    prefix = names.prefix
-    ours = [name for name in reader.topics() if names.is_ours(name) and name.startswith(prefix)]
-    if not prefix:
-        ours = [name for name in ours if name.startswith(("SCHEDULE_TOPIC", "rmq."))]
+    of_groups = (names.retry_prefix, names.dead_letter_prefix)
+    ours = [
+        name
+        for name in reader.topics()
+        if name in {names.schedule, names.parked} or (name.startswith(of_groups) and names.is_ours(name))
+    ]
     if not ours:
         raise TopicMissingError(f"there is no topic of rocketshim in the namespace {names.namespace!r}. {OR_HIDDEN}")
     return ours

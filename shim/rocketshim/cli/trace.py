@@ -37,8 +37,8 @@ def trace(
 ) -> None:
     """Show every record of one message in order: when, where, how late, why it failed. Exit code 2 if there is none.
 
-    The command reads all of rocketshim's topics of the namespace. A record that retention has deleted is listed as
-    missing; its coordinates still find the records that followed from it.
+    The command reads the namespace's delayed, retried, dead and parked messages. A record that retention has deleted
+    is listed as missing; its coordinates still find the records that followed from it.
     """
     names = TopicNames(namespace)
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)

@@ -131,11 +131,7 @@ class TopicReader:
             TopicMissingError: one of the topics does not exist.
             NotAuthorizedError: the principal may not read one of the topics.
         """
-        ends: dict[TopicPartitionKey, int] = {}
-        for key in self._partitions(topics):
-            low, high = self.bounds(*key)
-            if follow or high > low:
-                ends[key] = high
+        ends = {key: high for key, (low, high) in self._bounds(topics).items() if follow or high > low}
         starts = [TopicPartition(*key, end) for key, end in ends.items()] if new_only else None
         reading = self._begin(self._starts(list(ends), since_ms) if starts is None else starts)
         try:
@@ -157,9 +153,7 @@ class TopicReader:
             TopicMissingError: one of the topics does not exist.
             NotAuthorizedError: the principal may not read one of the topics.
         """
-        partitions = self._partitions(topics)
-        found = self.bounds_of(partitions)
-        bounds = {key: found.get(key) or self.bounds(*key) for key in partitions}
+        bounds = self._bounds(topics)
         lows, highs = ({key: each[side] for key, each in bounds.items()} for side in (0, 1))
         starts = lows if since_ms is None else highs | self.offsets_at(bounds, since_ms)
         ends = highs if until_ms is None else highs | self.offsets_at(bounds, until_ms)
@@ -360,15 +354,17 @@ class TopicReader:
         except KafkaException as error:
             raise self.typed(error) from error
 
-    def _partitions(self, topics: Sequence[str]) -> list[TopicPartitionKey]:
-        """Return the partitions of these topics, all of which must exist."""
+    def _bounds(self, topics: Sequence[str]) -> dict[TopicPartitionKey, tuple[int, int]]:
+        """Return the bounds of all partitions of these topics, all of which must exist."""
         known = self.topics()
         missing = [topic for topic in topics if not known.get(topic)]
         if missing:
             raise TopicMissingError(
                 f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
             )
-        return [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
+        partitions = [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
+        found = self.bounds_of(partitions)
+        return {key: found.get(key) or self.bounds(*key) for key in partitions}
 
     def _starts(self, partitions: list[TopicPartitionKey], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.admin.group_reset import ResetPlan
-from rocketshim.admin.message_search import message_id
+from rocketshim.admin.message_search import message_id, own_topics
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.trace import TraceStep
@@ -353,3 +353,13 @@ def test_missing_parts_of_a_record_are_left_out(capsys: pytest.CaptureFixture[st
     ]  # fmt: skip
     show_raw({}, Record(topic="t", key=b"", value=b"", headers=[]))
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["key", "b''"], ["body", "b''"]]
+
+
+def test_a_search_for_a_message_does_not_read_the_logs() -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    with_messages = ["SCHEDULE_TOPIC_XXXX", "rmq.parked", "rmq.retry.g", "rmq.dlq.g"]
+    for topic in [*with_messages, "rmq.group.g", "rmq.redrive", "pay.rmq.dlq.g", "rmq.dlq.of.others", "orders"]:
+        kafka.create_topic(topic, 1)
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        assert sorted(own_topics(reader, TopicNames())) == sorted(with_messages)
+        assert own_topics(reader, TopicNames("pay")) == ["pay.rmq.dlq.g"]

@@ -1,5 +1,6 @@
 """A topic is read also while the leader of a partition moves."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,34 @@ def test_bounds_are_asked_again_where_the_leader_has_just_moved() -> None:
     with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
         assert reader.bounds("orders", 0) == (0, 0)
     assert not refusals
+
+
+def test_the_bounds_of_a_thousand_partitions_are_requested_together() -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    topics = [f"t{number}" for number in range(1_000)]
+    for topic in topics:
+        kafka.create_topic(topic, 1)
+    kafka.append(topics[7], b"x", partition=0)
+    clients = kafka.clients()
+    requests: list[str] = []
+
+    def counted(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            requests.append(name)
+            return call(*args, **kwargs)
+
+        return ask
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        for name in ("get_watermark_offsets", "offsets_for_times"):
+            setattr(made, name, counted(name, getattr(made, name)))
+        return made
+
+    with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
+        [record] = reader.read(topics)
+    assert record.topic() == topics[7]
+    assert requests == ["offsets_for_times"] * 2
 
 
 def test_a_partition_whose_offset_of_a_time_is_not_known_is_not_passed_over() -> None:
