@@ -131,7 +131,7 @@ class Redrives:
 
     def _make_plan(self) -> RedrivePlan | None:
         with TopicReader("memory", clients=self._world.kafka.clients()) as reader:
-            planner = Planner(_SOURCE, _RULES, read_log(reader, NAMES.redrive_log), reader.topics())
+            planner = Planner(_SOURCE, _RULES, read_log(reader, NAMES.redrive_log, _SOURCE), reader.topics())
         for record in self._world.kafka.records(_SOURCE):
             planner.add(record, decode(read_headers(record), trusted=True))
         plan = planner.plan(cluster_id="memory", created_ms=self._world.now_ms, choice={})

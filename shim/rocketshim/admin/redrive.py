@@ -109,9 +109,16 @@ def whoami() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def read_log(reader: TopicReader, topic: str) -> RedriveLog:
-    """Return the current redrive log up to the first open transaction; empty if the topic does not exist."""
-    return RedriveLog(record for _, record in log_records(reader, topic))
+def read_log(reader: TopicReader, topic: str, source: str) -> RedriveLog:
+    """Return what the redrive log has about the dead letters of a topic, up to the log's first open transaction.
+
+    Args:
+        reader: reads the log.
+        topic: physical name of the log; if it does not exist, the answer is empty.
+        source: physical topic of the dead letters.
+    """
+    entries = (record for _, record in log_records(reader, topic))
+    return RedriveLog(record for record in entries if record is not None and record.source == source)
 
 
 def log_records(reader: TopicReader, topic: str) -> Iterator[tuple[int, RedriveRecord | None]]:
@@ -252,7 +259,7 @@ class Redriver:
         Raises:
             NotAuthorizedError: the principal may not write to a target.
         """
-        log = read_log(self._reader, self._log_topic)
+        log = read_log(self._reader, self._log_topic, self._source)
         letters = self._progress.resume(self._is_done(log))
         self._refuse_if_denied(letters)
         made = 0
@@ -272,7 +279,7 @@ class Redriver:
 
     def _run_session(self) -> None:
         if self._sessions:
-            self._refuse_if_taken_over(read_log(self._reader, self._log_topic))
+            self._refuse_if_taken_over(read_log(self._reader, self._log_topic, self._source))
         batch_settings = {"batch.num.messages": 1} if self._is_one_per_batch else {}
         producer = self._producer = self._clients.producer({**self._config, **batch_settings})
         producer.init_transactions(_API_TIMEOUT_S)
@@ -319,7 +326,8 @@ class Redriver:
         with closing(self._reader.read([self._log_topic], follow=True)) as messages:
             for message in messages:
                 entry = None if message is None else decode_redrive_record(message.value())
-                log.add(entry)
+                if entry is not None and entry.source == self._source:
+                    log.add(entry)
                 if isinstance(entry, BeginRecord) and entry.session == session:
                     break
                 if self._clock.monotonic_ns() > deadline_ns:

@@ -57,7 +57,7 @@ def make_plan(
         watch: sees every record that is read.
     """
     names = TopicNames(rules.namespace)
-    log = read_log(reader, names.redrive_log)
+    log = read_log(reader, names.redrive_log, source)
     planner = Planner(source, rules, log, reader.topics())
     decoder = Decoder(names, source, fetch=sources.fetch)
     for dead_letter, is_selected in _classified(reader, decoder, choice, log, watch):
@@ -93,7 +93,7 @@ def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedriveP
 
     A record that names no target is held back: the worker would only park it again.
     """
-    log = read_log(reader, names.redrive_log)
+    log = read_log(reader, names.redrive_log, names.parked)
     letters, held_back = [], []
     for message in reader.read([names.parked]):
         entry, digest = parked_record(message), record_digest(message)

@@ -56,8 +56,9 @@ def _dead_letters(
     """Open the topic that `--group` or `--topic` names, and read what was sent again of it."""
     settings = client_settings(client)
     with TopicReader(bootstrap, client=settings) as reader, TopicReader(bootstrap, client=settings) as sources:
-        log = read_log(reader, names.redrive_log)
-        yield reader, Decoder(names, dead_letter_topic_of(reader, names, group, topic), fetch=sources.fetch), log
+        source = dead_letter_topic_of(reader, names, group, topic)
+        log = read_log(reader, names.redrive_log, source)
+        yield reader, Decoder(names, source, fetch=sources.fetch), log
 
 
 @app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")

@@ -79,7 +79,7 @@ def ls(
         "partition/offset", "parked (UTC)", "reason", "target", "from", "id", "bytes", box=None, pad_edge=False
     )
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        log = read_log(reader, names.redrive_log)
+        log = read_log(reader, names.redrive_log, names.parked)
         shown = hidden = 0
         for message in _select(reader, names, reason, topic, follow=follow):
             plan = _redriven_by(log, names, message)
@@ -184,7 +184,7 @@ def redrive(
     wanted = {parse_coordinates(text, "parked ls") for text in coordinates or ()}
     picked = _Selection(names, again=again, plan=plan)
     with TopicReader(bootstrap, client=settings) as reader:
-        picked.log = read_log(reader, names.redrive_log)
+        picked.log = read_log(reader, names.redrive_log, names.parked)
         for message in _select(reader, names, reason, topic):
             position = (message.partition(), message.offset())
             if not wanted or position in wanted:

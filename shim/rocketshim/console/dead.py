@@ -12,9 +12,10 @@ from starlette.responses import RedirectResponse, Response
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import CauseCount, by_cause
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest, redrive_log
+from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.console.selection import Selection, sql_text
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.redrive_log import RedriveLog
@@ -121,7 +122,7 @@ def _read(
     choice = selection.record_filter(everything=everything)
     with ExitStack() as stack:
         reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
-        log = redrive_log(console, reader, topic)
+        log = read_log(reader, console.names.redrive_log, topic)
         decoder = Decoder(console.names, topic, fetch=sources.fetch)
         view = _viewing(decoder, log)
         return read_newest(

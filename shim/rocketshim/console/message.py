@@ -11,9 +11,10 @@ from starlette.responses import RedirectResponse, Response
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.message_search import history, own_topics, topics_named
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.redrive import read_log
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest, redrive_log
+from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.errors import ConfigError, NotAuthorizedError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Origin
@@ -104,7 +105,7 @@ def _entry(console: Console, request: Request) -> RecordView:
         message = _fetch(reader, "{topic}/{partition}/{offset}".format(**request.path_params))
         if message is None:
             raise HTTPException(404, "There is no such record (any more).")
-        log = redrive_log(console, reader, topic)
+        log = read_log(reader, console.names.redrive_log, topic)
         letter = Decoder(console.names, topic, fetch=sources.fetch).open(message)
         entry = RecordView.opened(letter, log=log)
         is_dead = topic.startswith(console.names.dead_letter_prefix) or letter.dialect not in {None, "unknown"}

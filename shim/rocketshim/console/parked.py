@@ -6,10 +6,11 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.parked import parked_record
+from rocketshim.admin.redrive import read_log
 from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form
-from rocketshim.console.reading import read_newest, redrive_log
+from rocketshim.console.reading import read_newest
 from rocketshim_topics.redrive_log import record_digest
 
 __all__ = ["make_plan", "show"]
@@ -22,7 +23,7 @@ def show(request: Request) -> Response:
     console = Console.of(request)
     topic, everything = console.names.parked, bool(request.query_params.get("all"))
     with console.reader() as reader:
-        log = redrive_log(console, reader, topic)
+        log = read_log(reader, console.names.redrive_log, topic)
 
         def waits(record: object) -> bool:
             at = (topic, record.partition(), record.offset())  # type: ignore[attr-defined]

@@ -1,7 +1,5 @@
 """Read some records of a topic, newest first, within the limits of a page; and say how the reading ended.
 
-The redrive log is read without the marks of other topics: a million marks take 300 MiB (our measurement).
-
 A cursor names what was not read: `PARTITION:START-END` for each partition, joined by `.`. The topic is in the page's
 path, so a cursor made by hand can only name records that its user may read anyway.
 """
@@ -11,16 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from rocketshim.admin.redrive import log_records
 from rocketshim.console.context import Console
 from rocketshim.core.read_windows import Spans
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.bounded_reading import BoundedReading, Ending
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.redrive_log import RedriveLog
 
-__all__ = ["ReadRecords", "read_newest", "redrive_log"]
+__all__ = ["ReadRecords", "read_newest"]
 
 _SPAN: Final = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})", re.ASCII)
 
@@ -88,12 +84,6 @@ def read_newest(
         left = ".".join(f"{key[1]}:{start}-{end}" for key, (start, end) in sorted(reading.rest.items()))
         error = None if reading.error is None else str(reading.error)
     return ReadRecords(records, ending, error, progress.records, progress.size_bytes, progress.fraction, left or None)
-
-
-def redrive_log(console: Console, reader: TopicReader, source: str) -> RedriveLog:
-    """Return the redrive log of a topic of dead letters or parked records."""
-    records = (record for _, record in log_records(reader, console.names.redrive_log))
-    return RedriveLog(record for record in records if record is not None and record.source == source)
 
 
 def _spans(topic: str, cursor: str) -> dict[TopicPartitionKey, tuple[int, int]]:

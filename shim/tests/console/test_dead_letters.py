@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
 from rocketshim.console.plan_files import PlanFiles
-from rocketshim.console.reading import redrive_log
 from rocketshim.console.runs import Run, Runs
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
@@ -164,7 +163,7 @@ def test_a_plan_is_reviewed_ten_are_sent_first_judged_and_then_the_rest(stage: S
     assert len(sent) == len(set(sent)) == 40
 
     with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as topics:
-        begin = read_log(topics, NAMES.redrive_log).last_begin(DEAD)
+        begin = read_log(topics, NAMES.redrive_log, DEAD).last_begin(DEAD)
     assert begin is not None
     assert begin.by.startswith("token (console of ")
 
@@ -403,18 +402,6 @@ def test_the_plans_of_a_list_are_read_one_after_the_other(stage: Stage) -> None:
     for path in stage.folder.iterdir():
         path.unlink()
     assert list(plans) == []
-
-
-def test_a_page_keeps_no_marks_of_other_topics(stage: Stage) -> None:
-    """A million marks take 300 MiB."""
-    for source in (DEAD, "another"):
-        mark = MarkRecord(source=source, plan="p", session="s", state="redriven", letters=((0, 1, "0" * 16),))
-        stage.kafka.append(NAMES.redrive_log, encode_redrive_record(mark))
-    stage.browser()
-    [console] = stage.consoles
-    with console.reader() as reader:
-        log = redrive_log(console, reader, DEAD)
-    assert [log.has_marks(source) for source in (DEAD, "another")] == [True, False]
 
 
 @pytest.mark.parametrize("page", ["", "/progress"])
