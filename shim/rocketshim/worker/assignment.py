@@ -341,15 +341,16 @@ class Assignment:
         If retention has deleted the position, reading resumes at the earliest record. The records between are lost, and
         the worker logs an alarm. Records fetched before are still delivered. If the position is in the log after all (a
         leader that has just moved may deny it), reading resumes there. If the cluster does not answer, the worker asks
-        again a second later. One request asks for all partitions. If it fails, there is one request for each, so that a
-        partition without a leader does not block another.
+        again a second later. One request asks for all partitions. If a broker refuses it, there is one request for
+        each, so that a partition without a leader does not block another. If a broker does not answer in time, requests
+        for each would stop the loop for minutes.
         """
         partitions = [TopicPartition(self.topic, number) for number in numbers]
         try:
             lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
             positions = {item.partition: item.offset for item in consumer.position(partitions)}
         except KafkaException as error:
-            if len(numbers) == 1:
+            if len(numbers) == 1 or error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - as above
                 self._alarm("worker.positions-unknown", error=str(error))
                 return
             for number in numbers:

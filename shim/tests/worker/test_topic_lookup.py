@@ -71,6 +71,17 @@ def test_many_topics_are_looked_up_in_one_request() -> None:
     assert client.asked == [None]
 
 
+def test_the_larger_the_cluster_the_more_topics_are_looked_up_by_name() -> None:
+    names = [f"t{number}" for number in range(200)]
+    client = Client(dict.fromkeys(names, 200))
+    lookup, _ = asked(client, names)
+    for ticket, name in enumerate(names[:100]):
+        lookup.ask(name, ticket, is_urgent=False)
+    answers = [answer for _ in range(5) for answer in lookup.answers()]
+    assert answers == [Answer(name, ticket, 200) for ticket, name in enumerate(names[:100])]
+    assert client.asked == [None, *names[:100]], "an answer for all has 40,000 partitions"
+
+
 def test_a_topic_that_is_not_visible_counts_as_missing_only_after_a_lookup_by_name() -> None:
     names = [f"t{number}" for number in range(50)]
     client = Client(dict.fromkeys(names, 2), hidden=("t7", "t8"))

@@ -341,6 +341,29 @@ def test_partitions_whose_positions_were_deleted_are_looked_up_in_one_request_an
     sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
 
 
+def test_brokers_that_do_not_answer_in_time_are_not_asked_for_each_partition(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    sim.schedule(value=b"0")
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    consumer, questions = worker._consumer, [0]
+    answers = consumer.offsets_for_times
+
+    def time_out(*_: Any, **__: Any) -> Any:
+        questions[0] += 1
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    monkeypatch.setattr(consumer, "offsets_for_times", time_out)
+    for number in range(32):
+        worker._assignment.overtaken(number)
+    sim.run(worker, 1)
+    assert questions == [1], "each of them takes five seconds, and the loop has to turn"
+    monkeypatch.setattr(consumer, "offsets_for_times", answers)
+    sim.run(worker, 1_100)
+    assert worker._assignment._unread == set()
+
+
 def test_gaps_in_the_log_do_not_block_the_position(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
