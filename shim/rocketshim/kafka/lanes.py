@@ -17,7 +17,7 @@ _METADATA_TTL_S: Final = 60.0
 
 
 class PartitionCounts:
-    """The numbers of partitions of topics, cached for a minute.
+    """The numbers of partitions of all topics, cached for a minute.
 
     Args:
         timeout_s: maximum wait for an answer, in seconds; 10 at most.
@@ -31,38 +31,39 @@ class PartitionCounts:
     ) -> None:
         self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
         self._complaint = complaint
-        self._known: dict[str, tuple[int, float]] = {}  # count, and the monotonic time in seconds of the next look-up
+        self._known: dict[str, int] = {}  # replaced as a whole: other threads read it
+        self._known_until_s = 0.0  # monotonic
 
     def count(self, topic: str, list_topics: Callable[..., Any]) -> int:
         """Return the number of partitions of a topic.
 
         Args:
             topic: physical name.
-            list_topics: the method of a Kafka client; called once a minute for each topic.
+            list_topics: the method of a Kafka client; called once a minute, and for a topic that is not known.
 
         Raises:
             TopicMissingError: the topic does not exist.
             BrokerUnavailableError: no broker answered in time.
         """
-        known = self._known.get(topic)
-        if known is not None and time.monotonic() < known[1]:
-            return known[0]
         asked_s = time.monotonic()
+        if asked_s < self._known_until_s and (known := self._known.get(topic)):
+            return known
         try:
             # all topics: a request that names a missing topic may create it
-            found = list_topics(timeout=self._timeout_s).topics.get(topic)
+            found = list_topics(timeout=self._timeout_s).topics
         except KafkaException as error:
             raise BrokerUnavailableError(
                 f"no broker reported the partitions of {topic!r} within {self._timeout_s:g} s "
                 f"({error.args[0].name()}){self._complaint(asked_s)}; nothing was sent"
             ) from error
-        if found is None or not found.partitions:
+        self._known = {name: len(each.partitions) for name, each in found.items()}
+        self._known_until_s = time.monotonic() + _METADATA_TTL_S
+        count = len(found[topic].partitions) if topic in found else 0
+        if not count:
             raise TopicMissingError(
                 f"the topic {topic!r} does not exist; nothing was sent. Create it (the topics of rocketshim with: "
                 "rocketshim init)"
             )
-        count = len(found.partitions)
-        self._known[topic] = (count, time.monotonic() + _METADATA_TTL_S)
         return count
 
 

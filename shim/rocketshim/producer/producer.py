@@ -16,7 +16,7 @@ import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Self, Unpack, overload
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
@@ -260,11 +260,7 @@ class Producer:
             BrokerUnavailableError: no broker answered within 10 s.
         """
         self._check_process()
-        physical = self.names.physical(topic)
-        return [
-            MessageQueue(topic, queue_id=number)
-            for number in range(self._counts.count(physical, self._sender.list_topics))
-        ]
+        return list(self._queues(topic))
 
     def register_send_message_hook(self, hook: SendMessageHook) -> None:
         """Register a hook that is called before and after every send; before the first send.
@@ -387,9 +383,9 @@ class Producer:
         partition: int | None = None
         if selector is not None:
             select = select_function(selector)
-            queues = self.queues(message.topic)
-            chosen = select(queues, message, arg)
-            if chosen not in queues:
+            queues = self._queues(message.topic)
+            chosen: Any = select(list(queues), message, arg)
+            if not isinstance(chosen, MessageQueue) or chosen not in queues[chosen.queue_id : chosen.queue_id + 1]:
                 raise TopicMissingError(f"the selector chose {chosen}, which is not a queue of {message.topic!r}")
             partition = chosen.queue_id
         lane = 0
@@ -414,6 +410,9 @@ class Producer:
             )
         return out, uniq_key
 
+    def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        return _queues_of(topic, self._counts.count(self.names.physical(topic), self._sender.list_topics))
+
     def _learn_clock(self, timestamp: tuple[int, int], sent_ns: int, sent_ms: int) -> None:
         """Learn the brokers' clock from a delivery report of the schedule topic; log once if this machine's differs."""
         kind, append_ms = timestamp
@@ -436,6 +435,12 @@ class Producer:
 
     def _make_client(self) -> ProducerClient:
         return (self._clients or confluent_clients()).producer(producer_config(self.settings, self._complaints))
+
+
+@lru_cache(maxsize=100)
+def _queues_of(topic: str, count: int) -> tuple[MessageQueue, ...]:
+    """Return the queues of a topic; to make them for each send with a selector took most of its time."""
+    return tuple(MessageQueue(topic, queue_id=number) for number in range(count))
 
 
 def _count_unconfirmed(counts: ProducerCounts, out: OutgoingRecord) -> None:

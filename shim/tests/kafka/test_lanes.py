@@ -27,6 +27,23 @@ def test_keyed_records_keep_their_lane_and_keyless_ones_take_turns() -> None:
     assert len(asked) == 1, "known for a minute"
 
 
+def test_one_request_a_minute_serves_every_topic() -> None:
+    asked: list[float] = []
+
+    def list_topics(*, timeout: float) -> Any:
+        asked.append(timeout)
+        partitions = {f"t{number}": dict.fromkeys(range(number)) for number in range(1, 100)}
+        return SimpleNamespace(topics={name: SimpleNamespace(partitions=each) for name, each in partitions.items()})
+
+    counts = PartitionCounts()
+    assert [counts.count(f"t{number}", list_topics) for number in range(1, 100)] == list(range(1, 100))
+    assert len(asked) == 1
+    for _ in range(2):
+        with pytest.raises(TopicMissingError):
+            counts.count("new", list_topics)
+    assert len(asked) == 3, "a topic that is not known is looked up each time"
+
+
 @pytest.mark.parametrize("partitions", [1, 32])
 def test_there_is_at_least_one_lane(partitions: int) -> None:
     assert Lanes("schedule", PartitionCounts()).choose(b"k", cluster(partitions, [])) == 0
