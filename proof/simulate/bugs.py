@@ -12,7 +12,6 @@ from proof.simulate import dropin_bugs, sender_bugs
 from rocketshim.admin.redrive import Redriver
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.queues import AssignedQueues
-from rocketshim.consumer.reader import start_offsets
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -28,6 +27,7 @@ from rocketshim.dropin.retrying_consumer import RetryingConsumer
 from rocketshim.dropin.send_back import HopStore
 from rocketshim.dropin.send_back_tracker import SendBackTracker
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka import lookups
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.producer.producer import Producer
@@ -169,7 +169,7 @@ def _failed_are_finished(original: Any) -> Any:
 
 
 def _half_answer_is_believed(_: Any) -> Any:
-    return lambda client, partition, timeout_s: client.get_watermark_offsets(partition, timeout=timeout_s)
+    return lambda answers: answers
 
 
 def _start_one_later(original: Any) -> Any:
@@ -364,7 +364,7 @@ BUGS: Final = (
     Bug("commits pass what is in flight", ProcessQueue, "next_offset", _property(_commit_of_what_was_taken)),
     Bug("failed messages are finished before their hop", ProcessQueue, "report", _failed_are_finished),
     Bug("reading begins behind the committed position", PartitionReader, "_begin", _start_one_later),
-    Bug("half an answer is believed", start_offsets, "partition_bounds", _half_answer_is_believed, HALF_ANSWERS),
+    Bug("half an answer is believed", lookups, "check_answers", _half_answer_is_believed, HALF_ANSWERS),
     Bug("a refused commit is not made again", Committer, "answered", _never_commits_again_after_an_error),
     Bug("a report without an offset is believed", DeliveryReports, "error", _believes),
     Bug("no commit when partitions are revoked", AssignedQueues, "finish", _no_commit_when_revoked, CHURNS),

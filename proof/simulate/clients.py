@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, TopicPartition
 from proof.simulate.world import World
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.kafka.clients import Clients
+from rocketshim.testing.partition_result import PartitionResult
 from rocketshim_topics.wire import HOP_ID
 
 __all__ = ["CrashedError", "ProcessClients"]
@@ -172,6 +173,17 @@ class GuardedConsumer(_Guarded):
         process.world.half_answers -= 1
         process.world.note(process.name, "half-answer", f"{_text([partition])} {low} {high}")
         return high, high
+
+    def offsets_for_times(self, partitions: list[TopicPartition], **named: Any) -> Any:
+        """Ask where logs begin or end, or for a time. A broker may refuse to answer for one of the partitions."""
+        process = self._process
+        answers = process.call("offsets_for_times", lambda: self._client.offsets_for_times(partitions, **named))
+        if process.world.half_answers:
+            process.world.half_answers -= 1
+            process.world.note(process.name, "half-answer", _text(partitions))
+            (asked, *_), error = partitions, KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+            answers[0] = PartitionResult.of((asked.topic, asked.partition), asked.offset, error=error)
+        return answers
 
     def commit(self, **named: Any) -> Any:
         """Commit, and record the call."""

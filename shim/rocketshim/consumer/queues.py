@@ -15,6 +15,7 @@ from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.flow_control import must_pause, per_queue_limits, should_resume
 from rocketshim.errors import ConsumerError
+from rocketshim.kafka.lookups import offsets_at
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["AssignedQueues"]
@@ -163,4 +164,4 @@ class AssignedQueues(Generic[QueueT]):
         keys = [key for key in self.by_key if key.topic == topic]
         if not keys:
             raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
-        self.seek({key: self._reader.starts.at_time(key, timestamp_ms, _TIMEOUT_S) for key in keys})
+        self.seek(offsets_at(self._reader.lookups, keys, timestamp_ms, _TIMEOUT_S))

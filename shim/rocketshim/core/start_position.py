@@ -10,7 +10,7 @@ things are different on Kafka and have lost messages elsewhere:
   the number of partitions the topic had when the group began on it (`born`); every later commit repeats it. The second
   is a digest of the group's subscription, by which two members with different subscriptions detect each other.
 
-The rules of `resolve_start`, in order:
+The rules of `resolve_starts`, in order:
 
 1. A committed offset is used.
 2. The group's own retry topic begins at its earliest record.
@@ -21,7 +21,7 @@ The rules of `resolve_start`, in order:
    If uncertain: repeat, never lose.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -41,7 +41,7 @@ __all__ = [
     "digest_conflict",
     "encode_metadata",
     "latest_offset",
-    "resolve_start",
+    "resolve_starts",
     "timestamp_or_default",
 ]
 
@@ -141,43 +141,46 @@ def timestamp_or_default(timestamp_ms: int | None, now_ms: int) -> int:
     return now_ms - _DEFAULT_TIMESTAMP_AGE_MS if timestamp_ms is None else timestamp_ms
 
 
-def resolve_start(
-    partition: int,
+_BY_POLICY: Final[Mapping[ConsumeFromWhere, Start]] = {
+    ConsumeFromWhere.FIRST_OFFSET: Earliest(),
+    ConsumeFromWhere.LAST_OFFSET: LastOffset(),
+    ConsumeFromWhere.TIMESTAMP: AtTimestamp(),
+}
+
+
+def resolve_starts(
+    partitions: Iterable[int],
     found: Mapping[int, Found],
     *,
     where: ConsumeFromWhere,
     is_retry_topic: bool,
     partition_count: int,
-) -> tuple[Start, int]:
-    """Return where the group begins on a partition.
+) -> tuple[dict[int, Start], int]:
+    """Return where the group begins on partitions of a topic.
 
     Args:
-        partition: the partition that was assigned.
-        found: what is committed for each partition of the topic, including this one; a missing partition has no commit.
+        partitions: the partitions that were assigned.
+        found: what is committed for each partition of the topic, including these; a missing partition has no commit.
         where: the policy.
         is_retry_topic: the topic is the group's own retry topic.
         partition_count: partitions the topic has now.
 
     Returns:
-        The start, and the `born` that commits of this partition carry from now on.
+        The starts, and the `born` that commits of the topic carry from now on.
     """
     commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
     known = [each.metadata.born for each in commits.values() if each.metadata is not None and each.metadata.born > 0]
     born = min(known) if known else (0 if commits else partition_count)
-    own = commits.get(partition)
-    if own is not None and own.committed is not None:
-        return StartAt(own.committed), born
-    if is_retry_topic:
-        return Earliest(), born
-    if commits and (not known or partition >= born):
-        return Earliest(), born
-    match where:
-        case ConsumeFromWhere.FIRST_OFFSET:
-            return Earliest(), born
-        case ConsumeFromWhere.LAST_OFFSET:
-            return LastOffset(), born
-        case ConsumeFromWhere.TIMESTAMP:
-            return AtTimestamp(), born
+    starts: dict[int, Start] = {}
+    for partition in partitions:
+        own = commits.get(partition)
+        if own is not None and own.committed is not None:
+            starts[partition] = StartAt(own.committed)
+        elif is_retry_topic or (commits and (not known or partition >= born)):
+            starts[partition] = Earliest()
+        else:
+            starts[partition] = _BY_POLICY[where]
+    return starts, born
 
 
 def latest_offset(first_offset: int, end_offset: int, young_queue_max_messages: int) -> int:

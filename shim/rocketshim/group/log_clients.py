@@ -61,7 +61,7 @@ def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
     tokens = []
     for topic in topics:
         try:
-            asked = [TopicPartition(topic, number) for number in partitions_of(consumer, topic, _COMMITS_S)]
+            asked = [TopicPartition(topic, number) for number in partitions_of(consumer, [topic], _COMMITS_S)[topic]]
         except KafkaException as error:
             if error.args[0].code() not in MISSING:
                 raise

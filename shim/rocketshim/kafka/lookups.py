@@ -9,16 +9,19 @@ A consumer also must not call its own `list_topics` inside a callback, see `kafk
 client, which it creates at the first need.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.kafka.clients import ConsumerClient, LookupClient, close_consumer
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Lookups", "check_answers", "partition_bounds", "partitions_of"]
+__all__ = ["Lookups", "check_answers", "found_topics", "in_parts", "offsets_at", "partition_bounds", "partitions_of"]
 
 _LEAVE_S: Final = 1.0
+_MOST_BY_NAME: Final = 20
+_MOST_PARTITIONS: Final = 1_000
 
 
 def check_answers(answers: list[TopicPartition]) -> list[TopicPartition]:
@@ -33,17 +36,61 @@ def check_answers(answers: list[TopicPartition]) -> list[TopicPartition]:
     return answers
 
 
-def partitions_of(client: LookupClient, topic: str, timeout_s: float) -> list[int]:
-    """Return the numbers of a topic's partitions, sorted.
+def found_topics(client: LookupClient, topics: Collection[str], timeout_s: float) -> dict[str, Any]:
+    """Return what the cluster reports of topics; None for one that it does not report.
+
+    A few topics are looked up by name, many with one request for all topics of the cluster.
 
     Raises:
-        KafkaException: the topic does not exist, the cluster did not answer, or its answer for the topic is an error.
+        KafkaException: the cluster did not answer.
     """
-    found = client.list_topics(topic, timeout=timeout_s).topics.get(topic)
-    error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if found is None else found.error
-    if error is not None:
-        raise KafkaException(error)
-    return sorted(found.partitions)
+    if len(topics) <= _MOST_BY_NAME:
+        return {topic: client.list_topics(topic, timeout=timeout_s).topics.get(topic) for topic in topics}
+    found = client.list_topics(timeout=timeout_s).topics
+    return {topic: found.get(topic) for topic in topics}
+
+
+def partitions_of(client: LookupClient, topics: Collection[str], timeout_s: float) -> dict[str, list[int]]:
+    """Return the numbers of the partitions of each topic, sorted.
+
+    Raises:
+        KafkaException: a topic does not exist, the cluster did not answer, or its answer for a topic is an error.
+    """
+    numbers: dict[str, list[int]] = {}
+    for topic, found in found_topics(client, topics, timeout_s).items():
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if found is None else found.error
+        if error is not None:
+            raise KafkaException(error)
+        numbers[topic] = sorted(found.partitions)
+    return numbers
+
+
+def in_parts(
+    ask: Callable[[list[TopicPartition]], list[TopicPartition]], partitions: list[TopicPartition]
+) -> list[TopicPartition]:
+    """Return the answers for many partitions, asked for a thousand at a time.
+
+    librdkafka compares each answer with each question: 5,000 at a time took 45 times as long as 1,000 (measured).
+    """
+    starts = range(0, len(partitions), _MOST_PARTITIONS)
+    return [answer for at in starts for answer in ask(partitions[at : at + _MOST_PARTITIONS])]
+
+
+def offsets_at(
+    client: LookupClient, keys: Collection[TopicPartitionKey], when_ms: int, timeout_s: float
+) -> dict[TopicPartitionKey, int]:
+    """Return the first offset of a time (epoch ms) or later of each partition, or else its end.
+
+    `OFFSET_BEGINNING` and `OFFSET_END` are valid times. Each leader gets one request for a thousand partitions.
+
+    Raises:
+        KafkaException: a broker refused, or did not answer in time.
+    """
+    asked = [TopicPartition(*key, when_ms) for key in keys]
+    answers = in_parts(lambda part: client.offsets_for_times(part, timeout=timeout_s), asked)
+    found = {TopicPartitionKey.of(answer): answer.offset for answer in check_answers(answers)}
+    none = [key for key, offset in found.items() if offset < 0]
+    return found | offsets_at(client, none, OFFSET_END, timeout_s) if none else found
 
 
 def partition_bounds(client: LookupClient, partition: TopicPartition, timeout_s: float) -> tuple[int, int]:
@@ -60,7 +107,7 @@ def partition_bounds(client: LookupClient, partition: TopicPartition, timeout_s:
         answer = client.get_watermark_offsets(partition, timeout=timeout_s)
     except KafkaException as error:
         is_unknown = error.args[0].code() == KafkaError._UNKNOWN_PARTITION  # noqa: SLF001 - no public spelling
-        if is_unknown and partition.partition in partitions_of(client, partition.topic, timeout_s):
+        if is_unknown and partition.partition in partitions_of(client, [partition.topic], timeout_s)[partition.topic]:
             raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) from error
         raise
     if answer is None:

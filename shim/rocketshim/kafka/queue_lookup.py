@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers, partition_bounds
+from rocketshim.kafka.lookups import check_answers, offsets_at, partition_bounds
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
@@ -116,10 +116,9 @@ class QueueLookup:
         """
         if timestamp_ms < 0:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
-        asked = TopicPartition(*self.key_of(queue), timestamp_ms)
+        key = self.key_of(queue)
         with cluster_errors(f"cannot look up the offset of {queue} at a time", self._complaint):
-            (answer,) = check_answers(self._client().offsets_for_times([asked], timeout=_TIMEOUT_S))
-        return answer.offset if answer.offset >= 0 else self.bounds(queue)[1]
+            return offsets_at(self._client(), [key], timestamp_ms, _TIMEOUT_S)[key]
 
     def committed(self, queue: MessageQueue, client: ConsumerClient) -> int | None:
         """Return the offset that a client's group has committed for a queue; None if there is none.

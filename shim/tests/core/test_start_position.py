@@ -17,7 +17,7 @@ from rocketshim.core.start_position import (
     digest_conflict,
     encode_metadata,
     latest_offset,
-    resolve_start,
+    resolve_starts,
     timestamp_or_default,
 )
 
@@ -42,7 +42,8 @@ def start(
     retry: bool = False,
     count: int = 6,
 ) -> Start:
-    return resolve_start(partition, found or {}, where=where, is_retry_topic=retry, partition_count=count)[0]
+    starts, _ = resolve_starts([partition], found or {}, where=where, is_retry_topic=retry, partition_count=count)
+    return starts[partition]
 
 
 def naive(partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool) -> Start:
@@ -73,7 +74,7 @@ def test_the_commit_of_a_resolved_start_never_changes_where_others_begin(
 ) -> None:
     """The order in which members start their partitions must not matter: `born` is repeated, not counted again."""
     kept = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
-    _, born = resolve_start(partition, kept, where=where, is_retry_topic=retry, partition_count=count)
+    _, born = resolve_starts([partition], kept, where=where, is_retry_topic=retry, partition_count=count)
     after = {**kept, partition: Found(100, CommitMetadata("digest", born))}
     for other in set(range(count)) - {partition} - set(kept):
         assert start(other, after, where, retry=retry, count=count) == start(
@@ -89,11 +90,11 @@ def test_partition_added_after_the_group_began_is_always_read_from_its_start(
     found: dict[int, Found] = {}
     for count in (first_count, first_count + grown_to, 2 * (first_count + grown_to)):
         for partition in [number for number in order if number < count]:
-            begin, born = resolve_start(partition, found, where=where, is_retry_topic=False, partition_count=count)
+            starts, born = resolve_starts([partition], found, where=where, is_retry_topic=False, partition_count=count)
             if partition in found:
-                assert begin == StartAt(7)
+                assert starts[partition] == StartAt(7)
             else:
-                assert begin == (POLICY[where] if partition < first_count else Earliest())
+                assert starts[partition] == (POLICY[where] if partition < first_count else Earliest())
             assert born == first_count
             decoded = decode_metadata(encode_metadata(CommitMetadata("digest", born)))
             found[partition] = Found(7, decoded)
@@ -109,8 +110,8 @@ def test_committed_position_is_used_whatever_the_policy(where: ConsumeFromWhere)
 def test_new_group_on_a_topic_follows_its_policy_and_records_the_partition_count(
     where: ConsumeFromWhere,
 ) -> None:
-    begin, born = resolve_start(2, {}, where=where, is_retry_topic=False, partition_count=6)
-    assert (begin, born) == (POLICY[where], 6)
+    starts, born = resolve_starts([2, 3], {}, where=where, is_retry_topic=False, partition_count=6)
+    assert (starts, born) == ({2: POLICY[where], 3: POLICY[where]}, 6)
 
 
 @pytest.mark.parametrize("where", list(ConsumeFromWhere))
@@ -127,10 +128,10 @@ def test_existing_partition_without_a_commit_follows_the_policy() -> None:
 
 
 def test_commits_of_a_plain_consumer_make_a_partition_without_one_begin_at_its_earliest() -> None:
-    begin, born = resolve_start(
-        1, {0: Found(9)}, where=ConsumeFromWhere.LAST_OFFSET, is_retry_topic=False, partition_count=6
+    starts, born = resolve_starts(
+        [1], {0: Found(9)}, where=ConsumeFromWhere.LAST_OFFSET, is_retry_topic=False, partition_count=6
     )
-    assert (begin, born) == (Earliest(), 0)
+    assert (starts, born) == ({1: Earliest()}, 0)
 
 
 def test_metadata_without_a_known_number_of_partitions_counts_as_none() -> None:

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import ConsumerError
-from rocketshim.kafka.lookups import Lookups, check_answers, partition_bounds
+from rocketshim.kafka.lookups import Lookups, check_answers, in_parts, partition_bounds
 from rocketshim.testing import InMemoryKafka
 
 
@@ -120,3 +120,15 @@ def test_a_partition_without_a_leader_is_not_one_that_does_not_exist(cluster: In
         KafkaError._UNKNOWN_PARTITION,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
     ]
+
+
+def test_many_partitions_are_asked_for_a_thousand_at_a_time() -> None:
+    partitions = [TopicPartition("orders", number, number) for number in range(2_500)]
+    asked: list[int] = []
+
+    def ask(part: list[TopicPartition]) -> list[TopicPartition]:
+        asked.append(len(part))
+        return part
+
+    assert [answer.offset for answer in in_parts(ask, partitions)] == list(range(2_500))
+    assert asked == [1_000, 1_000, 500]

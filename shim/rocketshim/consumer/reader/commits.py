@@ -13,7 +13,7 @@ from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.commit_positions import CommitPositions
 from rocketshim.core.ownership import Ownership
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
-from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.lookups import check_answers, in_parts
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -23,9 +23,8 @@ _LOG = safe_logger("rocketshim.consumer")
 
 
 def commit_now(store: ConsumerClient | LocalOffsetStore, offsets: list[TopicPartition]) -> None:
-    """Commit offsets, and return when they are stored. Raises KafkaException: refused, or not answered."""
-    if offsets:
-        check_answers(store.commit(offsets=offsets, asynchronous=False))
+    """Commit offsets, and return when they are stored. Raises KafkaException: some were refused, or not answered."""
+    check_answers(in_parts(lambda part: store.commit(offsets=part, asynchronous=False), offsets))
 
 
 class Committer:

@@ -35,6 +35,7 @@ from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopR
 from rocketshim.core.user_values import safe_text
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
+from rocketshim.kafka.lookups import found_topics
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
 __all__ = ["LeasedAssigner", "TopicAssigner"]
 
 _LOG = safe_logger("rocketshim.consumer")
-_TIMEOUT_S: Final = 1.0
+_TIMEOUT_S: Final = 5.0
 _AGAIN_MS: Final = 1_000
 _STOP_S: Final = 2.0
 
@@ -93,11 +94,11 @@ class TopicAssigner:
             self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
             return None
         if allocation is None:
-            return there
+            return set().union(*there.values())
         share: set[TopicPartitionKey] = set()
-        for topic in topics:
+        for topic, partitions in there.items():
             try:
-                share |= allocation.share(topic, there, members)
+                share |= allocation.share(topic, partitions, members)
             except BaseException:  # noqa: BLE001 - a strategy is user code; as in RocketMQ the assigned queues are kept
                 strategy = safe_text(allocation.strategy, repr)
                 _LOG.exception("consumer.strategy-failed", extra={"topic": topic, "strategy": strategy})
@@ -107,17 +108,16 @@ class TopicAssigner:
     @staticmethod
     def _partitions_of(
         lookups: LookupClient, topics: Collection[str], held: Collection[TopicPartitionKey]
-    ) -> set[TopicPartitionKey]:
-        """Return every partition of these topics; of a topic that cannot be looked up now, return those in `held`."""
-        found: set[TopicPartitionKey] = set()
-        for topic in topics:
-            listed = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+    ) -> dict[str, set[TopicPartitionKey]]:
+        """Return the partitions of each topic; of a topic that cannot be looked up now, return those in `held`."""
+        there: dict[str, set[TopicPartitionKey]] = {}
+        for topic, listed in found_topics(lookups, topics, _TIMEOUT_S).items():
             if listed is None or listed.error is not None or not listed.partitions:
                 _LOG.warning("consumer.topic-unknown", extra={"topic": topic})
-                found.update(key for key in held if key.topic == topic)
+                there[topic] = {key for key in held if key.topic == topic}
             else:
-                found.update(TopicPartitionKey(topic, number) for number in listed.partitions)
-        return found
+                there[topic] = {TopicPartitionKey(topic, number) for number in listed.partitions}
+        return there
 
     def gave_up(self, key: TopicPartitionKey) -> None:
         """Note that the loop has given up a partition, and has committed it if it was still owned."""

@@ -11,9 +11,11 @@ Owned by the poll thread.
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
+from operator import attrgetter
+from types import UnionType
 from typing import Final
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
@@ -31,10 +33,10 @@ from rocketshim.core.start_position import (
     digest_conflict,
     encode_metadata,
     latest_offset,
-    resolve_start,
+    resolve_starts,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
+from rocketshim.kafka.lookups import check_answers, in_parts, offsets_at, partitions_of
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -112,40 +114,46 @@ class StartOffsets:
             KafkaException: the cluster did not answer; each request has `timeout_s` seconds.
         """
         rules = self._rules
-        starts: dict[TopicPartitionKey, int] = {}
-        for topic, assigned in groupby(sorted(keys), lambda key: key.topic):
-            mine = list(assigned)
-            found = self._found(topic, [key.partition for key in mine], timeout_s)
-            for key in mine:
-                start, self._born[key] = resolve_start(
-                    key.partition,
-                    found,
-                    where=rules.where,
-                    is_retry_topic=topic == rules.retry_topic,
-                    partition_count=self._counts[topic],
-                )
+        resolved: dict[TopicPartitionKey, Start] = {}
+        mine = {topic: [key.partition for key in some] for topic, some in groupby(sorted(keys), attrgetter("topic"))}
+        for topic, found in self._found(mine, timeout_s).items():
+            starts, born = resolve_starts(
+                mine[topic],
+                found,
+                where=rules.where,
+                is_retry_topic=topic == rules.retry_topic,
+                partition_count=self._counts[topic],
+            )
+            for number, start in starts.items():
+                key = TopicPartitionKey(topic, number)
+                resolved[key], self._born[key] = start, born
                 self.found_tokens.pop(key, None)
-                if key.partition in found:
-                    commit = found[key.partition].metadata
+                if number in found:
+                    commit = found[number].metadata
                     self.found_tokens[key] = None if commit is None else commit.token
-                starts[key] = self._offset(key, start, timeout_s)
-        chosen = [f"{key}/{at}" for key, at in starts.items() if key not in self.found_tokens]
+        offsets = self._offsets(resolved, timeout_s)
+        chosen = [f"{key}/{at}" for key, at in offsets.items() if key not in self.found_tokens]
         if chosen:
             extra = {"where": rules.where.name, "starts": chosen[:_MAX_LOGGED], "count": len(chosen)}
             _LOG.info("consumer.start-chosen", extra=extra)
-        return starts
+        return offsets
 
-    def _found(self, topic: str, assigned: list[int], timeout_s: float) -> dict[int, Found]:
+    def _found(self, assigned: Mapping[str, list[int]], timeout_s: float) -> dict[str, dict[int, Found]]:
+        listed = partitions_of(self._lookups, assigned, timeout_s)
         # the assigned ones, too: the broker's metadata may be outdated
-        numbers = sorted({*assigned, *partitions_of(self._lookups, topic, timeout_s)})
-        self._counts[topic] = len(numbers)
-        found: dict[int, Found] = {}
-        asked = [TopicPartition(topic, number) for number in numbers]
-        for item in check_answers((self._store or self._client()).committed(asked, timeout=timeout_s)):
+        numbers = {topic: sorted({*mine, *listed[topic]}) for topic, mine in assigned.items()}
+        self._counts.update({topic: len(each) for topic, each in numbers.items()})
+        found: dict[str, dict[int, Found]] = {topic: {} for topic in numbers}
+        for item in check_answers(self._committed(numbers, timeout_s)):
             if item.offset >= 0:
-                found[item.partition] = Found(item.offset, decode_metadata(item.metadata))
-        self._compare(topic, [each.metadata for each in found.values()])
+                found[item.topic][item.partition] = Found(item.offset, decode_metadata(item.metadata))
+        for topic, commits in found.items():
+            self._compare(topic, [each.metadata for each in commits.values()])
         return found
+
+    def _committed(self, numbers: Mapping[str, Iterable[int]], timeout_s: float) -> list[TopicPartition]:
+        asked = [TopicPartition(topic, number) for topic, each in numbers.items() for number in each]
+        return in_parts(lambda part: (self._store or self._client()).committed(part, timeout=timeout_s), asked)
 
     def look(self, topics: Iterable[str], timeout_s: float) -> None:
         """Check whether any member has committed these topics under another subscription.
@@ -157,12 +165,11 @@ class StartOffsets:
         """
         compared = list(filter(self._is_compared, topics))
         self.conflicts = {topic: self.conflicts[topic] for topic in compared if topic in self.conflicts}
-        for topic in compared:
-            if topic not in self._counts:
-                self._counts[topic] = len(partitions_of(self._lookups, topic, timeout_s))
-        asked = [TopicPartition(topic, number) for topic in compared for number in range(self._counts[topic])]
+        unknown = [topic for topic in compared if topic not in self._counts]
+        listed = partitions_of(self._lookups, unknown, timeout_s)
+        self._counts.update({topic: len(numbers) for topic, numbers in listed.items()})
         commits: dict[str, list[CommitMetadata | None]] = {topic: [] for topic in compared}
-        for item in self._client().committed(asked, timeout=timeout_s) if asked else ():
+        for item in self._committed({topic: range(self._counts[topic]) for topic in compared}, timeout_s):
             if item.error is None and item.offset >= 0:
                 commits[item.topic].append(decode_metadata(item.metadata))
         for topic in compared:
@@ -183,22 +190,15 @@ class StartOffsets:
             extra = {"topic": topic, "mine": rules.subscription, "theirs": theirs}
             _LOG.error("consumer.subscriptions-differ", extra=extra)
 
-    def _offset(self, key: TopicPartitionKey, start: Start, timeout_s: float) -> int:
-        match start:
-            case StartAt(offset):
-                return offset
-            case Earliest():
-                return self._bounds(key, timeout_s)[0]
-            case LastOffset():
-                return latest_offset(*self._bounds(key, timeout_s), self._rules.young_queue_max_messages)
-            case AtTimestamp():
-                return self.at_time(key, self._rules.timestamp_ms, timeout_s)
+    def _offsets(self, starts: Mapping[TopicPartitionKey, Start], timeout_s: float) -> dict[TopicPartitionKey, int]:
+        def asked(kind: type[Start] | UnionType, when_ms: int) -> dict[TopicPartitionKey, int]:
+            keys = [key for key, start in starts.items() if isinstance(start, kind)]
+            return offsets_at(self._lookups, keys, when_ms, timeout_s)
 
-    def at_time(self, key: TopicPartitionKey, timestamp_ms: int, timeout_s: float) -> int:
-        """Return the offset of the first message of a time (epoch ms) or later, else the end. Raises as `find`."""
-        asked = [TopicPartition(*key, timestamp_ms)]
-        (answer,) = check_answers(self._lookups.offsets_for_times(asked, timeout=timeout_s))
-        return answer.offset if answer.offset >= 0 else self._bounds(key, timeout_s)[1]
-
-    def _bounds(self, key: TopicPartitionKey, timeout_s: float) -> tuple[int, int]:
-        return partition_bounds(self._lookups, TopicPartition(*key), timeout_s)
+        firsts, young = asked(Earliest | LastOffset, OFFSET_BEGINNING), self._rules.young_queue_max_messages
+        return {
+            **firsts,
+            **{key: latest_offset(firsts[key], end, young) for key, end in asked(LastOffset, OFFSET_END).items()},
+            **asked(AtTimestamp, self._rules.timestamp_ms),
+            **{key: start.offset for key, start in starts.items() if isinstance(start, StartAt)},
+        }

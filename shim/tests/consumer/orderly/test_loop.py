@@ -1051,20 +1051,20 @@ def test_a_queue_with_an_unknown_start_offset_does_not_block_others(stage: Stage
     for queue in range(3):
         stage.fill(2, queue)
     a = stage.join("a")
-    answers, asked = a.lookups.get_watermark_offsets, 0
+    answers, asked = a.lookups.offsets_for_times, 0
     away = True
     patience: list[float] = []
 
-    def bounds(place: TopicPartition, timeout: float = 0, **options: Any) -> Any:
+    def bounds(places: list[TopicPartition], timeout: float = 0) -> Any:
         nonlocal asked
-        if away and (place.topic, place.partition) == ("orders", 1) and not options:
+        if away and any((place.topic, place.partition) == ("orders", 1) for place in places):
             asked += 1
             patience.append(timeout)
             stage.clock.advance(min(round(timeout * 1_000), 1_000))  # more would end the locks of a log turned by hand
             refuse()
-        return answers(place, timeout, **options)
+        return answers(places, timeout)
 
-    a.lookups.get_watermark_offsets = bounds
+    a.lookups.offsets_for_times = bounds
     stage.turn(20)
     assert sorted(stage.offsets) == [(0, 0), (0, 1), (2, 0), (2, 1)]
     before = asked
@@ -1101,17 +1101,17 @@ def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_commit
     stage.topic()
     stage.fill(3)
     a = stage.join("a")
-    answers = a.lookups.get_watermark_offsets
+    answers = a.lookups.offsets_for_times
     slow = True
 
-    def bounds(place: TopicPartition, **options: Any) -> Any:
+    def bounds(places: list[TopicPartition], **options: Any) -> Any:
         nonlocal slow
-        if slow and "cached" not in options:
+        if slow:
             slow = False
             stage.clock.advance(4_000)  # it may believe for 3
-        return answers(place, **options)
+        return answers(places, **options)
 
-    a.lookups.get_watermark_offsets = bounds
+    a.lookups.offsets_for_times = bounds
     while slow:
         stage.turn(1)
     assert stage.kafka.commits(GROUP) == []

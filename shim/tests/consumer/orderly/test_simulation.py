@@ -83,17 +83,17 @@ class Simulation:
     def join(self) -> None:
         self.number += 1
         member = self.stage.join(f"m{self.number}", self.handle, locks=LOCKS, by_key=self.by_key, span=self.span)
-        answers = member.lookups.get_watermark_offsets
+        answers = member.lookups.offsets_for_times
 
-        def bounds(place: Any, **options: Any) -> Any:  # where a queue begins, mostly
+        def bounds(places: Any, **options: Any) -> Any:  # where queues begin
             if self.failing and self.random.random() < 0.1:
                 self.stage.clock.advance(self.random.choice([0, 1_000, 4_000]))
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
             if self.failing and self.random.random() < 0.1:
                 self.stage.clock.advance(4_000)
-            return answers(place, **options)
+            return answers(places, **options)
 
-        member.lookups.get_watermark_offsets = bounds
+        member.lookups.offsets_for_times = bounds
 
         def stop(timeout_s: float) -> bool:
             del timeout_s

@@ -119,6 +119,28 @@ def test_a_configured_list_yields_its_existing_queues(still: InMemoryKafka) -> N
     assert share.wanted(still.consumer({"group.id": "g"}), (), 0) == {("orders", 2), (RETRY, 0)}
 
 
+def test_many_topics_are_looked_up_together_and_shared_one_by_one() -> None:
+    topics = [f"t{number}" for number in range(30)]
+    kafka, asked, shared = InMemoryKafka(VirtualClock()), list[str | None](), list[int]()
+    for topic in topics:
+        kafka.create_topic(topic, 4)
+
+    class Counted(Allocation):
+        def share(self, topic: str, partitions: Any, members: Any) -> Any:
+            shared.append(len(partitions))
+            return super().share(topic, partitions, members)
+
+    class Reader:
+        def list_topics(self, topic: str | None = None, **options: Any) -> Any:
+            asked.append(topic)
+            return kafka.consumer({"group.id": "g"}).list_topics(topic, **options)
+
+    allocation = Counted(AllocateMessageQueueAveragely(), "g", "a", {})
+    reader: Any = Reader()
+    assert len(TopicAssigner(lambda: topics, 20_000, allocation, lambda: ["a", "b"]).wanted(reader, (), 0) or ()) == 60
+    assert (asked, shared) == ([None], [4] * 30), "no topic looks through the partitions of the others"
+
+
 def test_while_the_cluster_is_unreachable_nothing_changes(still: InMemoryKafka) -> None:
     share = share_of_one(AllocateMessageQueueAveragely(), "a", lambda: ["a"])
     reader = still.consumer({"group.id": "g"})

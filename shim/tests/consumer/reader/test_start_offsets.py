@@ -5,11 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.testing import InMemoryKafka
+from rocketshim.testing.partition_result import PartitionResult
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 Make = Callable[..., Any]
@@ -159,20 +160,45 @@ def test_seeking_a_waiting_partition_starts_it(kafka: InMemoryKafka, unopened: M
     assert seen == [b"2", b"3"]  # it does not start again when the other one starts
 
 
-def test_a_new_group_begins_at_the_first_message_if_the_broker_refuses_one_request(
+def test_a_new_group_begins_nowhere_while_the_broker_refuses_one_of_its_requests(
     kafka: InMemoryKafka, unopened: Make
 ) -> None:
     for _ in range(3):
         kafka.append("orders", b"")
-    seen: list[Any] = []
-    b = unopened(seen.append)
+    b = unopened(lambda _: None, where=ConsumeFromWhere.LAST_OFFSET)
     lookups = b.loop.reader.lookups
-    ask = lookups.get_watermark_offsets
-    # librdkafka returns the end twice if the broker refuses the first of the two requests only
-    lookups.get_watermark_offsets = lambda *args, **options: (ask(*args, **options)[1],) * 2
+    answer, refused_times = lookups.offsets_for_times, [OFFSET_BEGINNING, OFFSET_END]
+
+    def refuse(asked: list[TopicPartition], **options: Any) -> list[TopicPartition]:
+        answers = answer(asked, **options)
+        if refused_times and asked[0].offset == refused_times[0]:
+            when, error = refused_times.pop(0), KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+            return [PartitionResult.of(TopicPartitionKey.of(each), when, error=error) for each in answers]
+        return answers
+
+    lookups.offsets_for_times = refuse
     b.open()
+    b.clock.advance(1_000)
     b.run()
-    assert len(seen) == 3
+    assert (refused_times, b.committed()) == ([], 3)
+
+
+def test_the_starts_of_many_partitions_take_few_requests(kafka: InMemoryKafka, unopened: Make) -> None:
+    for number in range(30):
+        kafka.create_topic(f"t{number}", 4)
+    keys = [TopicPartitionKey(f"t{number}", partition) for number in range(30) for partition in range(4)]
+    b = unopened(lambda _: None, where=ConsumeFromWhere.LAST_OFFSET).open()
+    asked: list[str] = []
+
+    def count(client: Any, *names: str) -> None:
+        for name in names:
+            ask = getattr(client, name)
+            setattr(client, name, lambda *a, ask=ask, name=name, **o: (asked.append(name), ask(*a, **o))[1])
+
+    count(b.loop.reader.lookups, "list_topics", "get_watermark_offsets", "offsets_for_times")
+    count(b.loop.reader.client(), "committed")
+    assert b.starts.find(keys, 1.0) == dict.fromkeys(keys, 0)
+    assert sorted(asked) == ["committed", "list_topics", "offsets_for_times", "offsets_for_times"]
 
 
 @pytest.mark.parametrize("code", [KafkaError.LEADER_NOT_AVAILABLE, KafkaError.UNKNOWN_TOPIC_OR_PART])
