@@ -39,6 +39,8 @@ from rocketshim_spark.cli_options import (
 if TYPE_CHECKING:
     from rocketshim_spark.land import Landing
 
+_MAX_GAPS = 50
+
 app = typer.Typer(
     help="Spark jobs over the topics: find failures, lost messages and late deliveries, and replay dead letters.",
     epilog="Example: rocketshim spark land orders --lake ./lake --bootstrap localhost:9092",
@@ -121,11 +123,13 @@ def _facts(done: "Landing") -> dict[str, Any]:
 def _print_landing(done: "Landing", lake: str, topic_count: int) -> None:
     version = "no table yet" if done.version is None else f"version {done.version}"
     typer.echo(f"landed {done.rows} new records of {topic_count} topics into {lake} ({version})")
-    for gap in done.gaps:
+    for gap in done.gaps[:_MAX_GAPS]:
         typer.echo(
             f"gap: retention deleted {gap.topic}/{gap.partition} offsets {gap.gap_from} to {gap.gap_to - 1} "
             f"before they were landed ({gap.reason})"
         )
+    if len(done.gaps) > _MAX_GAPS:
+        typer.echo(f"gap: {len(done.gaps) - _MAX_GAPS} more: use --json, or see the table {lake.rstrip('/')}/gaps")
     for (topic, partition), offset in sorted(done.held.items()):
         print_note(f"note: {topic}/{partition} ends in an open transaction: a later landing reads from offset {offset}")
 

@@ -15,6 +15,7 @@ __all__ = ["Report", "Table", "as_html", "as_text", "json_value", "printable", "
 _WIDTH: Final = 720
 _BAR_HEIGHT: Final = 18
 _MAX_CELL_CHARS: Final = 60
+_MAX_CONSOLE_ROWS: Final = 50
 _STYLE: Final = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:76em;padding:0 1em;color:#222}"
     "table{border-collapse:collapse;margin:.5em 0 2em}"
@@ -57,14 +58,16 @@ class Report:
 
 
 def as_text(report: Report) -> str:
-    """Format the report for a console; the first line is the verdict."""
+    """Format the report for a console; the first line is the verdict. A table shows its first 50 rows."""
     lines = [f"{report.job}: {report.verdict}"]
     for table in report.tables:
-        cells = [[_shortened(_format_cell(cell)) for cell in row] for row in table.rows]
+        cells = [[_shortened(_format_cell(cell)) for cell in row] for row in table.rows[:_MAX_CONSOLE_ROWS]]
         widths = [max([len(name), *(len(row[index]) for row in cells)]) for index, name in enumerate(table.columns)]
         lines += ["", table.title]
         for row in [list(table.columns), *cells]:
             lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        if len(table.rows) > len(cells):
+            lines.append(f"… and {len(table.rows) - len(cells)} more rows: see the page, or use --json")
     lines += [f"note: {note}" for note in report.notes]
     return "\n".join(lines)
 

@@ -2,7 +2,9 @@
 
 import pytest
 
-from rocketshim_spark.cli import main
+from rocketshim_spark.cli import _print_landing, main
+from rocketshim_spark.lake import Gap
+from rocketshim_spark.land import Landing
 
 
 @pytest.mark.parametrize(
@@ -42,3 +44,11 @@ def test_an_invalid_argument_is_reported_in_one_line(
     err = capsys.readouterr().err
     assert expected in err
     assert "Traceback" not in err
+
+
+def test_a_landing_prints_the_first_gaps_of_many(capsys: pytest.CaptureFixture[str]) -> None:
+    gaps = tuple(Gap("orders", "id", partition, 0, 7, "expired") for partition in range(10_000))
+    _print_landing(Landing(0, gaps, 1), "lake", 1)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[50] == "gap: retention deleted orders/49 offsets 0 to 6 before they were landed (expired)"
+    assert lines[51:] == ["gap: 9950 more: use --json, or see the table lake/gaps"]

@@ -202,3 +202,14 @@ def test_a_dry_run_that_would_stop_says_so(capsys: pytest.CaptureFixture[str]) -
     assert cli_replay._facts("p", done, dry_run=True)["stopped_by"] == "failures"
     cli_replay._print_result(done, dry_run=True)
     assert capsys.readouterr().err == "the run would stop: too many would fail (--stop-ratio)\n"
+
+
+def test_a_plan_reports_repeats_as_one_reason(spark: SparkSession) -> None:
+    rows = [("skip", f"repeat-of:0/{at}", None, "Timeout", "late") for at in range(3)]
+    planned = small_frame(
+        spark, [*rows, ("send", None, "retry", "Timeout", "late")],
+        "action string, reason string, target string, fail_class string, fingerprint string",
+    )  # fmt: skip
+    report = replay.plan_report(planned)
+    assert report.verdict == "4 dead letters: 1 to send, 3 skipped"
+    assert [(row[1], row[-1]) for row in report.tables[0].rows] == [("repeat-of", 3), (None, 1)]

@@ -5,10 +5,12 @@ import json
 import time
 
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 
+from rocketshim_spark.jobs import lineage
 from rocketshim_spark.jobs.lineage import format_lifecycle, is_fine
 from rocketshim_spark.report import Report, Table, as_html, as_text, json_value, report_json
+from rocketshim_spark.small_frames import small_frame
 
 NASTY = "<script>alert(1)</script>&\"'\x1b]0;owned\x07\x9b2J\n\u202e"
 
@@ -122,3 +124,24 @@ def test_the_json_of_a_report_has_an_object_for_each_row_and_times_in_utc() -> N
         ],
         "notes": ["inferred"],
     }
+
+
+def test_the_console_shows_the_first_rows_of_a_long_table_and_the_others_are_on_the_page_and_in_json() -> None:
+    report = Report(
+        "lineage", "", fine=True, tables=(Table("by group", ("group",), [(f"g{n}",) for n in range(1_000)]),)
+    )
+    lines = as_text(report).split("\n")
+    assert lines[-2:] == ["g49", "… and 950 more rows: see the page, or use --json"]
+    assert "<td>g999</td>" in as_html(report, about="lake")
+    assert len(report_json(report)["tables"][0]["rows"]) == 1_000
+
+
+def test_lineage_lists_groups_with_findings_first_and_what_is_broken(spark: SparkSession) -> None:
+    lifecycles = small_frame(
+        spark,
+        [("orders", group, "acknowledged", 0, broken, False, 0, 1) for group, broken in (("a", False), ("b", True))],
+        "topic string, grp string, state string, copies int, broken boolean, revived boolean, attempts int, "
+        "took_ms bigint",
+    )
+    rows = report_json(lineage.report(lifecycles))["tables"][0]["rows"]
+    assert [(row["group"], row["broken"]) for row in rows] == [("b", 1), ("a", 0)]

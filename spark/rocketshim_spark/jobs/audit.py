@@ -153,18 +153,21 @@ def malformed(events: DataFrame) -> DataFrame:
 def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_records: DataFrame) -> Report:
     """Make the report. Findings: a residual that is not explained, a parked message, a malformed record, a gap.
 
+    Topics and groups with findings come first.
+
     Args:
         account: as `transform` returns it.
         missing: as `residuals` returns it.
         gaps: as `lake.read_gaps` returns them.
         malformed_records: as `malformed` returns them.
     """
-    counted = account.orderBy("topic", "grp").collect()
+    counted = account.orderBy(F.desc(F.col("residual") + F.col("parked")), "topic", "grp").collect()
     listed = missing.orderBy("explained", "topic", "grp", "msg_id").limit(_LISTED).collect()
     holes = gaps.orderBy("topic", "partition", "gap_from").collect()
-    broken = malformed_records.orderBy(F.desc("records"), "topic", "reason").limit(_LISTED).collect()
+    # Collected in one query, because it decodes the whole history. The kinds are few: a reason is not a free text.
+    broken = malformed_records.orderBy(F.desc("records"), "topic", "reason").collect()
     residual = sum(row.residual for row in counted)
-    malformed_count = malformed_records.agg(F.sum("records")).collect()[0][0] or 0
+    malformed_count = sum(row.records for row in broken)
     parked = sum(row.parked for row in counted)
     expired = sum(row.gap_to - row.gap_from for row in holes)
     columns = ("topic", "group", "sent", *STATES, "residual", "expired", "copies")
@@ -184,8 +187,7 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
         tables.append(Table(title, fields, [tuple(row[name] for name in fields) for row in listed]))
     if broken:
         of_broken = ("topic", "reason", "records", "first_at", "sample")
-        title = f"malformed records (the {_LISTED} most frequent)"
-        tables.append(Table(title, of_broken, [tuple(row[name] for name in of_broken) for row in broken]))
+        tables.append(Table("malformed records", of_broken, [tuple(row[name] for name in of_broken) for row in broken]))
     if holes:
         of_gap = ("topic", "partition", "gap_from", "gap_to", "reason")
         tables.append(Table("gaps", of_gap, [tuple(row[name] for name in of_gap) for row in holes]))

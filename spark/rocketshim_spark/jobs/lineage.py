@@ -159,7 +159,10 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
 
 
 def report(lifecycles: DataFrame) -> Report:
-    """Make the report: messages by state, topic and group. Findings: lost, broken and revived lifecycles."""
+    """Make the report: messages by state, topic and group. Findings: lost, broken and revived lifecycles.
+
+    Topics and groups with findings come first.
+    """
     counted = (
         lifecycles.groupBy("topic", "grp")
         .agg(
@@ -171,17 +174,17 @@ def report(lifecycles: DataFrame) -> Report:
             F.max("attempts").alias("attempts"),
             F.percentile_approx("took_ms", [0.5, 0.99]).alias("took"),
         )
-        .orderBy("topic", "grp")
+        .orderBy(F.desc(F.col("lost") + F.col("broken") + F.col("revived")), "topic", "grp")
         .collect()
     )
     lost, broken, revived = (sum(row[name] for row in counted) for name in ("lost", "broken", "revived"))
-    columns = ("topic", "group", "messages", *STATES, "copies", "revived", "most attempts", "p50 ms", "p99 ms")
+    counts = ("copies", "broken", "revived", "attempts")
+    columns = ("topic", "group", "messages", *STATES, *counts[:-1], "most attempts", "p50 ms", "p99 ms")
     table = Table(
         "messages by state",
         columns,
         [
-            (row.topic, row.grp, row.messages, *(row[state] for state in STATES), row.copies, row.revived, row.attempts)
-            + (tuple(row.took) if row.took else (None, None))
+            (row.topic, row.grp, row.messages, *(row[name] for name in (*STATES, *counts)), *(row.took or (None, None)))
             for row in counted
         ],
     )

@@ -34,7 +34,6 @@ A replay does not empty the dead-letter topic. `dlq-trend` counts a dead letter 
 mark.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -62,6 +61,7 @@ __all__ = [
 ]
 
 _LISTED: Final = 50
+_LISTED_CAUSES: Final = 1_000
 
 
 class PlanParams(BaseModel):
@@ -214,17 +214,26 @@ def _named_by(params: PlanParams) -> str:
 
 
 def plan_report(planned: DataFrame) -> Report:
-    """Make the report of a plan: dead letters by action, reason, target and cause."""
+    """Make the report of a plan: dead letters by action, reason, target and cause.
+
+    Repeats are one reason, not one for each dead letter that they repeat.
+    """
     fields = ("action", "reason", "target", "fail_class", "fingerprint")
-    rows = planned.groupBy(*fields).agg(F.count("*").alias("letters")).orderBy(F.desc("letters"), *fields).collect()
-    sums = Counter[str]()
-    for row in rows:
-        sums[row.action] += row.letters
+    planned = planned.withColumn("reason", F.regexp_replace("reason", "^repeat-of:.*", "repeat-of"))
+    counted = planned.groupBy(*fields).agg(F.count("*").alias("letters")).orderBy(F.desc("letters"), *fields)
+    rows = counted.limit(_LISTED_CAUSES).collect()
+    total, sent = planned.agg(F.count("*"), F.count_if(F.col("action") == "send")).collect()[0]
     return Report(
         job="replay-plan",
-        verdict=f"{sums.total()} dead letters: {sums['send']} to send, {sums['skip']} skipped",
+        verdict=f"{total} dead letters: {sent} to send, {total - sent} skipped",
         fine=True,
-        tables=(Table("what would be done", (*fields, "letters"), [(*row[:5], row.letters) for row in rows]),),
+        tables=(
+            Table(
+                f"what would be done (at most {_LISTED_CAUSES} rows)",
+                (*fields, "letters"),
+                [(*row[:5], row.letters) for row in rows],
+            ),
+        ),
         bars=tuple((f"{row.fail_class}: {row.fingerprint}"[:40], row.letters) for row in rows[:20]),
         bars_title="dead letters by cause",
     )
