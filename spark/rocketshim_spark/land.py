@@ -50,7 +50,7 @@ from typing import Any, Final
 
 from confluent_kafka import IsolationLevel
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import Column, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
@@ -162,8 +162,8 @@ def land(
     landed, begun = batch_positions(spark, lake)
     recorded = _recorded_gaps(spark, lake)
     gaps = find_gaps(before, landed, recorded)
-    if gaps:
-        gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake, gaps)}, recorded)
+    if gaps and begun:
+        gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake)}, recorded)
     now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
     # With the time of the positions: a report on an older version, or after a landing that was killed here, knows from
@@ -296,20 +296,15 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
-def _next_after_rows(spark: SparkSession, lake: str, gaps: Sequence[Gap]) -> dict[TopicPartitionKey, int]:
-    """Return the offset after the last landed row inside each gap.
+def _next_after_rows(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
+    """Return the offset after the last landed row of each partition.
 
     After a crash between Delta's commit and the checkpoint, rows are landed that `positions` does not know yet.
     """
     if latest_version(spark, lake) is None:
         return {}
-    records, next_offsets = read_records(spark, lake), {}
-    for gap in gaps:
-        within = F.col("offset").between(gap.gap_from, gap.gap_to - 1)
-        last = records.filter(_is_partition(gap.topic, gap.partition) & within).agg(F.max("offset")).collect()[0][0]
-        if last is not None:
-            next_offsets[TopicPartitionKey.of(gap)] = int(last) + 1
-    return next_offsets
+    last = read_records(spark, lake).groupBy("topic", "partition").agg(F.max("offset").alias("last"))
+    return {TopicPartitionKey.of(row): row.last + 1 for row in last.collect()}
 
 
 def _expired_while_landing(
@@ -319,29 +314,27 @@ def _expired_while_landing(
 
     Tasks read a partition in pieces, one after the other, so a gap may lie between landed records.
     """
-    gaps = []
-    landed = positions(spark, lake)
+    landed, ids, ranges = positions(spark, lake), dict[str, str](), []
     for each in after:
         key = TopicPartitionKey.of(each)
         start, end = starts.get(key, each.earliest), min(each.earliest, landed.get(key, each.earliest))
-        if start >= end:
-            continue
-        rows = (
-            read_records(spark, lake)
-            .filter(_is_partition(*key) & F.col("offset").between(start, end - 1))
-            .select("offset")
-        )
-        before = F.lag("offset", 1, start - 1).over(Window.partitionBy(F.lit(0)).orderBy("offset"))
-        ends = rows.union(spark.range(end, end + 1)).select((before + 1).alias("low"), F.col("offset").alias("high"))
-        gaps += [
-            Gap(each.topic, each.topic_id, each.partition, row.low, row.high, "expired-while-landing")
-            for row in ends.filter("low < high").orderBy("low").collect()
-        ]
-    return gaps
-
-
-def _is_partition(topic: str, partition: int) -> Column:
-    return (F.col("topic") == topic) & (F.col("partition") == partition)
+        if start < end:
+            ids[each.topic] = each.topic_id
+            ranges.append((*key, start, end))
+    if not ranges:
+        return []
+    # One query for all partitions, because thousands may have lost records. Delta skips the files of other topics.
+    wanted = small_frame(spark, ranges, "topic string, partition int, low bigint, high bigint")
+    records = read_records(spark, lake).filter(F.col("topic").isin(*ids))
+    rows = records.join(F.broadcast(wanted), ["topic", "partition"]).filter("offset >= low AND offset < high")
+    columns = ("topic", "partition", "low", "offset")
+    offsets = rows.select(*columns).union(wanted.withColumnRenamed("high", "offset").select(*columns))
+    previous = F.lag("offset").over(Window.partitionBy("topic", "partition").orderBy("offset"))
+    holes = offsets.withColumn("low", F.coalesce(previous + 1, "low")).filter("low < offset")
+    return [
+        Gap(row.topic, ids[row.topic], row.partition, row.low, row.offset, "expired-while-landing")
+        for row in holes.orderBy("topic", "partition", "low").collect()
+    ]
 
 
 def _wait_for_open_transactions(

@@ -1,8 +1,10 @@
 """`replay plan` and `dlq plan` agree on every dead letter: neither sends what the other one has sent."""
 
 import random
+import shutil
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.redrive import Fetch
+from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim_spark import cli_replay, events, redrive_marks
 from rocketshim_spark.jobs import replay, replay_send
 from rocketshim_spark.small_frames import small_frame
@@ -213,3 +217,43 @@ def test_a_plan_reports_repeats_as_one_reason(spark: SparkSession) -> None:
     report = replay.plan_report(planned)
     assert report.verdict == "4 dead letters: 1 to send, 3 skipped"
     assert [(row[1], row[-1]) for row in report.tables[0].rows] == [("repeat-of", 3), (None, 1)]
+
+
+class Collecting:
+    """A redriver that sends nothing: it reads the dead letters and counts them as gone."""
+
+    def __init__(self, *_: object, source: str, fetch: Fetch, progress: RedriveProgress, **__: object) -> None:
+        self._source, self._fetch, self._progress = source, fetch, progress
+
+    def run(self) -> None:
+        waiting = {(each.partition, each.offset): each for each in self._progress.resume(lambda _: False)}
+        for record in self._fetch(waiting):
+            self._progress.fail(waiting[record.partition(), record.offset()], f"read:{self._source}")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_run_reads_the_lake_once_for_all_topics(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = [NAMES.dead_letter(f"g{number}") for number in range(3)]
+    stored = [Letter(()).stored(topic, at) for topic in topics for at in range(4)]
+    lake = tmp_path / "records"
+    frame(spark, stored).write.parquet(str(lake))
+    planned = small_frame(
+        spark,
+        [("send", each.topic(), each.partition(), each.offset(), "d", "t", None, "m", "r", False) for each in stored],
+        "action string, topic string, partition int, offset bigint, digest string, target string, fail_class string, "
+        "msg_id string, redrive string, to_source boolean",
+    )
+    landed = replay.landed_letters(planned, spark.read.parquet(str(lake)))
+
+    def delete_lake(*_: object) -> None:
+        shutil.rmtree(lake, ignore_errors=True)
+
+    monkeypatch.setattr(Collecting, "close", delete_lake)  # after the first topic
+    monkeypatch.setattr(replay_send, "Redriver", Collecting)
+    done = replay_send.send("none:1", planned, landed)
+    assert done.failed == {f"read:{topic}": 4 for topic in topics}
+    assert not landed.is_cached

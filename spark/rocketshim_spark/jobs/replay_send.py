@@ -90,7 +90,8 @@ def send(
 ) -> RunResult:
     """Send the planned dead letters that are not settled yet, topic by topic, in the order of their partitions.
 
-    The plan's rows, without the values of the dead letters, are kept in the driver's memory.
+    The driver's memory holds the plan's rows for one topic at a time, without the values of the dead letters. Spark
+    reads the dead letters from the lake once for all topics, and keeps them in its cache until the end.
 
     Args:
         bootstrap: addresses of the brokers.
@@ -114,46 +115,52 @@ def send(
     """
     names = TopicNames(namespace)
     columns = ("topic", "partition", "offset", "digest", "target", "fail_class", "msg_id", "redrive", "to_source")
-    rows = planned.filter("action = 'send'").select(*columns).orderBy(*columns[:3]).collect()
-    done: list[RedriveProgress] = []
-    for source, of_source in groupby(rows, key=lambda row: row.topic):
-        letters = list(of_source)
-        plan_id, to_source = letters[0].redrive, letters[0].to_source
-        progress = RedriveProgress(
-            [PlannedLetter._make([*row[1:5], row.fail_class or "", row.msg_id]) for row in letters],
-            rate_per_s=max_per_second,
-            stop_ratio=stop_ratio,
-        )
-        done.append(progress)
-        redriver = Redriver(
-            bootstrap,
-            names.redrive_log,
-            source=source,
-            plan=plan_id,
-            state="redriven",
-            make=_record_maker(names, plan_id, targets, to_source=to_source),
-            fetch=_fetcher(landed, source),
-            progress=progress,
-            report=_reporter(report, source, progress),
-            client=config,
-            point=point,
-        )
-        try:
-            if dry_run:
-                redriver.dry_run()
-            else:
-                redriver.run()
-        finally:
-            redriver.close()
-    failures = sum((each.failures for each in done), Counter[str]())
-    left = sum(each.waiting for each in done)
+    rows = planned.filter("action = 'send'").select(*columns).orderBy(*columns[:3]).toLocalIterator()
+    landed.cache()
+    sums, failures, is_stopped = Counter[str](), Counter[str](), False
+    try:
+        for source, of_source in groupby(rows, key=lambda row: row.topic):
+            letters = list(of_source)
+            plan_id, to_source = letters[0].redrive, letters[0].to_source
+            progress = RedriveProgress(
+                [PlannedLetter._make([*row[1:5], row.fail_class or "", row.msg_id]) for row in letters],
+                rate_per_s=max_per_second,
+                stop_ratio=stop_ratio,
+            )
+            redriver = Redriver(
+                bootstrap,
+                names.redrive_log,
+                source=source,
+                plan=plan_id,
+                state="redriven",
+                make=_record_maker(names, plan_id, targets, to_source=to_source),
+                fetch=_fetcher(landed, source),
+                progress=progress,
+                report=_reporter(report, source, progress),
+                client=config,
+                point=point,
+            )
+            try:
+                if dry_run:
+                    redriver.dry_run()
+                else:
+                    redriver.run()
+            finally:
+                redriver.close()
+            failures.update(progress.failures)
+            is_stopped |= progress.stopped_by is not None and progress.waiting > 0
+            sums.update(
+                sent=progress.sent, settled=progress.settled, dead_again=progress.dead_again, waiting=progress.waiting
+            )
+    finally:
+        landed.unpersist()
     return RunResult(
-        sent=left if dry_run else sum(each.sent for each in done),
-        settled=sum(each.settled for each in done),
+        sent=sums["waiting" if dry_run else "sent"],
+        settled=sums["settled"],
         failed=dict(failures),
-        dead_again=sum(each.dead_again for each in done),
-        left=0 if dry_run else left,
-        is_stopped=any(each.stopped_by is not None and each.waiting for each in done),
+        dead_again=sums["dead_again"],
+        left=0 if dry_run else sums["waiting"],
+        is_stopped=is_stopped,
     )
 
 
