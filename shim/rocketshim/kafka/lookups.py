@@ -89,7 +89,7 @@ def offsets_at(
     asked = [TopicPartition(*key, when_ms) for key in keys]
     answers = in_parts(lambda part: client.offsets_for_times(part, timeout=timeout_s), asked)
     found = {TopicPartitionKey.of(answer): answer.offset for answer in check_answers(answers)}
-    none = [key for key, offset in found.items() if offset < 0]
+    none = [key for key, offset in found.items() if offset < 0 <= when_ms]  # where a log begins or ends is no time
     return found | offsets_at(client, none, OFFSET_END, timeout_s) if none else found
 
 

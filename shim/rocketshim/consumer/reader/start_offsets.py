@@ -96,7 +96,7 @@ class StartOffsets:
 
         Kafka refuses that while its group protocol has members in the group, which would handle the same messages.
         Partitions that we no longer own are skipped; the new owner may already have committed further. Errors as in
-        `find`; after an error nothing was committed.
+        `find`; after an error of `find` nothing was committed, and after one of Kafka some may be.
         """
         starts, ownership = self.find(keys, timeout_s), self._ownership
         new = {key: at for key, at in starts.items() if ownership.needs_lease or key not in self.found_tokens}
