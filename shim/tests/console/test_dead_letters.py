@@ -221,7 +221,7 @@ def without_leader(stage: Stage, topic: str, partition: int) -> Clients:
             return know(asked)
 
         made.offsets_for_times = answer  # type: ignore[method-assign]
-        made.get_watermark_offsets = bounds  # type: ignore[method-assign]
+        made.get_watermark_offsets = bounds  # type: ignore[assignment,method-assign]
         return made
 
     return replace(clients, consumer=consumer)

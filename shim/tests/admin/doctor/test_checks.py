@@ -243,7 +243,9 @@ def test_a_finding_about_a_topic_has_the_command_for_its_own_group_only() -> Non
     specs = [spec for group in groups for spec in layout.for_group(group, with_log=True)]
     changed = {"retention.ms": "9", "min.insync.replicas": "2"}
     short = {spec.name: TopicFacts((WELL,), {**spec.config, **changed}) for spec in specs}
-    found = [each for each in examine(sound(groups=groups, topics=sound().topics | short)) if each.subject in short]
+    found = [
+        each for each in examine(sound(groups=groups, topics={**sound().topics, **short})) if each.subject in short
+    ]
     assert len(found) == len(specs)
     for each in found:
         assert each.mend.count("--group=") == 1
