@@ -50,7 +50,7 @@ from typing import Any, Final
 
 from confluent_kafka import IsolationLevel
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
@@ -84,6 +84,7 @@ _WRITE_SETTINGS: Final[Mapping[str, str]] = {
     "parquet.compression.codec.zstd.level": "1",  # files as small as with Parquet's default 3, for a sixth less CPU
     **without_dictionaries(["offset", "timestamp", "value"]),
 }
+_RANGE: Final = "topic string, partition int, low bigint, high bigint"
 _TASKS_PER_CORE: Final = 3
 _OPEN_TRANSACTION_WAIT_S: Final = 5.0  # most transactions are shorter
 _MIN_RECORDS_PER_TASK: Final = 100_000  # for fewer records, opening a consumer costs more than it saves
@@ -163,7 +164,7 @@ def land(
     recorded = _recorded_gaps(spark, lake)
     gaps = find_gaps(before, landed, recorded)
     if gaps and begun:
-        gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake)}, recorded)
+        gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake, gaps)}, recorded)
     now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
     # With the time of the positions: a report on an older version, or after a landing that was killed here, knows from
@@ -296,15 +297,26 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
     return sum(int(progress["numInputRows"]) for progress in query.recentProgress)
 
 
-def _next_after_rows(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
-    """Return the offset after the last landed row of each partition.
+def _next_after_rows(spark: SparkSession, lake: str, gaps: Iterable[Gap]) -> dict[TopicPartitionKey, int]:
+    """Return the offset after the last landed row inside each gap.
 
     After a crash between Delta's commit and the checkpoint, rows are landed that `positions` does not know yet.
     """
     if latest_version(spark, lake) is None:
         return {}
-    last = read_records(spark, lake).groupBy("topic", "partition").agg(F.max("offset").alias("last"))
+    rows = _rows_within(spark, lake, [(gap.topic, gap.partition, gap.gap_from, gap.gap_to) for gap in gaps])
+    last = rows.groupBy("topic", "partition").agg(F.max("offset").alias("last"))
     return {TopicPartitionKey.of(row): row.last + 1 for row in last.collect()}
+
+
+def _rows_within(spark: SparkSession, lake: str, ranges: Sequence[tuple[str, int, int, int]]) -> DataFrame:
+    """Return the landed rows of ranges (topic, partition, from, to), with the bounds of the range as `low` and `high`.
+
+    One query for all partitions, because thousands may have lost records. Delta skips the files of other topics.
+    """
+    wanted = small_frame(spark, ranges, _RANGE)
+    records = read_records(spark, lake).filter(F.col("topic").isin(*{topic for topic, *_ in ranges}))
+    return records.join(F.broadcast(wanted), ["topic", "partition"]).filter("offset >= low AND offset < high")
 
 
 def _expired_while_landing(
@@ -323,12 +335,9 @@ def _expired_while_landing(
             ranges.append((*key, start, end))
     if not ranges:
         return []
-    # One query for all partitions, because thousands may have lost records. Delta skips the files of other topics.
-    wanted = small_frame(spark, ranges, "topic string, partition int, low bigint, high bigint")
-    records = read_records(spark, lake).filter(F.col("topic").isin(*ids))
-    rows = records.join(F.broadcast(wanted), ["topic", "partition"]).filter("offset >= low AND offset < high")
     columns = ("topic", "partition", "low", "offset")
-    offsets = rows.select(*columns).union(wanted.withColumnRenamed("high", "offset").select(*columns))
+    ends = small_frame(spark, ranges, _RANGE).withColumnRenamed("high", "offset").select(*columns)
+    offsets = _rows_within(spark, lake, ranges).select(*columns).union(ends)
     previous = F.lag("offset").over(Window.partitionBy("topic", "partition").orderBy("offset"))
     holes = offsets.withColumn("low", F.coalesce(previous + 1, "low")).filter("low < offset")
     return [

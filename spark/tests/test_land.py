@@ -4,7 +4,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from rocketshim_spark import land as landing
-from rocketshim_spark.land import _expired_while_landing
+from rocketshim_spark.lake import Gap
+from rocketshim_spark.land import _expired_while_landing, _next_after_rows
 from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.sources import PartitionBounds
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -40,3 +41,12 @@ def test_what_expired_in_many_partitions_while_landing_is_found_in_one_query(
         ("d", "id of d", 0, 0, 5),
     ]  # fmt: skip
     assert queries == 1
+
+
+def test_only_rows_inside_a_gap_move_where_it_begins(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A position lies behind its last row where transaction markers follow: that is no gap."""
+    rows = small_frame(spark, ROWS, "topic string, partition int, offset bigint")
+    monkeypatch.setattr(landing, "read_records", lambda *_: rows)
+    monkeypatch.setattr(landing, "latest_version", lambda *_: 1)
+    gaps = [Gap("a", "id of a", 0, 10, 15, "expired"), Gap("a", "id of a", 1, 12, 20, "expired")]
+    assert _next_after_rows(spark, "lake", gaps) == {TopicPartitionKey("a", 0): 13}
