@@ -189,11 +189,9 @@ class DelayedReader:
     def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
         positions = {TopicPartitionKey.of(item): item.offset for item in self._positions(self._count())}
-        found = self._reader.bounds_of(positions)
         spans = {}
-        for key, position in positions.items():
-            low, high = found.get(key) or self._reader.bounds(*key)
-            start = max(low, position)
+        for key, (low, high) in self._reader.bounds_of_all(list(positions)).items():
+            start = max(low, positions[key])
             if everywhere or start < high:
                 spans[key] = (start, high)
         return spans

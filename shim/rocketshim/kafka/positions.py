@@ -101,8 +101,7 @@ def group_positions(
     Raises:
         KafkaException: no answer in time, or another error.
     """
-    found = committed_positions(consumer, partitions, timeout_s) if partitions else []
-    return [item for item in found if item.offset >= 0]
+    return [item for item in committed_positions(consumer, partitions, timeout_s) if item.offset >= 0]
 
 
 def listed_offsets(

@@ -18,7 +18,7 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
-from rocketshim.kafka.lookups import partition_bounds
+from rocketshim.kafka.lookups import in_parts, partition_bounds
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
@@ -169,6 +169,11 @@ class TopicReader:
             for asked in (dict.fromkeys(wanted, OFFSET_BEGINNING), dict.fromkeys(wanted, OFFSET_END))
         )
         return {key: (low, ends[key]) for key, low in lows.items() if key in ends}
+
+    def bounds_of_all(self, partitions: Sequence[TopicPartitionKey]) -> dict[TopicPartitionKey, tuple[int, int]]:
+        """Return the bounds of all these partitions; one whose leader does not answer is an error, as in `bounds`."""
+        found = self.bounds_of(partitions)
+        return {key: found.get(key) or self.bounds(*key) for key in partitions}
 
     def first_records(
         self,
@@ -362,9 +367,9 @@ class TopicReader:
             raise TopicMissingError(
                 f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
             )
-        partitions = [TopicPartitionKey(topic, partition) for topic in topics for partition in range(known[topic])]
-        found = self.bounds_of(partitions)
-        return {key: found.get(key) or self.bounds(*key) for key in partitions}
+        return self.bounds_of_all(
+            [TopicPartitionKey(topic, number) for topic in topics for number in range(known[topic])]
+        )
 
     def _starts(self, partitions: list[TopicPartitionKey], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None:
@@ -375,7 +380,7 @@ class TopicReader:
     def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         asked = [TopicPartition(*key, at_ms) for key, at_ms in times.items()]
         try:
-            return self._consumer.offsets_for_times(asked, timeout=_METADATA_S)
+            return in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=_METADATA_S), asked)
         except KafkaException as error:
             raise self.typed(error) from error
 

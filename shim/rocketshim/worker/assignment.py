@@ -29,8 +29,9 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaEr
 from rocketshim.core.level_queue import LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.lookups import check_answers, offsets_at
 from rocketshim.logs import safe_logger
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels
 
 if TYPE_CHECKING:
@@ -267,9 +268,9 @@ class Assignment:
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         starts: list[TopicPartition] = []
         first: list[TopicPartition] = []
-        lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
+        bounds = _bounds(consumer, partitions)
         for item in check_answers(consumer.committed(partitions, timeout=_TIMEOUT_S)):
-            low, high = lows[item.partition], highs[item.partition]
+            low, high = bounds[item.partition]
             offset = item.offset
             if offset < 0:
                 offset = low
@@ -347,7 +348,7 @@ class Assignment:
         """
         partitions = [TopicPartition(self.topic, number) for number in numbers]
         try:
-            lows, highs = _bounds(consumer, partitions, OFFSET_BEGINNING), _bounds(consumer, partitions, OFFSET_END)
+            bounds = _bounds(consumer, partitions)
             positions = {item.partition: item.offset for item in consumer.position(partitions)}
         except KafkaException as error:
             if len(numbers) == 1 or error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - as above
@@ -358,7 +359,7 @@ class Assignment:
             return
         starts: list[TopicPartition] = []
         for number in numbers:
-            assigned, low, high = self.held[number], lows[number], highs[number]
+            assigned, (low, high) = self.held[number], bounds[number]
             at = positions[number] if positions[number] >= 0 else assigned.committed  # negative: nothing read yet
             starts.append(TopicPartition(self.topic, number, at if low <= at <= high else low))
             if starts[-1].offset != at:
@@ -381,8 +382,8 @@ class Assignment:
         return next_ns is not None and next_ns - now_ns > _FAR_NS
 
 
-def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition], which: int) -> dict[int, int]:
-    """Return where the logs begin or end, with one request: `OFFSET_BEGINNING` and `OFFSET_END` are valid times."""
-    asked = [TopicPartition(item.topic, item.partition, which) for item in partitions]
-    found = consumer.offsets_for_times(asked, timeout=_TIMEOUT_S)
-    return {item.partition: item.offset for item in check_answers(found)}
+def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[int, tuple[int, int]]:
+    """Return where the logs of partitions begin and end, by number."""
+    keys = list(map(TopicPartitionKey.of, partitions))
+    lows, highs = (offsets_at(consumer, keys, which, _TIMEOUT_S) for which in (OFFSET_BEGINNING, OFFSET_END))
+    return {key.partition: (lows[key], highs[key]) for key in keys}
