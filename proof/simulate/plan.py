@@ -33,7 +33,7 @@ Kind = Literal[
     "clock",  # the brokers' clock is set
     "settle",  # faults end, and all processes work until nothing is pending
     "sender",  # the sender dies at one of its next calls, or ends, or its records are called duplicates
-    "half-answer",  # a broker refuses one of the two requests for a partition's bounds
+    "half-answer",  # a broker refuses a part of an answer about where logs begin and end
     "log",  # the log of the orderly consumers' group is created again, truncated, or gets a record of a later version
     "redrive",  # a redrive is planned or resumed; it may crash, or be overtaken by another
 ]
@@ -64,7 +64,7 @@ class Plan:
         exactly_once: the mode of its workers.
         orderly: whether the consumers take the messages of a queue in order.
         logs: whether the log of the orderly consumers' group is lost.
-        half_answers: whether answers for a partition's bounds have the end twice.
+        half_answers: whether a broker refuses a part of answers about where logs begin and end.
         churns: whether members come and go, and nothing else goes wrong: then no repeat is explained.
         redrives: whether dead letters are sent again; then there are more of them.
         senders: whether the sender dies or ends, and another one starts.

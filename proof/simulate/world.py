@@ -38,7 +38,7 @@ class World:
         trace: what happened, in order: the same for each run of a seed.
         history: for the checker; records and commits are added at the end.
         longest_wait_ms: how far the clock moves at most when a client waits.
-        half_answers: how many of the next answers for a partition's bounds have the end twice.
+        half_answers: of how many of the next answers about where logs begin and end a broker refuses a part.
         created: how often each topic was created again.
         group: the consumer group.
         commit_interval_ms: of consumers.

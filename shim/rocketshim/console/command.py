@@ -185,7 +185,7 @@ def _allow_many_files() -> None:
     A page makes one or two Kafka clients, and each has two or three file handles for each broker.
     """
     with suppress(ImportError, OSError, ValueError):  # another system, or one that grants less than it says
-        import resource  # noqa: PLC0415
+        import resource  # noqa: PLC0415 - not on every system
 
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
