@@ -34,12 +34,20 @@ from test_support.ports import free_ports
 DEADLINE_S = 60.0
 
 
-def send(config: dict[str, str], topic: str, count: int) -> list[KafkaError | None]:
-    """Send `count` numbered records and return the outcome of each."""
-    outcomes: list[KafkaError | None] = []
+def send(config: dict[str, str], topic: str, count: int) -> list[int | None]:
+    """Send `count` numbered records and return the error code of each; None: it is stored.
+
+    Not the errors themselves: `KafkaError == None` leaves an exception behind, which the next call into C reports as a
+    `SystemError` (confluent_kafka 2.16.1).
+    """
+    outcomes: list[int | None] = []
     producer = Producer(config | {"acks": "all", "enable.idempotence": "true", "log_level": "0"})
     for number in range(count):
-        producer.produce(topic, str(number).encode(), on_delivery=lambda error, _: outcomes.append(error))
+        producer.produce(
+            topic,
+            str(number).encode(),
+            on_delivery=lambda error, _: outcomes.append(None if error is None else error.code()),
+        )
     producer.flush(DEADLINE_S)
     return outcomes
 
@@ -235,8 +243,9 @@ def test_a_frozen_broker_keeps_its_connections_and_goes_on() -> None:
         create(cluster.client_config(), "t")
         assert send(cluster.client_config(), "t", 1) == [None]
         cluster.pause(1)
+        asking = AdminClient(cluster.client_config() | {"log_level": "0"})
         with pytest.raises(KafkaException):
-            AdminClient(cluster.client_config() | {"log_level": "0"}).list_topics(timeout=1.0)
+            _ = [asking.list_topics(timeout=1.0) for _ in range(100)]  # a busy broker runs on for a moment
         assert cluster.ended == ()
         cluster.resume(1)
         assert send(cluster.client_config(), "t", 1) == [None]
@@ -270,8 +279,7 @@ def test_users_have_the_rights_that_acls_give_them() -> None:
         create(cluster.client_config(), "t")
         worker = cluster.client_config("worker")
         [refused] = send(worker, "t", 1)
-        assert refused is not None
-        assert refused.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        assert refused == KafkaError.TOPIC_AUTHORIZATION_FAILED
         grant = AclBinding(
             ResourceType.TOPIC,
             "t",
@@ -284,7 +292,7 @@ def test_users_have_the_rights_that_acls_give_them() -> None:
         admin = AdminClient(cluster.client_config())  # kept: a client that is gone takes its answers with it
         admin.create_acls([grant])[grant].result(DEADLINE_S)
         # Rights take effect a moment later: a client that is refused meanwhile asks again.
-        outcomes: list[KafkaError | None] = [refused]
+        outcomes: list[int | None] = [refused]
         for _ in range(100):
             outcomes = send(worker, "t", 1)
             if outcomes == [None]:
