@@ -22,12 +22,17 @@ class Ownership:
     """Which partitions of one consumer may be handed out and committed.
 
     With `needs_lease` a partition is owned only under one of the `leases`; with `is_fenced` commits carry its token.
+
+    Attributes:
+        is_shared: whether Kafka does not know the sender of the last refused commit as a member of the group. For a
+            consumer that assigns itself this means that the group protocol has given its partitions to others, too.
     """
 
     def __init__(self, now_ms: Callable[[], int], *, needs_lease: bool = False, is_fenced: bool = False) -> None:
         self.leases: dict[TopicPartitionKey, Lease] = {}
         self._now_ms = now_ms
         self.needs_lease = needs_lease
+        self.is_shared = False
         self._is_fenced = is_fenced
 
     def owns(self, key: TopicPartitionKey) -> bool:

@@ -119,8 +119,7 @@ class Committer:
 
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1
-        for error in filter(is_fatal, errors):
-            self.fatal = KafkaException(error)
-        if self.failing_since_ms is None:
-            self.failing_since_ms = self._now_ms()
+        self.fatal = next(map(KafkaException, filter(is_fatal, errors)), self.fatal)
+        self._ownership.is_shared = any(each.code() == KafkaError.UNKNOWN_MEMBER_ID for each in errors)
+        self.failing_since_ms = self._now_ms() if self.failing_since_ms is None else self.failing_since_ms
         _LOG.warning("consumer.commit-failed", extra={"error": ", ".join(dict.fromkeys(map(str, errors)))})

@@ -13,6 +13,7 @@ mode `OrderlyMode` does that itself). Rules of leases in concurrent consumption:
   consumer that assigns itself.
 * A queue that is given up is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer
   continues, and the next owner delivers its messages again. Concurrent consumption promises only at-least-once.
+* If Kafka refuses a commit because its group protocol has members, which read the same, all queues count as lost.
 * A lost lease ends the queue immediately: nothing more of it is handed out or committed. If the lease comes back, the
   queue starts again from the committed offset.
 * A new owner starts at the committed offset (`DESIGN.md`, 17). A commit covers only a finished prefix. So nothing is

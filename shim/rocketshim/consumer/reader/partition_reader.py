@@ -242,8 +242,6 @@ class PartitionReader:
 
     def start_waiting(self) -> None:
         """Look up the starts of waiting partitions again, and begin those that are known now; none delays another."""
-        if not self._waiting:
-            return
         began_ms = self.now_ms()
         keys, timeout_s = self._rotation.pick(sorted(self._waiting), began_ms)
         if not keys:
@@ -289,10 +287,12 @@ class PartitionReader:
         """
         if self.assigner is None:
             return
-        if (wanted := self.assigner.wanted(self.lookups, self._assigned, self.now_ms())) is None:
+        is_shared, self.ownership.is_shared = self.ownership.is_shared, False  # then all is lost, and begins again
+        wanted = set() if is_shared else self.assigner.wanted(self.lookups, self._assigned, self.now_ms())
+        if wanted is None:
             return
         gone, new = sorted(self._assigned - wanted), sorted(wanted - self._assigned)
-        lost = [key for key in gone if self._owner.position(key) is not None and not self.ownership.owns(key)]
+        lost = [key for key in gone if is_shared or not (self._owner.position(key) is None or self.ownership.owns(key))]
         released = [key for key in gone if key not in lost]
         consumer = self.client()
         for callback, keys in ((self._on_lost, lost), (self._on_revoke, released), (self._on_assign, new)):

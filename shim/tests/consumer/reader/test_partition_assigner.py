@@ -354,6 +354,29 @@ def test_while_the_group_protocol_has_members_a_member_with_a_strategy_handles_n
     assert sorted(plain.bodies + heard.bodies) == sorted(sent + rest), "each message once"
 
 
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_when_the_group_protocol_gets_members_a_member_with_a_strategy_gives_its_queues_up(
+    kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture, orderly: bool
+) -> None:
+    """They would handle the same messages as long as both run: a concurrent member of the protocol reads no log."""
+    plain, heard = Heard(), Heard()
+    start(heard, "a", orderly=orderly, rebalance_interval_ms=1_000)
+    fill(kafka, range(QUEUES))
+    committed = {("orders", number): 1 for number in range(QUEUES)}
+    kafka.wait_until(lambda: committed.items() <= kafka.committed("g").items(), guard_s=GUARD_S)
+    second = start(plain, "b", allocate_message_queue_strategy=None)
+    kafka.wait_until(lambda: len(held(second)) == QUEUES + 1, guard_s=GUARD_S)
+    with caplog.at_level(logging.WARNING, "rocketshim.consumer"):
+        fill(kafka, range(QUEUES, 2 * QUEUES))
+        kafka.wait_until(lambda: "consumer.start-unknown" in caplog.text, guard_s=GUARD_S)
+    after = fill(kafka, range(2 * QUEUES, 3 * QUEUES))
+    kafka.wait_until(lambda: set(plain.bodies) >= set(after), guard_s=GUARD_S)
+    assert not set(heard.bodies) & set(after), "only one of them handles what came later"
+    second.stop()
+    rest = fill(kafka, range(3 * QUEUES, 4 * QUEUES))
+    kafka.wait_until(lambda: set(heard.bodies) >= set(rest), guard_s=GUARD_S)
+
+
 def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(
     kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture
 ) -> None:
