@@ -58,7 +58,7 @@ _LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OURS: Final = re.compile(
-    r"(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
+    r"(?:[A-Za-z0-9._-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
 )
 
 
@@ -215,6 +215,7 @@ class TopicNames:
     def is_ours(self, physical: str) -> bool:
         """Return whether a physical name has the form of a shim topic, of this or any other namespace.
 
-        Topic patterns and target rules use this: such a name is never a user's topic.
+        Topic patterns and target rules use this: such a name is never a user's topic. It may have more prefixes:
+        MirrorMaker 2 puts the name of the source cluster before the names of the topics that it copies.
         """
         return _OURS.fullmatch(physical) is not None

@@ -114,6 +114,8 @@ def test_every_physical_name_is_legal_and_recognised_as_ours(namespace: str, gro
         assert LEGAL.fullmatch(name)
         assert NAMES.is_ours(name)
         assert TopicNames("other").is_ours(name)
+        assert NAMES.is_ours(f"eu-1.{name}"), "as MirrorMaker 2 names its copy"
+        assert NAMES.is_ours(f"us.eu-1.{name}")
 
 
 @pytest.mark.parametrize(

@@ -250,12 +250,12 @@ def _sent_attributes(message: Message) -> dict[str, Any]:
 
 def _received_attributes(message: MessageView) -> dict[str, Any]:
     return {
-        "messaging.message.id": message.msg_id,
+        "messaging.message.id": _text(message.msg_id),
         "messaging.message.body.size": None if message.body is None else len(message.body),
         "messaging.destination.partition.id": str(message.queue_id),
         "messaging.kafka.offset": message.queue_offset,
         "messaging.kafka.message.key": _text(message.key),
-        "messaging.rocketmq.message.tag": message.tag,
+        "messaging.rocketmq.message.tag": _text(message.tag),
         "rocketshim.reconsume_times": message.reconsume_times,
     }
 
@@ -276,5 +276,8 @@ def _failed(span: Span, error: BaseException) -> _Attributes:
     return {"error.type": kind}
 
 
-def _text(value: bytes | None) -> str | None:
+def _text(value: bytes | str | None) -> str | None:
+    """Return what a message has as text that an exporter can encode: it drops the whole batch of spans otherwise."""
+    if isinstance(value, str):
+        value = value.encode("utf-8", "surrogateescape")
     return None if value is None else value.decode("utf-8", "replace")
