@@ -101,7 +101,7 @@ class WorkerClients:
 
     def _consumer_config(self, required: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         session_ms = int(self._settings.client.get("session.timeout.ms", _SESSION_MS))
-        required = {**PROTECTED_CONSUMER, "group.id": self._group, **required}
+        required = {**PROTECTED_CONSUMER, "group.id": self._group, "group.protocol": "classic", **required}
         defaults = {
             **defaults,
             "client.id": "rocketshim-worker",

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaException, murmur2
 
 from rocketshim.errors import ConfigError, WorkerError
-from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker import target_table
 from rocketshim.worker.target_health import NEVER_NS
@@ -268,6 +268,13 @@ def test_both_consumers_have_legal_settings_with_any_session_time_out(session_ms
     for config in made:
         assert config["heartbeat.interval.ms"] < config["session.timeout.ms"] == session_ms
         assert config["max.poll.interval.ms"] >= session_ms
+
+
+def test_the_error_for_the_new_group_protocol_names_the_setting_that_was_given() -> None:
+    settings = WorkerSettings.make(bootstrap="b:1", allow=("orders",), client={"group.protocol": "consumer"})
+    clients = DelayWorker(settings, clients=confluent_clients())._clients
+    with pytest.raises(ConfigError, match=r"'group\.protocol' must be 'classic' here"):
+        clients.consumer()
 
 
 def test_a_target_that_records_wait_for_stays_in_a_full_table(monkeypatch: pytest.MonkeyPatch) -> None:
