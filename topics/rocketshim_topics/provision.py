@@ -215,7 +215,13 @@ def _create(
         spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
     )
     real = {name: error for name, error in errors.items() if error.code() != KafkaError.TOPIC_ALREADY_EXISTS}
-    _raise_first(real, "create")
+    refused = [spec.init_command for spec in specs if spec.name in real]
+    _raise_first(
+        real,
+        "create",
+        f"; if the cluster allows only other settings, create it with these: {''.join(refused[:1])} --dry-run shows "
+        "what it should be, and rocketshim doctor which differences matter",
+    )
     return tuple(spec.name for spec in specs if spec.name not in errors), raced
 
 
@@ -378,8 +384,8 @@ def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, K
     return errors
 
 
-def _raise_first(errors: Mapping[str, KafkaError], doing: str) -> None:
-    """Raise a typed error for the first of the errors, if there is any."""
+def _raise_first(errors: Mapping[str, KafkaError], doing: str, way_out: str = "") -> None:
+    """Raise a typed error for the first of the errors, if there is any; `way_out` is for what the cluster refuses."""
     for name, error in errors.items():
         text = f"cannot {doing} {name}: {error.str()}"
         cause = KafkaException(error)
@@ -389,4 +395,4 @@ def _raise_first(errors: Mapping[str, KafkaError], doing: str) -> None:
             ) from cause
         if error.code() in AWAY:
             raise BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?") from cause
-        raise ClusterError(text) from cause
+        raise ClusterError(f"{text}{way_out}") from cause

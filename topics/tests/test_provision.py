@@ -108,6 +108,13 @@ def test_refusal_is_a_typed_error_that_names_the_topic(code: int, error: type[Cl
         assert isinstance(caught.value.__cause__, KafkaException)
 
 
+def test_a_refused_setting_names_the_way_out() -> None:
+    """Managed clusters limit settings: `segment.ms` is at least four hours on some."""
+    cluster = Cluster(create=KafkaError.POLICY_VIOLATION)
+    with pytest.raises(ClusterError, match="other settings, create it with these: rocketshim init --group payments"):
+        ensure_topics(cluster, SPECS)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("code", DENIED[:2])
 def test_program_without_the_right_to_create_is_told_who_does_it_and_how(code: int) -> None:
     with pytest.raises(TopicMissingError, match="rocketshim init --group payments") as caught:
