@@ -123,7 +123,10 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
 
     Raises:
         ConfigError: an offset lies outside of a partition.
+        TopicMissingError: a partition was deleted after it was selected.
     """
+    if gone := set(partitions) - (facts.lows.keys() & facts.ends.keys()):
+        raise TopicMissingError(f"{min(gone)} was deleted meanwhile; nothing was changed. Run the same command again")
     committed = {TopicPartitionKey(each.topic, each.partition): each for each in facts.standing.partitions}
     resets = []
     for key in sorted(partitions):

@@ -12,7 +12,7 @@ from rocketshim.admin.group_log_snapshot import GroupLogStanding
 from rocketshim.admin.group_reset import ResetFacts, ResetPlan, ResetTarget, _set_now, plan_reset
 from rocketshim.core.group_log import GroupLog
 from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import MemberRecord
 
@@ -48,6 +48,11 @@ def test_every_target_lies_between_the_first_record_and_the_end(low: int, count:
     assert planned(known, latest=True).resets[0].target == low + count
     if low <= found <= low + count:
         assert planned(known, at_ms=5).resets[0].target == found
+
+
+def test_a_topic_that_is_deleted_while_the_plan_is_made_is_an_error_that_names_it() -> None:
+    with pytest.raises(TopicMissingError, match="t/0 was deleted meanwhile; nothing was changed"):
+        planned(facts(lows={}))
 
 
 def test_a_time_after_the_last_record_is_the_end() -> None:

@@ -110,7 +110,7 @@ class Facts:
         standings: group to its state and positions; the worker's group is included.
         unread_retries_ms: group without a member to the time of its oldest waiting retry, epoch ms.
         queues: the queues with waiting records.
-        parked: number of records parked within a day, 1,000 at most.
+        parked: number of records parked within a day and not sent again since, 1,000 at most.
         parked_not_allowed: how many of them have a target that is not on the allow-list of the workers that had them.
         open_transactions_ms: `topic/partition` to the age of the oldest record hidden by an open transaction, ms.
         keys: topic to how its keys are partitioned.
@@ -162,7 +162,7 @@ class Facts:
     def init(self, *words: str) -> str:
         """Return an `init` command for the shared topics; with `--group=…` among the words, for that group's too."""
         layout, options = self.layout, list(self.levels_option)
-        if layout.max_message_bytes != Layout(layout.names, layout.levels).max_message_bytes:
+        if layout.max_message_bytes > Layout(layout.names, layout.levels).max_message_bytes:  # others may be larger
             options += ["--max-message-bytes", str(layout.max_message_bytes)]
         return self.command("init", *options, *words)
 

@@ -27,6 +27,7 @@ from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, Queu
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, oldest_ms, operations_of
+from rocketshim.admin.redrive import read_log
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -35,16 +36,16 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
-from rocketshim_topics.layout import Layout, TopicState
+from rocketshim_topics.layout import HEADROOM_BYTES, Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import TopicNames, check_group
 from rocketshim_topics.partitioner import partition_for
 from rocketshim_topics.provision import read_topics
+from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import PARK_REASON, decode, headers_shown, read_headers
 
-__all__ = [
-    "gather",
-]
+__all__ = ["gather"]
 
 _TIMEOUT_S: Final = 10.0
 _SAMPLES: Final = 5
@@ -54,7 +55,6 @@ _KEYS_PER_PARTITION: Final = 50
 _DAY_MS: Final = 86_400_000
 _MAX_PARKED: Final = 1_000
 _PROBE: Final = {"delivery.timeout.ms": round(_TIMEOUT_S * 1_000), "linger.ms": 0}
-
 
 _T = TypeVar("_T")
 
@@ -134,7 +134,7 @@ def _now_ms() -> int:
 
 def _layout(names: TopicNames, levels: DelayLevels, sources: list[TopicFacts]) -> Layout:
     sizes = [int((topic.config or {}).get("max.message.bytes", "0")) for topic in sources]
-    largest = max(sizes, default=0)
+    largest = min(max(sizes, default=0), INT_MAX - HEADROOM_BYTES)  # no size above has room for our headers
     return Layout(names, levels, max_message_bytes=largest) if largest else Layout(names, levels)
 
 
@@ -264,9 +264,8 @@ class _ClusterReader:
         }
 
         def request() -> dict[int, tuple[int, int]]:
-            led = _led(schedule, topic)
-            lows, ends = self._groups.offsets(led, EARLIEST), self._groups.offsets(led, LATEST)
-            found = {key.partition: (max(positions.get(key.partition, 0), lows[key]), ends[key]) for key in led}
+            bounds = self._bounds(_led(schedule, topic))
+            found = {key.partition: (max(positions.get(key.partition, 0), low), end) for key, (low, end) in bounds}
             return {number: (start, end) for number, (start, end) in found.items() if start < end}
 
         return self._request("waiting messages", request, {})
@@ -293,16 +292,23 @@ class _ClusterReader:
     def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:
         """Return how many records were parked within a day, at most 1,000, and how many of them for their target.
 
-        The second number counts the records whose target was not on the allow-list of the workers that had them.
+        Records that were sent again since do not count. The second number counts the records whose target was not on
+        the allow-list of the workers that had them.
         """
         name = self._names.parked
         if name not in described:
             return None, 0
 
         def request() -> tuple[int | None, int]:
-            records = self.reader.read([name], since_ms=_now_ms() - _DAY_MS)
-            reasons = [dict(headers_shown(record)).get(PARK_REASON) for record in islice(records, _MAX_PARKED)]
-            return len(reasons), reasons.count(NOT_ALLOWED.encode())
+            spans = self.reader.spans([name], since_ms=_now_ms() - _DAY_MS)
+            log = read_log(self.reader, self._names.redrive_log, name) if spans else RedriveLog()
+            reasons = (
+                dict(headers_shown(record)).get(PARK_REASON)
+                for record in self.reader.read_spans(spans)
+                if log.settled(name, record.partition(), record.offset(), record_digest(record)) is None
+            )
+            counted = list(islice(reasons, _MAX_PARKED))
+            return len(counted), counted.count(NOT_ALLOWED.encode())
 
         unknown: tuple[int | None, int] = (None, 0)
         return self._request(f"records of {name}", request, unknown)
@@ -314,7 +320,7 @@ class _ClusterReader:
         def request() -> dict[str, int]:
             stable = self._groups.offsets(led, LATEST)
             ends = self._groups.offsets(led, LATEST, committed=False)
-            hidden = [TopicPartition(*key, stable[key]) for key in led if stable[key] < ends[key]]
+            hidden = [TopicPartition(*key, at) for key, at in stable.items() if at < ends.get(key, at)]
             return self._ages_ms(hidden) if hidden else {}
 
         return self._request("open transactions", request, {})
@@ -343,16 +349,19 @@ class _ClusterReader:
 
     def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
         led = _led(name, topic)
-        partitions = led[:: -(-len(led) // _KEY_PARTITIONS) or 1]
-        lows, ends = self._groups.offsets(partitions, EARLIEST), self._groups.offsets(partitions, LATEST)
         found: dict[bytes, int] = {}
-        for partition in partitions:
-            span = max(lows[partition], ends[partition] - _KEY_SPAN), ends[partition]
+        for partition, (low, end) in self._bounds(led[:: -(-len(led) // _KEY_PARTITIONS) or 1]):
+            span = max(low, end - _KEY_SPAN), end
             for record in islice(self.reader.read_spans({partition: span}), _KEYS_PER_PARTITION):
                 if record.key() is not None:
                     found[record.key()] = partition.partition
         count = len(topic.partitions)
         return KeySample(len(found), sum(partition_for(key, count) != number for key, number in found.items()))
+
+    def _bounds(self, keys: list[TopicPartitionKey]) -> list[tuple[TopicPartitionKey, tuple[int, int]]]:
+        """Return where the logs of these partitions begin and end; a topic that was deleted meanwhile is left out."""
+        lows, ends = self._groups.offsets(keys, EARLIEST), self._groups.offsets(keys, LATEST)
+        return [(key, (lows[key], ends[key])) for key in keys if key in lows and key in ends]
 
     def clocks(self, schedule: TopicFacts | None) -> dict[int, int]:
         """Return how far each leader's clock is ahead of this machine's, in ms."""

@@ -57,9 +57,11 @@ def unread_retries(facts: Facts) -> Iterator[Finding]:
                 "retries-unread",
                 Severity.WARNING,
                 f"{group} on {facts.names.retry(group)}",
-                f"retries have been waiting for {waiting_ms // 60_000} minutes, but the group has no member",
+                f"retries have been waiting for {waiting_ms // 60_000} minutes, but Kafka knows no member of the group",
                 "no consumer handles them, and retention eventually deletes them",
-                "start the group; if it was renamed or retired: docs/operations.md, Renaming or retiring a group; "
+                "start the group (members with an allocation strategy: "
+                f"{facts.command('group', 'members', group)}); if it was renamed or retired: docs/operations.md, "
+                "Renaming or retiring a group; "
                 f"waiting retries: {facts.command('group', 'lag', group)}",
             )
 

@@ -1,11 +1,28 @@
-"""With which settings the doctor connects."""
+"""With which settings the doctor connects, and what it makes of answers that miss a part."""
 
+import time
+from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 
-from rocketshim.admin.doctor.gather import _REFUSED, _ClusterReader
-from rocketshim_topics import TopicNames
+from rocketshim.admin.doctor.facts import Facts, PartitionFacts, TopicFacts
+from rocketshim.admin.doctor.gather import _REFUSED, _ClusterReader, _layout
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.worker.allow_list import NOT_ALLOWED
+from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record, record_digest
+
+NAMES = TopicNames()
+LED = TopicFacts((PartitionFacts(leader=1, replicas=1, in_sync=1),))
+
+
+@pytest.fixture
+def cluster() -> Iterator[_ClusterReader]:
+    with closing(_ClusterReader("127.0.0.1:1", NAMES, {})) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -18,3 +35,38 @@ def test_settings_of_the_users_consumer_are_evaluated_but_not_used(given: str) -
     assert usable == {"client.id": "me"}
     with closing(_ClusterReader("127.0.0.1:1", TopicNames(), usable)):
         pass
+
+
+def test_topics_that_are_deleted_after_their_description_are_left_out(cluster: _ClusterReader) -> None:
+    deleted: Any = lambda *_, **__: {}  # noqa: E731 - the answer has no offset of a topic that does not exist any more
+    cluster._groups.offsets = deleted  # type: ignore[method-assign]
+    assert cluster.spans(NAMES.schedule, {NAMES.schedule: LED}, None) == {}
+    assert cluster.open_transactions({"orders": LED}) == {}
+    assert cluster.keys({"orders": LED})["orders"].keys == 0
+    assert cluster.unread == []
+
+
+def test_parked_records_that_were_sent_again_do_not_count(cluster: _ClusterReader) -> None:
+    kafka, now_ms = InMemoryKafka(VirtualClock()), time.time_ns() // 1_000_000
+    for topic in (NAMES.parked, NAMES.redrive_log):
+        kafka.create_topic(topic, 1)
+    for number in range(3):
+        headers = [("PARK_REASON", NOT_ALLOWED.encode())]
+        kafka.append(NAMES.parked, b"%d" % number, headers=headers, timestamp_ms=now_ms)
+    cluster.reader.close()
+    cluster.reader = TopicReader("memory:1", clients=kafka.clients())
+    described = {NAMES.parked: LED}
+    assert cluster.parked(described) == (3, 3)
+    first, second, _ = cluster.reader.read([NAMES.parked])
+    done = ((0, 0, record_digest(first)), (0, 1, record_digest(second)))
+    mark = MarkRecord(state="redriven", source=NAMES.parked, plan="p", session="s", letters=done)
+    kafka.append(NAMES.redrive_log, encode_redrive_record(mark))
+    assert cluster.parked(described) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("size", "option"), [("2147483647", "--max-message-bytes 2147418111 "), ("500", ""), ("1048588", "")]
+)
+def test_a_proposed_init_takes_the_size_of_any_topic_and_makes_room_for_others(size: str, option: str) -> None:
+    layout = _layout(NAMES, DelayLevels.default(), [TopicFacts((), {"max.message.bytes": size})])
+    assert Facts("b:9092", layout, 0).init() == f"rocketshim init {option}--bootstrap b:9092"
