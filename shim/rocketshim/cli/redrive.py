@@ -129,7 +129,12 @@ def _plan(
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
     if out is not None:
-        out.write_text(redrive_plan.to_json(), encoding="utf-8")
+        try:
+            out.write_text(redrive_plan.to_json(), encoding="utf-8")
+        except OSError as error:  # for example: the disk is full
+            raise ConfigError(
+                f"--out {out}: the plan could not be written ({error.strerror}); the file is not complete"
+            ) from error
     if as_json:
         typer.echo(
             json.dumps({"id": redrive_plan.id, **redrive_plan.summary()}, indent=1)

@@ -23,12 +23,23 @@ class PlanFiles:
         self._folder = folder
 
     def save(self, plan: RedrivePlan) -> None:
-        """Store a plan. The file appears complete or not at all."""
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(plan.to_json())
-        Path(name).replace(self._folder / f"{plan.id}.json")
+        """Store a plan. The file appears complete or not at all.
+
+        Raises:
+            ConfigError: the folder cannot be written, for example because its disk is full.
+        """
+        part: Path | None = None
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            descriptor, name = tempfile.mkstemp(dir=self._folder, suffix=".part")
+            part = Path(name)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(plan.to_json())
+            part.replace(self._folder / f"{plan.id}.json")
+        except OSError as error:
+            if part is not None:
+                part.unlink(missing_ok=True)
+            raise ConfigError(f"the plan cannot be stored in {self._folder} ({error.strerror})") from error
 
     def load(self, plan_id: str) -> RedrivePlan | None:
         """Return a plan; None: there is none with this id.

@@ -101,12 +101,17 @@ def make(request: Request, form: Form) -> Response:
 
 
 def apply(request: Request, form: Form) -> Response:
-    """Send dead letters of a plan: the first ones (`most`), or all that are left, if that number was typed."""
+    """Send dead letters of a plan: the first ones (`most`), or all that are left, if that number was typed.
+
+    A page that shows another number of dead letters that are left (`left`) is old, and its button sends nothing.
+    """
     console = Console.of(request)
     plan = _plan(console, request)
-    most = whole(form, "most")
-    if most is None and whole(form, "count_typed") != (left := left_of(console, plan)):
+    most, left = whole(form, "most"), left_of(console, plan)
+    if most is None and whole(form, "count_typed") != left:
         raise ConfigError(f"to send all that are left, go back and type how many these are: {left}")
+    if whole(form, "left") not in {None, left}:
+        raise ConfigError(f"some were sent since this page was made: {left} are left. Look at the plan again")
     ratio = decimal(form, "stop_ratio")
     console.runs.start(
         plan,

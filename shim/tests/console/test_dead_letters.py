@@ -2,9 +2,11 @@
 
 import html
 import re
+import resource
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from starlette.testclient import TestClient
 from rocketshim.admin.redrive import read_log
 from rocketshim.console.plan_files import PlanFiles
 from rocketshim.console.runs import Run, Runs
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
@@ -288,6 +291,29 @@ def test_another_console_knows_what_was_sent_and_sends_the_rest_once(stage: Stag
     apply(other, plan, wait_for, count_typed="38")
     sent = [dict(read_headers(record))["UNIQ_KEY"] for record in stage.kafka.records(RETRY)]
     assert len(sent) == len(set(sent)) == 50
+
+
+def test_the_first_ones_are_sent_once_by_two_people_who_see_the_same_page(stage: Stage, wait_for: Wait) -> None:
+    stage.add_dead(50)
+    browser = stage.browser(operate=True)
+    plan = make_plan(browser)
+    button = dict(re.findall(r'type="hidden" name="(most|left)" value="(\d+)"', browser.get(plan).text))
+    assert button == {"most": "10", "left": "50"}
+    apply(browser, plan, wait_for, **button)
+    refused = stage.browser(operate=True).post(f"{plan}/apply", data=button)
+    assert (refused.status_code, "40 are left. Look at the plan again" in refused.text) == (400, True)
+    assert len(stage.kafka.records(RETRY)) == 10
+
+
+def test_a_plan_for_which_there_is_no_room_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))
+    try:
+        with pytest.raises(ConfigError, match="the plan cannot be stored in"):
+            PlanFiles(tmp_path).save(empty_plan(1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_plans_file_is_the_one_of_the_command_line(stage: Stage) -> None:
