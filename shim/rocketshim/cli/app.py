@@ -13,9 +13,12 @@ closed it (as `| head` does). 2: a finding: something is not as it should be; a 
 only if `ROCKETSHIM_DEBUG` is set. Any other exception is a bug in rocketshim and always shows its traceback.
 
 *Colours*: on a terminal only, and none with `NO_COLOR` (rich decides).
+
+*Characters*: a character that standard output cannot encode is printed as its escape.
 """
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -109,6 +112,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit code, as the module describes. The console script passes it to `sys.exit`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a character of a record must not end a listing
     try:
         outcome = build(words)(args=words, prog_name="rocketshim", standalone_mode=False)
     except RocketshimError as error:

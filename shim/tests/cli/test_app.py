@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import subprocess
@@ -39,6 +40,8 @@ def probe_command(*, outcome: str = "fine") -> None:
             raise KeyboardInterrupt
         case "defect":
             raise ZeroDivisionError
+        case "foreign":
+            typer.echo("\u2192 caf\u00e9")
         case _:
             typer.echo("done")
 
@@ -176,3 +179,14 @@ def test_no_colour_means_no_escape_sequences() -> None:
         # Bold and dim are not colours (no-color.org); codes 3x and 4x are.
         assert "\x1b[3" not in run.stdout + run.stderr
         assert "\x1b[4" not in run.stdout + run.stderr
+
+
+def test_a_character_that_standard_output_cannot_encode_is_escaped(
+    probe: typer.Typer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del probe
+    with io.TextIOWrapper(io.BytesIO(), encoding="latin-1") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["probe", "--outcome", "foreign"]) == 0
+        out.flush()
+        assert out.buffer.getvalue().split() == [b"\\u2192", b"caf\xe9"]  # type: ignore[attr-defined]
