@@ -1,8 +1,13 @@
 """An interval at which something is due. Pure: the time is an argument."""
 
 from dataclasses import dataclass
+from typing import Final
 
-__all__ = ["Timer"]
+__all__ = ["RENEWAL_MS", "Timer"]
+
+RENEWAL_MS: Final = 3_600_000
+"""How often positions are committed again that have not moved. Kafka forgets a position of a group without members if
+it was not committed for `offsets.retention.minutes` (7 days), even while a consumer reads the partition."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,11 @@
 """Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
 
 A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
-(`fatal`). How long commits have been failing is recorded for monitoring.
+(`fatal`). How long commits have been failing is recorded. Under leases, positions that do not move are committed
+again each hour (`core.timer.RENEWAL_MS`): with an allocation strategy, Kafka's group has no members.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -12,6 +13,7 @@ from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.commit_positions import CommitPositions
 from rocketshim.core.ownership import Ownership
+from rocketshim.core.timer import RENEWAL_MS, Timer
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.kafka.lookups import check_answers, in_parts
 from rocketshim.logs import safe_logger
@@ -44,13 +46,14 @@ class Committer:
         self._ownership = ownership
         self._store = store
         self.positions = CommitPositions()
+        self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
         self._again: set[TopicPartitionKey] = set()  # to commit, even if their offsets have not moved
         self.outstanding = 0  # commits without an answer yet; librdkafka may repeat one after a later one: none follows
         self.failed = 0  # number of commits refused since the start
         self.failing_since_ms: int | None = None
         self.fatal: KafkaException | None = None
 
-    def commit(self, queues: Iterable[PartitionQueue], *, asynchronous: bool) -> None:
+    def commit(self, queues: Collection[PartitionQueue], *, asynchronous: bool) -> None:
         """Commit the finished offsets of these queues, and again those that were refused.
 
         If not `asynchronous`, also commit again those that were sent without an answer.
@@ -58,6 +61,8 @@ class Committer:
         asynchronous = asynchronous and self._store is None
         if asynchronous and self.outstanding:
             return
+        if asynchronous and self._ownership.needs_lease and self._renewal.is_due(self._now_ms()):
+            self.commit_again(map(TopicPartitionKey.of, queues))
         self._again = {key for key in self._again if self.positions.sent(key) >= 0}
         if not self._again and not self.outstanding:
             self.failing_since_ms = None  # this consumer no longer reads what was refused
@@ -71,10 +76,7 @@ class Committer:
         self._send(due, asynchronous=asynchronous)
 
     def commit_again(self, keys: Iterable[TopicPartitionKey]) -> None:
-        """Have the next commit contain these partitions, because the metadata of commits has changed.
-
-        Do nothing if offsets are not stored in Kafka.
-        """
+        """Have the next commit contain these partitions, unless offsets are not stored in Kafka."""
         if self._store is None:
             self._again.update(keys)
 

@@ -158,10 +158,7 @@ class StartOffsets:
     def look(self, topics: Iterable[str], timeout_s: float) -> None:
         """Check whether any member has committed these topics under another subscription.
 
-        A member that has no queue of a topic would otherwise find out only when it gets one.
-
-        Raises:
-            KafkaException: the cluster did not answer.
+        A member without a queue of a topic would find out only when it gets one. Raises KafkaException: no answer.
         """
         compared = list(filter(self._is_compared, topics))
         self.conflicts = {topic: self.conflicts[topic] for topic in compared if topic in self.conflicts}

@@ -7,10 +7,13 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
+from rocketshim.core.lease import Lease
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
+from rocketshim.core.timer import RENEWAL_MS
 from rocketshim.testing.partition_result import PartitionResult
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.message_queue import MessageQueue
 
 from ..conftest import Record
 
@@ -41,8 +44,10 @@ def offsets_with(metadata: str) -> Callable[[Mapping[TopicPartitionKey, int]], l
     return lambda positions: [TopicPartition(*key, at, metadata=metadata) for key, at in positions.items()]
 
 
-def committer(client: Any) -> Committer:
-    made = Committer(lambda: client, lambda: client.now_ms, offsets_with("of orders"), Ownership(lambda: 0))
+def committer(client: Any, *, needs_lease: bool = False) -> Committer:
+    ownership = Ownership(lambda: 0, needs_lease=needs_lease)
+    ownership.leases[KEY] = Lease(MessageQueue(KEY.topic, queue_id=KEY.partition), 1, 1)
+    made = Committer(lambda: client, lambda: client.now_ms, offsets_with("of orders"), ownership)
     made.positions.adopt(KEY, 0)
     return made
 
@@ -108,6 +113,15 @@ def test_a_commit_that_is_waited_for_sends_what_was_sent_without_an_answer_again
     commits.commit([queue], asynchronous=False)
     assert client.commits == [(4, "of orders")] * 2
     commits.commit([queue], asynchronous=False)
+    assert client.commits == [(4, "of orders")] * 2
+
+
+def test_a_position_that_does_not_move_is_committed_again_each_hour(client: Any) -> None:
+    commits, queue = committer(client, needs_lease=True), queue_done_to(4)
+    commits.commit([queue], asynchronous=True)
+    commits.answered(None, [TopicPartition(*KEY, 4)])
+    for client.now_ms in (RENEWAL_MS - 1, RENEWAL_MS, RENEWAL_MS + 1):
+        commits.commit([queue], asynchronous=True)
     assert client.commits == [(4, "of orders")] * 2
 
 
