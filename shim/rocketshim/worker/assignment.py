@@ -268,12 +268,14 @@ class Assignment:
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
         starts: list[TopicPartition] = []
         first: list[TopicPartition] = []
+        without: list[int] = []  # partitions with records, and without a position
         bounds = _bounds(consumer, partitions)
         for item in check_answers(consumer.committed(partitions, timeout=_TIMEOUT_S)):
             low, high = bounds[item.partition]
             offset = item.offset
             if offset < 0:
                 offset = low
+                without += [item.partition] if high > low else []
                 first.append(TopicPartition(item.topic, item.partition, low, metadata=self._metadata))
             elif not low <= offset <= high:
                 self._alarm(
@@ -283,6 +285,8 @@ class Assignment:
             elif item.metadata != self._metadata:
                 first.append(TopicPartition(item.topic, item.partition, offset, metadata=self._metadata))
             starts.append(TopicPartition(item.topic, item.partition, offset))
+        if without:
+            _LOG.warning("worker.positions-missing", extra={"partitions": sorted(without)})
         if first:
             consumer.commit(offsets=first, asynchronous=False)
         return starts

@@ -27,6 +27,7 @@ EVENTS: Final[dict[str, str]] = {
     "worker.revoked": "gives these partitions up, positions committed",
     "worker.partitions-lost": "alarm: the group took partitions away; what was in flight may be delivered again",
     "worker.position-out-of-range": "alarm: retention has deleted a position; reading continues at the earliest record",
+    "worker.positions-missing": "no positions are committed, so all records are delivered, also those delivered before",
     "worker.positions-unknown": "alarm: committed positions cannot be read, so nothing is delivered; repeated",
     "worker.log-restarted": "alarm: a partition's log started again below what was read (topic recreated or truncated)",
     "worker.parked": "alarm: a record was parked",

@@ -241,6 +241,16 @@ def test_a_position_that_retention_has_deleted_starts_at_the_earliest_record_wit
     assert second.counts.alarms["worker.position-out-of-range"] == 1
 
 
+@pytest.mark.parametrize("has_records", [True, False])
+def test_a_start_without_positions_is_logged_if_the_queues_have_records(
+    sim: Any, caplog: pytest.LogCaptureFixture, *, has_records: bool
+) -> None:
+    if has_records:
+        sim.schedule()
+    sim.run(sim.worker(), 10)
+    assert ("worker.positions-missing" in caplog.text) is has_records
+
+
 def test_records_are_never_delivered_early_under_another_level_table(sim: Any) -> None:
     sent = {b"%d" % level: (sim.schedule(level=level, value=b"%d" % level), level) for level in (1, 2, 3, 4)}
     worker = sim.worker(delay_levels="4s 1s")  # one longer, one shorter, two that it does not have
