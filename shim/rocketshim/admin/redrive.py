@@ -79,7 +79,7 @@ __all__ = ["Redriver", "log_records", "read_log", "whoami"]
 
 _TRANSACTION_MS: Final = 15_000
 _API_TIMEOUT_S: Final = 10.0
-_READ_BACK_TIMEOUT_S: Final = 60.0
+_READ_BACK_TIMEOUT_NS: Final = 60_000_000_000
 _RETRY_BACKOFF_S: Final = 0.5
 _MAX_ATTEMPTS: Final = 5
 _MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
@@ -322,7 +322,7 @@ class Redriver:
         producer.produce(self._log_topic, encode_redrive_record(record))
         self._commit(producer)
         log = RedriveLog()
-        deadline_ns = self._clock.monotonic_ns() + int(_READ_BACK_TIMEOUT_S * 1e9)
+        deadline_ns = self._clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS
         with closing(self._reader.read([self._log_topic], follow=True)) as messages:
             for message in messages:
                 entry = None if message is None else decode_redrive_record(message.value())
@@ -330,10 +330,13 @@ class Redriver:
                     log.add(entry)
                 if isinstance(entry, BeginRecord) and entry.session == session:
                     break
-                if self._clock.monotonic_ns() > deadline_ns:
+                if message is not None:
+                    deadline_ns = self._clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS  # a long log may take minutes
+                elif self._clock.monotonic_ns() > deadline_ns:
                     raise RedriveError(
-                        f"our own record did not come back from {self._log_topic} within {_READ_BACK_TIMEOUT_S:.0f} s, "
-                        "because a transaction is open in that topic; wait until it has ended and apply the plan again"
+                        f"our own record did not come back from {self._log_topic}, and no other record for "
+                        f"{_READ_BACK_TIMEOUT_NS // 1_000_000_000} s, because a transaction is open in that topic; "
+                        "wait until it has ended and apply the plan again"
                     )
         return log
 

@@ -16,6 +16,7 @@ from rocketshim.errors import MalformedRecordError, NotAuthorizedError, RedriveE
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_log import record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
@@ -492,6 +493,40 @@ def test_discarding_marks_letters_and_sends_nothing() -> None:
         assert read_log(reader, "no-such-topic", DLQ).last_begin(DLQ) is None
         other = read_log(reader, LOG, "dlq-of-another-group")
         assert not other.has_marks(DLQ), "what is not asked for is not kept in memory"
+
+
+def test_a_log_that_takes_minutes_to_read_does_not_stop_a_redrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, consume = Stage(5), InMemoryConsumer.consume
+    for _ in range(5_000):
+        stage.kafka.append(LOG, b"{}")
+
+    def slowly(self: InMemoryConsumer, *arguments: Any) -> list[Any]:
+        found = consume(self, *arguments)
+        if any(message.topic() == LOG for message in found):
+            stage.clock.advance(20_000)
+        return found
+
+    monkeypatch.setattr(InMemoryConsumer, "consume", slowly)
+    assert stage.run().sent == 5
+    assert stage.everything_once()
+
+
+def test_an_open_transaction_in_the_log_ends_the_redrive_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage, poll = Stage(5), InMemoryConsumer.poll
+
+    def waits(self: InMemoryConsumer, *arguments: Any) -> Any:
+        stage.clock.advance(1_000)
+        return poll(self, *arguments)
+
+    monkeypatch.setattr(InMemoryConsumer, "poll", waits)
+    other = stage.kafka.producer({"transactional.id": "of another topic", "transaction.timeout.ms": 900_000})
+    other.init_transactions(10)
+    other.begin_transaction()
+    other.produce(LOG, b"{}")
+    other.flush(10)
+    with pytest.raises(RedriveError, match="because a transaction is open in that topic"):
+        stage.run()
+    assert stage.arrived == {}
 
 
 def test_a_missing_log_is_an_error() -> None:
