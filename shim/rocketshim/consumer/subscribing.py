@@ -32,14 +32,14 @@ def adapt(function: Callable[..., Any]) -> Listener:
     except (TypeError, ValueError):
         return function
     with suppress(TypeError):
-        signature.bind(None, None)
-        return function
+        second = signature.parameters[[*signature.bind(None, None).arguments][-1]]
+        # `dry_run=False` keeps its default: a context there would be true
+        if second.default is second.empty or second.name == "context":
+            return function
     try:
         signature.bind(None)
     except TypeError as error:
-        raise ConfigError(
-            f"{function!r} is not a listener: it takes neither (message, context) nor (message)"
-        ) from error
+        raise ConfigError(f"{function!r} takes neither (message, context) nor (message): not a listener") from error
     return WithoutContext(function)
 
 

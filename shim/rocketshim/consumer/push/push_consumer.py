@@ -131,9 +131,9 @@ class PushConsumer:
             codec: decodes the bodies; `message.value` is the result. A body that it cannot decode is a dead letter.
                 None: the codec of the consumer.
 
-        The function takes the message, or a list of messages if `consume_message_batch_max_size` is above 1. It may
-        also take the context. It may return nothing (success) or a `ConsumeStatus`; any other value is a failure. A
-        function that gets lists may also return a list with one result for each message; a result may be an exception.
+        The function takes the message (a list if `consume_message_batch_max_size` is above 1). It may take the context,
+        too; a parameter with a default gets it only if it is named `context`. It may return nothing (success) or a
+        `ConsumeStatus`; another value is a failure. For a list it may return a list of one result or exception each.
 
         An `async def` function runs in an event loop, up to `async_concurrency` calls at the same time. The event loop
         has a thread of its own; with `run_async` and `async with` it is the event loop of the caller. Either all

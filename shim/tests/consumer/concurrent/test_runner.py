@@ -1,6 +1,7 @@
 """Calling user code: whatever it returns, raises or leaves in its context is an outcome, never an end."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -218,6 +219,23 @@ def test_exceptions_of_a_listener_with_a_meaning() -> None:
     assert [(one.asked_level, one.asked_delay_ms) for one in outcomes] == [
         (0, 3_000), (4, None), (DEAD_LETTER_LEVEL, None),
     ]  # fmt: skip
+
+
+def test_a_second_parameter_with_a_default_keeps_it_unless_it_is_called_context() -> None:
+    seen: list[Any] = []
+
+    def handle(message: Any, times: int = 3) -> None:
+        seen.append((message.queue_offset, times))
+
+    def look(message: Any, context: Any = None) -> None:
+        seen.append((message.queue_offset, context.group))
+
+    def forward(*given: Any, **named: Any) -> None:
+        handle(given[0], **named)
+        seen.append(len(given))
+
+    assert not any(run(listener, count=1) for listener in (handle, look, forward, partial(handle, times=5)))
+    assert seen == [(0, 3), (0, "g"), (0, 3), 2, (0, 5)]
 
 
 @pytest.mark.parametrize("batch_count", [1, 3])
