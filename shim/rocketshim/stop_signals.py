@@ -7,8 +7,11 @@
   KeyboardInterrupt. SIGTERM never does. Some launchers send a copy of the first Ctrl-C; it comes sooner than a second.
 * A block inside another one copies what the outer block has received, so that no signal is lost between them.
 * Handlers only set plain attributes: the interrupted code itself may hold a lock or use an event.
+* SIGTERM ends a forked child as if there were no block: `multiprocessing` ends its processes by it. SIGINT does not: a
+  terminal sends it to the children, too, and the work that is to be finished may need them.
 """
 
+import os
 import signal
 import threading
 import time
@@ -39,6 +42,7 @@ class StopSignals:
         self._now_s = now_s
         self.interrupted_s: float | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._pid = os.getpid()
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
@@ -61,6 +65,10 @@ class StopSignals:
             KeyboardInterrupt: this is a second SIGINT, at least a second after the first.
         """
         del frame
+        if number == signal.SIGTERM and os.getpid() != self._pid:
+            signal.signal(number, self._before[signal.SIGTERM])
+            signal.raise_signal(number)
+            return
         self.asked = True
         if number != signal.SIGINT:
             return

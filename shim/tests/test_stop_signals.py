@@ -1,6 +1,8 @@
 """What SIGINT and SIGTERM do to work that is to be finished."""
 
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -52,3 +54,23 @@ def test_outside_of_the_main_thread_no_signal_is_handled() -> None:
     thread.start()
     thread.join()
     assert seen == [True]
+
+
+FORK = """
+import os, signal
+from rocketshim.stop_signals import StopSignals
+with StopSignals() as signals:
+    child = os.fork()
+    if not child:
+        os.kill(os.getpid(), signal.{name})
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+print(os.waitstatus_to_exitcode(status), signals.asked)
+"""
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", -signal.SIGTERM), ("SIGINT", 7)])
+def test_sigterm_ends_a_forked_child_and_ctrl_c_does_not(name: str, code: int) -> None:
+    program = [sys.executable, "-c", FORK.format(name=name)]
+    printed = subprocess.run(program, check=True, timeout=60, capture_output=True, text=True).stdout  # noqa: S603
+    assert printed.split() == [str(code), "False"]

@@ -19,9 +19,15 @@ Each message names the value, the rule and the way out. Raising any of these lea
 raised it as it was before the call.
 """
 
+from typing import Any
+
 
 class RocketshimError(Exception):
     """Root of every error that rocketshim raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle text and attributes; the constructor has other arguments than the text."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class ConfigError(RocketshimError, ValueError):

@@ -416,6 +416,16 @@ class MessageView(Generic[ValueT]):
             )
             return self._properties
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle the record and the decoded value; the rest is read from the record again.
+
+        Raises:
+            MalformedRecordError: the headers cannot be read; pickling these could end the process.
+        """
+        read_headers(self._record)
+        value = (None, {"_value": self._value}) if hasattr(self, "_value") else None
+        return MessageView, (self._record, self._trusted), value
+
     def __repr__(self) -> str:
         """Return the coordinates only, never the body."""
         return f"<MessageView {coordinates(self._record)}>"

@@ -1,5 +1,7 @@
 """A bad message fails where it is made; a view believes a record no more than it should."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -320,6 +322,17 @@ def test_view_of_a_malformed_trusted_record_says_so_when_it_is_read(foreign: For
 
 def test_view_never_shows_a_body_in_its_repr(foreign: Foreign) -> None:
     assert repr(MessageView(foreign(value=b"secret"), trusted=False)) == "<MessageView orders/2/7>"
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda view: pickle.loads(pickle.dumps(view))])  # noqa: S301
+def test_a_view_can_be_copied_and_passed_to_another_process(foreign: Foreign, copied: Callable[[Any], Any]) -> None:
+    record = foreign([("UNIQ_KEY", b"u-1"), ("RECONSUME_TIMES", b"2"), ("p", b"1")])
+    for view, times in (*((each, 0) for each in first_views([record])), (MessageView(record, trusted=True), 2)):
+        view._value = {"id": 7}
+        for _ in range(2):  # the second time after its properties were read
+            view = copied(view)  # noqa: PLW2901
+            assert (view.topic, view.body, view.queue_offset, view.msg_id) == ("orders", b"v", 7, "u-1")
+            assert (view.reconsume_times, view.properties["p"], view.value) == (times, "1", {"id": 7})
 
 
 def test_making_a_view_reads_nothing() -> None:

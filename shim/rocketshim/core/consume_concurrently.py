@@ -14,7 +14,7 @@ RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
 """
 
 from enum import Enum, IntEnum
-from typing import Final
+from typing import Any, Final
 
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.errors import ConfigError
@@ -86,6 +86,10 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, n
         self.level = level
         when = "later" if level is None else f"at level {level}"
         super().__init__(f"retry {when}" if delay is None else f"retry after {delay}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy or pickle text and attributes, so that a listener may raise it in a process pool."""
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class DeadLetter(Exception):  # noqa: N818 - as above

@@ -1,5 +1,6 @@
 """Calling user code: whatever it returns, raises or leaves in its context is an outcome, never an end."""
 
+import pickle
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
+from rocketshim.codecs import UnansweredCodec
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
@@ -219,6 +221,12 @@ def test_exceptions_of_a_listener_with_a_meaning() -> None:
     assert [(one.asked_level, one.asked_delay_ms) for one in outcomes] == [
         (0, 3_000), (4, None), (DEAD_LETTER_LEVEL, None),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", [RetryLater("3s"), RetryLater(level=4), DeadLetter("why"), UnansweredCodec("no")])
+def test_what_a_listener_raises_in_a_process_pool_arrives_as_it_was_raised(error: Exception) -> None:
+    arrived = pickle.loads(pickle.dumps(error))  # noqa: S301
+    assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
 
 
 def test_a_second_parameter_with_a_default_keeps_it_unless_it_is_called_context() -> None:
