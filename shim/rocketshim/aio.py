@@ -178,8 +178,10 @@ async def _result(
     producer: Producer, future: Future[SendResult], message: Message, deadline: float, timeout_s: float
 ) -> SendResult:
     waiting = asyncio.wrap_future(future)
-    done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+    try:
+        done, _ = await asyncio.wait([waiting], timeout=max(0.0, deadline - time.monotonic()))
+    finally:
+        waiting.cancel()  # also if the task is cancelled: asyncio would log a later error as never retrieved
     if not done:
-        waiting.cancel()
         raise SendTimeoutError(producer._no_report(message.topic, deadline - timeout_s, timeout_s))  # noqa: SLF001
     return waiting.result()

@@ -1,9 +1,11 @@
 """`AsyncProducer` and `async with`: sends are awaited, the event loop is never blocked, nothing is left behind."""
 
 import asyncio
+import gc
 import math
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -203,6 +205,24 @@ def test_a_missing_report_is_a_timeout_and_a_late_one_is_ignored(kafka: InMemory
 
     asyncio.run(main())
     assert {record.value() for record in kafka.records("orders")} == {b"x", b"y", b"z"}
+
+
+def test_the_error_of_a_send_whose_task_was_cancelled_is_not_logged_as_never_retrieved(kafka: InMemoryKafka) -> None:
+    logged: list[str] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, facts: logged.append(facts["message"]))
+        async with producer_on(kafka) as producer:
+            await producer.send("orders", b"x")  # later sends run in this task, not in a thread
+            sending = asyncio.ensure_future(producer.send("missing", b"x"))
+            await asyncio.sleep(0)
+            sending.cancel()
+            with suppress(asyncio.CancelledError, TopicMissingError):
+                await sending
+        gc.collect()
+
+    asyncio.run(main())
+    assert logged == []
 
 
 @pytest.mark.parametrize("is_async", [True, False])

@@ -30,7 +30,9 @@ from opentelemetry.metrics import MeterProvider
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
 
 from rocketshim import ConsumeMessageContext, ConsumeReturnType, Message, MessageView, Producer, PushConsumer
+from rocketshim.aio import AsyncProducer
 from rocketshim.core.user_values import class_name
+from rocketshim.errors import ConfigError
 from rocketshim.producer.hooks import SendMessageContext
 from rocketshim_topics.wire import HOP_ID, read_headers
 
@@ -54,7 +56,7 @@ _SPAN, _TOKEN, _BEGAN, _SHARED = "otel.span", "otel.token", "otel.began", "otel.
 
 
 def instrument(
-    target: Producer | PushConsumer,
+    target: Producer | AsyncProducer | PushConsumer,
     *,
     tracer_provider: TracerProvider | None = None,
     meter_provider: MeterProvider | None = None,
@@ -70,8 +72,12 @@ def instrument(
             sent without a delay; `always`: every attempt of a single message; `link`: never.
 
     Raises:
-        ConfigError: the consumer has started.
+        ConfigError: the consumer has started, or the target is none of these.
     """
+    if isinstance(target, AsyncProducer):
+        target = target.producer
+    if not isinstance(target, Producer | PushConsumer):
+        raise ConfigError(f"cannot instrument {target!r:.80}: give a Producer, an AsyncProducer or a PushConsumer")
     if confluent_kafka.Producer.__module__.startswith("opentelemetry"):
         warnings.warn(
             "the instrumentation of confluent-kafka adds a traceparent header at every hop: switch it off with "

@@ -1,5 +1,6 @@
 """Spans and metrics as an exporter gets them, over sends, delays, retries, batches and asyncio."""
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from rocketshim import Message, PushConsumer
+from rocketshim import LitePullConsumer, Message, PushConsumer
+from rocketshim.aio import AsyncProducer
 from rocketshim.contrib.opentelemetry import instrument
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.harness import Harness
@@ -318,6 +320,18 @@ def test_a_consumer_that_runs_is_refused(harness: Harness, telemetry: Telemetry)
     (running,) = harness.run(payments)
     with pytest.raises(ConfigError):
         telemetry.instrument(running)
+
+
+def test_the_producer_of_asyncio_is_instrumented_and_anything_else_is_refused(
+    harness: Harness, telemetry: Telemetry
+) -> None:
+    producer = AsyncProducer("memory:1")
+    telemetry.instrument(producer)
+    harness.connect(producer)
+    asyncio.run(producer.send("orders", b"o-7"))
+    assert len(telemetry.spans("send orders")) == 1
+    with pytest.raises(ConfigError, match="give a Producer, an AsyncProducer or a PushConsumer"):
+        telemetry.instrument(LitePullConsumer("memory:1", group="payments"))
 
 
 def test_a_program_without_it_does_not_load_it() -> None:
