@@ -50,6 +50,8 @@ __all__ = [
 
 _DAY_MS = 86_400_000
 _MIB = 1_048_576
+_EPOCH_SECONDS = range(1_000_000_000, 100_000_000_000)  # as milliseconds: 1970 to 1973
+_YEAR_2286_MS = 10**13  # 14 digits: RocketMQ's 20260101000000 would mean the year 2611
 
 
 class Settings(BaseModel):
@@ -77,6 +79,13 @@ class Settings(BaseModel):
     def _check_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in {int, float, int | None}:
             raise ValueError("give a number")
+        return value
+
+    @field_validator("consume_timestamp_ms", check_fields=False)
+    @classmethod
+    def _check_time(cls, value: int | None) -> int | None:
+        if value is not None and (value in _EPOCH_SECONDS or value >= _YEAR_2286_MS):
+            raise ValueError("give epoch milliseconds: not seconds, and not a date in digits, as RocketMQ takes")
         return value
 
     @classmethod

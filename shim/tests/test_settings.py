@@ -8,10 +8,12 @@ from rocketshim.core.allocate import AllocateMessageQueueAveragely
 from rocketshim.errors import ConfigError
 from rocketshim.producer.producer import Producer
 from rocketshim.settings import (
+    LitePullConsumerSettings,
     ProducerOptions,
     ProducerSettings,
     PushConsumerOptions,
     PushConsumerSettings,
+    Settings,
     WorkerSettings,
 )
 
@@ -90,6 +92,16 @@ def test_settings_out_of_range_are_refused(values: dict[str, object]) -> None:
 def test_an_error_names_value_rule_and_solution(values: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         PushConsumerSettings.make(**{"bootstrap": "localhost:9092", "group": "g", **values})
+
+
+@pytest.mark.parametrize("moment", [20_260_101_000_000, "20260101000000", 1_767_225_600])
+@pytest.mark.parametrize("settings", [PushConsumerSettings, LitePullConsumerSettings])
+def test_a_start_in_seconds_or_as_the_digits_of_a_date_is_refused(settings: type[Settings], moment: object) -> None:
+    values = {"bootstrap": "localhost:9092", "group": "g"}
+    with pytest.raises(ConfigError, match=rf"consume_timestamp_ms={moment}: give epoch milliseconds"):
+        settings.make(**values, consume_timestamp_ms=moment)
+    for sound in (None, 0, 2_000_000, 1_767_225_600_000):
+        settings.make(**values, consume_timestamp_ms=sound)
 
 
 def test_a_missing_setting_is_named() -> None:
