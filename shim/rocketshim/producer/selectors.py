@@ -34,12 +34,12 @@ class MessageQueueSelector(Protocol):
     Source: `MessageQueueSelector` of RocketMQ.
     """
 
-    def select(self, queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+    def select(self, queues: list[MessageQueue], message: Message, arg: Any) -> MessageQueue:
         """Return one of `queues`, which contains every partition of the topic in order."""
         ...
 
 
-SelectFunction = Callable[[Sequence[MessageQueue], Message, Any], MessageQueue]
+SelectFunction = Callable[[list[MessageQueue], Message, Any], MessageQueue]
 """A selector as a plain function, with the arguments and the result of `MessageQueueSelector.select`."""
 
 Selector = MessageQueueSelector | SelectFunction

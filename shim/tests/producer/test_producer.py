@@ -309,7 +309,7 @@ def test_a_selector_gets_a_list_of_its_own_with_the_same_queues_each_time(produc
 
 
 def test_a_plain_function_is_a_selector(kafka: InMemoryKafka, producer: Producer) -> None:
-    def by_number(queues: Sequence[MessageQueue], message: Message, arg: Any) -> MessageQueue:
+    def by_number(queues: list[MessageQueue], message: Message, arg: Any) -> MessageQueue:
         assert message.topic == "orders"
         return queues[arg]
 
