@@ -41,7 +41,7 @@ def probe_command(*, outcome: str = "fine") -> None:
         case "defect":
             raise ZeroDivisionError
         case "foreign":
-            typer.echo("\u2192 caf\u00e9")
+            typer.echo("\u2192 tag\u00e9")
         case _:
             typer.echo("done")
 
@@ -189,4 +189,4 @@ def test_a_character_that_standard_output_cannot_encode_is_escaped(
         monkeypatch.setattr(sys, "stdout", out)
         assert main(["probe", "--outcome", "foreign"]) == 0
         out.flush()
-        assert out.buffer.getvalue().split() == [b"\\u2192", b"caf\xe9"]  # type: ignore[attr-defined]
+        assert out.buffer.getvalue().split() == [b"\\u2192", b"tag\xe9"]  # type: ignore[attr-defined]
