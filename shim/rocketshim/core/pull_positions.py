@@ -111,12 +111,6 @@ class PullPositions:
             if position != self._sent[key] and self._sent[key] in (self._confirmed[key], _REFUSED)
         }
 
-    def renew(self) -> dict[TopicPartitionKey, int]:
-        """Return the confirmed positions, to be sent once more; they await an answer again."""
-        again = {key: position for key, position in self._confirmed.items() if 0 <= position == self._sent[key]}
-        self._confirmed |= dict.fromkeys(again, _REFUSED)
-        return again
-
     def unconfirmed(
         self, keys: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
     ) -> dict[TopicPartitionKey, int]:

@@ -18,7 +18,7 @@ from rocketshim.core.ownership import Ownership
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of
-from rocketshim.core.timer import RENEWAL_MS, Timer
+from rocketshim.core.timer import Timer
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import matching, unreadable_headers
@@ -77,7 +77,6 @@ class PullPartitions:
         self.watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._logical: dict[str, str] = {}
         self._commit_timer = Timer(settings.auto_commit_interval_ms)
-        self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
         self._watch_timer = Timer(settings.topic_metadata_check_interval_ms)
 
     # --- the client --------------------------------------------------------------------------------------------------
@@ -223,10 +222,8 @@ class PullPartitions:
 
     def do_due(self) -> None:
         """Commit if it is time, and try again to start queues that could not be started yet."""
-        if self._requested is not None and self._renewal.is_due(self.reader.now_ms()):
-            self._send(self.positions.renew())
         if self._settings.auto_commit and self._commit_timer.is_due(self.reader.now_ms()):
-            self._send(self.positions.due())
+            self._commit_done()
         self.reader.start_waiting()
 
     def fetch(self, wait_s: float) -> list[MessageView]:
@@ -283,15 +280,15 @@ class PullPartitions:
             commit_now(self.reader.client(), self.reader.starts.as_offsets(positions))
             self.positions.stored(positions)
 
-    def _send(self, positions: Mapping[TopicPartitionKey, int]) -> None:
-        """Commit positions, without waiting for the answer; an error is logged, and the next commit covers it."""
-        self.positions.sent(positions)
-        offsets = self.reader.starts.as_offsets(positions)
+    def _commit_done(self) -> None:
+        """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
+        due = self.positions.due()
         try:
-            if offsets:
-                self.reader.client().commit(offsets=offsets, asynchronous=True)
+            if due:
+                self.reader.client().commit(offsets=self.reader.starts.as_offsets(due), asynchronous=True)
+                self.positions.sent(due)
         except KafkaException as error:
-            self._committed(error.args[0], offsets)
+            self._commit_failed(error)
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit: a refused position is due again."""
@@ -299,12 +296,14 @@ class PullPartitions:
             settle = self.positions.confirmed if (error or item.error) is None else self.positions.refused
             settle(TopicPartitionKey.of(item), item.offset)
         failure = error or next((item.error for item in partitions if item.error is not None), None)
-        if failure is None:
-            return
+        if failure is not None:
+            self._commit_failed(failure)
+
+    def _commit_failed(self, error: object) -> None:
         self.session.counts.commits_failed += 1
-        _LOG.warning("consumer.commit-failed", extra={"error": str(failure)})
-        if is_fatal(failure):
-            self.reader.fail(ConsumerError(f"the consumer cannot go on: {failure}"))
+        _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+        if is_fatal(error):
+            self.reader.fail(ConsumerError(f"the consumer cannot go on: {error}"))
 
     # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
 

@@ -1,8 +1,7 @@
 """Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
 
 A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
-(`fatal`). How long commits have been failing is recorded. Under leases, positions that do not move are committed
-again each hour (`core.timer.RENEWAL_MS`): with an allocation strategy, Kafka's group has no members.
+(`fatal`). Under leases, positions that do not move are committed again each hour (`core.timer.RENEWAL_MS`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -122,6 +121,6 @@ class Committer:
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1
         self.fatal = next(map(KafkaException, filter(is_fatal, errors)), self.fatal)
-        self._ownership.is_shared = any(each.code() == KafkaError.UNKNOWN_MEMBER_ID for each in errors)
+        self._ownership.is_shared |= any(each.code() == KafkaError.UNKNOWN_MEMBER_ID for each in errors)
         self.failing_since_ms = self._now_ms() if self.failing_since_ms is None else self.failing_since_ms
         _LOG.warning("consumer.commit-failed", extra={"error": ", ".join(dict.fromkeys(map(str, errors)))})

@@ -10,7 +10,6 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.core.start_position import ConsumeFromWhere
-from rocketshim.core.timer import RENEWAL_MS
 from rocketshim.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -220,24 +219,6 @@ def test_without_auto_commit_nothing_is_committed_automatically(
         clock.advance(60_000)
         consumer.poll(0)
     assert committed(kafka) == 0
-
-
-@pytest.mark.parametrize("auto_commit", [True, False])
-def test_a_confirmed_position_is_committed_again_each_hour(
-    kafka: InMemoryKafka, make: Make, clock: VirtualClock, *, auto_commit: bool
-) -> None:
-    fill(kafka, 4)
-    with make(auto_commit=auto_commit) as consumer:
-        consumer.assign([Q0])
-        drain(consumer)
-        consumer.commit_sync()
-        fill(kafka, 1)
-        assert len(consumer.poll(0)) == 1
-        before = len(kafka.commits("g"))
-        clock.advance(RENEWAL_MS)
-        consumer.poll(0)
-    found = [commit.next_offset for commit in kafka.commits("g")[before:]]
-    assert found == ([4, 5] if auto_commit else [4])
 
 
 def test_commit_sync_commits_given_offsets(kafka: InMemoryKafka, make: Make) -> None:
