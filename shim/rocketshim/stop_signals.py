@@ -66,7 +66,7 @@ class StopSignals:
         """
         del frame
         if number == signal.SIGTERM and os.getpid() != self._pid:
-            signal.signal(number, self._before[signal.SIGTERM])
+            signal.signal(number, self._before.get(signal.SIGTERM, signal.SIG_DFL))
             signal.raise_signal(number)
             return
         self.asked = True

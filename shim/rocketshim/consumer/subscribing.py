@@ -33,8 +33,7 @@ def adapt(function: Callable[..., Any]) -> Listener:
         return function
     with suppress(TypeError):
         second = signature.parameters[[*signature.bind(None, None).arguments][-1]]
-        # `dry_run=False` keeps its default: a context there would be true
-        if second.default is second.empty or second.name == "context":
+        if second.default is second.empty or second.default is None:  # `dry_run=False` stays False
             return function
     try:
         signature.bind(None)

@@ -57,6 +57,9 @@ class TriedMessageView(MessageView):
         """The number of failed attempts so far."""
         return self._times
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TriedMessageView, (self._record, self._trusted, self._times), super().__reduce__()[2]
+
 
 class OrderlyRunner(Runner):
     """Runs tasks through their listeners."""

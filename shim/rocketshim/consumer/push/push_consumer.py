@@ -132,7 +132,7 @@ class PushConsumer:
                 None: the codec of the consumer.
 
         The function takes the message (a list if `consume_message_batch_max_size` is above 1). It may take the context,
-        too; a parameter with a default gets it only if it is named `context`. It may return nothing (success) or a
+        too; a parameter whose default is not None keeps that default. It may return nothing (success) or a
         `ConsumeStatus`; another value is a failure. For a list it may return a list of one result or exception each.
 
         An `async def` function runs in an event loop, up to `async_concurrency` calls at the same time. The event loop

@@ -229,14 +229,14 @@ def test_what_a_listener_raises_in_a_process_pool_arrives_as_it_was_raised(error
     assert (type(arrived), str(arrived), vars(arrived)) == (type(error), str(error), vars(error))
 
 
-def test_a_second_parameter_with_a_default_keeps_it_unless_it_is_called_context() -> None:
+def test_a_second_parameter_with_a_default_keeps_it_unless_it_is_none() -> None:
     seen: list[Any] = []
 
     def handle(message: Any, times: int = 3) -> None:
         seen.append((message.queue_offset, times))
 
-    def look(message: Any, context: Any = None) -> None:
-        seen.append((message.queue_offset, context.group))
+    def look(message: Any, ctx: Any = None) -> None:
+        seen.append((message.queue_offset, ctx.group))
 
     def forward(*given: Any, **named: Any) -> None:
         handle(given[0], **named)

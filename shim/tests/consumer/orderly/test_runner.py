@@ -1,5 +1,6 @@
 """What an orderly listener may do without ending its consumer: whatever user code answers, sets, deletes or raises."""
 
+import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.orderly.runner import OrderlyRunner, TriedMessageView
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
@@ -280,3 +281,9 @@ def test_redriven_messages_are_filtered_again_only_if_configured(again: Any, cal
     assert [(answer.status, answer.skipped) for answer in answers] == [
         (ConsumeOrderlyStatus.SUCCESS, message.offset() not in called) for message in messages
     ]
+
+
+def test_a_message_that_has_failed_keeps_its_failures_in_another_process() -> None:
+    record = Message(topic="orders", partition=0, offset=7, value=b"v")
+    view = pickle.loads(pickle.dumps(TriedMessageView(record, trusted=False, times=3)))  # noqa: S301
+    assert (view.reconsume_times, view.queue_offset, view.body) == (3, 7, b"v")
