@@ -219,8 +219,8 @@ def _create(
     _raise_first(
         real,
         "create",
-        f"; if the cluster allows only other settings, create it with these: {''.join(refused[:1])} --dry-run shows "
-        "what it should be, and rocketshim doctor which differences matter",
+        "; if the cluster allows only other settings, create the topic yourself. What it should have: "
+        f"{''.join(refused[:1])} --dry-run. Which differences matter: rocketshim doctor",
     )
     return tuple(spec.name for spec in specs if spec.name not in errors), raced
 

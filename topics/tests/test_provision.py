@@ -111,7 +111,7 @@ def test_refusal_is_a_typed_error_that_names_the_topic(code: int, error: type[Cl
 def test_a_refused_setting_names_the_way_out() -> None:
     """Managed clusters limit settings: `segment.ms` is at least four hours on some."""
     cluster = Cluster(create=KafkaError.POLICY_VIOLATION)
-    with pytest.raises(ClusterError, match="other settings, create it with these: rocketshim init --group payments"):
+    with pytest.raises(ClusterError, match="What it should have: rocketshim init --group payments"):
         ensure_topics(cluster, SPECS)  # type: ignore[arg-type]
 
 

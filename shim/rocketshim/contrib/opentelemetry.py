@@ -17,6 +17,7 @@ Source: https://opentelemetry.io/docs/specs/semconv/messaging/.
 
 import os
 import time
+import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -31,7 +32,7 @@ from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
 
 from rocketshim import ConsumeMessageContext, ConsumeReturnType, Message, MessageView, Producer, PushConsumer
 from rocketshim.aio import AsyncProducer
-from rocketshim.core.user_values import class_name
+from rocketshim.core.user_values import class_name, safe_text
 from rocketshim.errors import ConfigError
 from rocketshim.producer.hooks import SendMessageContext
 from rocketshim_topics.wire import HOP_ID, read_headers
@@ -276,7 +277,8 @@ def _creation_context(properties: Mapping[str, str | None]) -> trace.SpanContext
 def _failed(span: Span, error: BaseException) -> _Attributes:
     """Give a span an error; return the attribute that metrics get, too."""
     kind = class_name(error)
-    span.record_exception(error)
+    texts = {"exception.message": safe_text(error), "exception.stacktrace": "".join(traceback.format_exception(error))}
+    span.record_exception(error, {name: _text(text) for name, text in texts.items()})
     span.set_attribute("error.type", kind)
     span.set_status(Status(StatusCode.ERROR, kind))
     return {"error.type": kind}

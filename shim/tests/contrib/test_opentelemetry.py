@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from rocketshim import LitePullConsumer, Message, PushConsumer
+from rocketshim import LitePullConsumer, Message, MessageView, PushConsumer
 from rocketshim.aio import AsyncProducer
 from rocketshim.contrib.opentelemetry import instrument
 from rocketshim.errors import ConfigError, SendError
@@ -77,13 +77,20 @@ def test_an_id_and_a_tag_that_are_not_utf8_become_attributes_that_can_be_exporte
     harness: Harness, telemetry: Telemetry
 ) -> None:
     payments = consumer()
-    payments.register_message_listener("orders", lambda _: None)
+
+    def fail(message: MessageView) -> None:
+        raise ValueError(f"no such tag: {message.tag}")
+
+    payments.register_message_listener("orders", fail)
     telemetry.instrument(payments)
     harness.run(payments)
     harness.kafka.append("orders", b"o-7", headers=[("UNIQ_KEY", b"\xfe1"), ("TAGS", b"tag\xe9")])
     harness.pass_time("1s")
-    (processed,) = telemetry.spans("process orders")
+    (processed, *_) = telemetry.spans("process orders")
     found = attributes(processed)
+    (failure,) = processed.events
+    assert "no such tag: tag\ufffd" in str(dict(failure.attributes or {}))
+    str(dict(failure.attributes or {})).encode()  # no lone surrogate: it can be exported
     assert (found["messaging.message.id"], found["messaging.rocketmq.message.tag"]) == ("\ufffd1", "tag\ufffd")
 
 

@@ -295,13 +295,14 @@ class _ClusterReader:
         Records that were sent again since do not count. The second number counts the records whose target was not on
         the allow-list of the workers that had them.
         """
-        name = self._names.parked
+        name, log_topic = self._names.parked, self._names.redrive_log
         if name not in described:
             return None, 0
 
         def request() -> tuple[int | None, int]:
-            spans = self.reader.spans([name], since_ms=_now_ms() - _DAY_MS)
-            log = read_log(self.reader, self._names.redrive_log, name) if spans else RedriveLog()
+            spans, log = self.reader.spans([name], since_ms=_now_ms() - _DAY_MS), RedriveLog()
+            if spans:  # if the log cannot be read, records that were sent again count
+                log = self._request(f"records of {log_topic}", lambda: read_log(self.reader, log_topic, name), log)
             reasons = (
                 dict(headers_shown(record)).get(PARK_REASON)
                 for record in self.reader.read_spans(spans)

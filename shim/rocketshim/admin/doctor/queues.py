@@ -166,7 +166,8 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked",
             Severity.WARNING,
             facts.names.parked,
-            f"{others} records were parked within the last day: malformed, forbidden, or refused by their target",
+            f"{others} records were parked within the last day and not sent again: malformed, forbidden, or refused by "
+            "their target",
             "they were not delivered, and retention deletes them",
             facts.command("parked", "ls"),
         )
@@ -175,8 +176,8 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "parked-not-allowed",
             Severity.WARNING,
             facts.names.parked,
-            f"{facts.parked_not_allowed} records were parked within the last day because no worker that had them may "
-            "write to their target",
+            f"{facts.parked_not_allowed} records were parked within the last day and not sent again, because no worker "
+            "that had them may write to their target",
             "they were not delivered; their target is missing from the allow-lists, or the workers' lists differ",
             "start all workers with the same --allow list, then "
             + facts.command("parked", "redrive", "--reason", NOT_ALLOWED),

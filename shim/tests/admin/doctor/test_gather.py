@@ -62,6 +62,9 @@ def test_parked_records_that_were_sent_again_do_not_count(cluster: _ClusterReade
     mark = MarkRecord(state="redriven", source=NAMES.parked, plan="p", session="s", letters=done)
     kafka.append(NAMES.redrive_log, encode_redrive_record(mark))
     assert cluster.parked(described) == (1, 1)
+    kafka.append(NAMES.redrive_log, b'{"v": 99}')
+    assert cluster.parked(described) == (3, 3), "without an answer of the log each one counts"
+    assert "the redrive log has a record of version 99" in cluster.unread[0]
 
 
 @pytest.mark.parametrize(
