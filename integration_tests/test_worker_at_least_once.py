@@ -20,6 +20,7 @@ from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
+from test_support.frozen import freeze
 
 from .worker_stage import DEADLINE_S, LEVELS, STAMPED, WorkerStage, first_of, header
 
@@ -197,7 +198,7 @@ def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(
     with stage.sender() as sender:
         sender.send(Outgoing(gone, b"before", delay_level=1), timeout_s=DEADLINE_S)
         stage.read_until(gone, 1)
-        process.send_signal(signal.SIGSTOP)  # or it might deliver before the topic is deleted
+        freeze(process.pid)  # or it might deliver before the topic is deleted
         sent = [
             sender.send_async(Outgoing(gone if number % 2 else target, b"%d" % number, delay_level=1))
             for number in range(20)
@@ -312,7 +313,7 @@ def test_retention_that_overtakes_a_running_worker_is_said_and_the_rest_is_deliv
     with stage.sender() as sender:
         sender.send(Outgoing(target, b"before", delay_level=1), timeout_s=DEADLINE_S)
         stage.read_until(target, 1)
-        process.send_signal(signal.SIGSTOP)
+        freeze(process.pid)
         # one request of it is on its way and is answered with the first of these; the others lie there
         for number in range(8):
             result = sender.send(Outgoing(target, b"%d" % number, delay_level=1), timeout_s=DEADLINE_S)
