@@ -192,6 +192,11 @@ class RedriveLog:
         found = self._settled.get(source, {}).get((partition, offset))
         return None if found is None or digest not in {None, found[2]} else Settled(*found)
 
+    def settled_record(self, source: str, record: Record) -> Settled | None:
+        """Return what was done with a record, None if nothing; its digest is computed only if its offset has a mark."""
+        at = (source, record.partition() or 0, record.offset() or 0)
+        return self.settled(*at, record_digest(record)) if self.is_marked(*at) else None
+
     def is_done(self, plan: str, source: str, partition: int, offset: int) -> bool:
         """Return whether this plan has already redriven or discarded a dead letter."""
         return (partition, offset) in self._by_plan.get((source, plan), ())

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from rocketshim.admin.decoder import DeadLetterRecord
 from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
-from rocketshim_topics.redrive_log import RedriveLog, record_digest
+from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import (
     HOP_ID,
     PARK_REASON,
@@ -96,7 +96,7 @@ class RecordView:
         at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
         state, plan = "", None
         if log is not None:
-            mark = log.settled(*at, record_digest(message)) if log.is_marked(*at) else None
+            mark = log.settled_record(at[0], message)
             state, plan = ("dead", None) if mark is None else (mark.state, mark.plan)
         return cls(
             *at,

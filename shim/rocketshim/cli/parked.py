@@ -114,8 +114,7 @@ def ls(
 
 def _redriven_by(log: RedriveLog, names: TopicNames, message: Any) -> str | None:
     """Return the id of the plan that sent a parked record again; None if none did."""
-    position = (names.parked, message.partition(), message.offset())
-    found = log.settled(*position, record_digest(message)) if log.is_marked(*position) else None
+    found = log.settled_record(names.parked, message)
     return None if found is None else found.plan
 
 

@@ -1,6 +1,7 @@
 """Parked records: those that the worker could not deliver, by reason."""
 
 from collections import Counter
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -11,7 +12,6 @@ from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form
 from rocketshim.console.reading import read_newest
-from rocketshim_topics.redrive_log import record_digest
 
 __all__ = ["make_plan", "show"]
 
@@ -25,11 +25,8 @@ def show(request: Request) -> Response:
     with console.reader() as reader:
         log = read_log(reader, console.names.redrive_log, topic)
 
-        def waits(record: object) -> bool:
-            at = (topic, record.partition(), record.offset())  # type: ignore[attr-defined]
-            if everything or not log.is_marked(*at):
-                return True
-            return log.settled(*at, record_digest(record)) is None  # type: ignore[arg-type]
+        def waits(record: Any) -> bool:
+            return everything or log.settled_record(topic, record) is None
 
         cursor = request.query_params.get("from")
         read = read_newest(console, reader, [topic], waits, results=_ON_A_PAGE, cursor=cursor)

@@ -42,7 +42,7 @@ from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import TopicNames, check_group
 from rocketshim_topics.partitioner import partition_for
 from rocketshim_topics.provision import read_topics
-from rocketshim_topics.redrive_log import RedriveLog, record_digest
+from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import PARK_REASON, decode, headers_shown, read_headers
 
 __all__ = ["gather"]
@@ -306,7 +306,7 @@ class _ClusterReader:
             reasons = (
                 dict(headers_shown(record)).get(PARK_REASON)
                 for record in self.reader.read_spans(spans)
-                if log.settled(name, record.partition(), record.offset(), record_digest(record)) is None
+                if log.settled_record(name, record) is None
             )
             counted = list(islice(reasons, _MAX_PARKED))
             return len(counted), counted.count(NOT_ALLOWED.encode())
