@@ -31,6 +31,7 @@ from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import mask, merge
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.limits import EPOCH_SECONDS
 from rocketshim_topics.names import TopicNames, check_group
 
 __all__ = [
@@ -50,7 +51,6 @@ __all__ = [
 
 _DAY_MS = 86_400_000
 _MIB = 1_048_576
-_EPOCH_SECONDS = range(1_000_000_000, 100_000_000_000)  # as milliseconds: 1970 to 1973
 _YEAR_2286_MS = 10**13  # 14 digits: RocketMQ's 20260101000000 would mean the year 2611
 
 
@@ -84,7 +84,7 @@ class Settings(BaseModel):
     @field_validator("consume_timestamp_ms", check_fields=False)
     @classmethod
     def _check_time(cls, value: int | None) -> int | None:
-        if value is not None and (value in _EPOCH_SECONDS or value >= _YEAR_2286_MS):
+        if value is not None and (value in EPOCH_SECONDS or value >= _YEAR_2286_MS):
             raise ValueError("give epoch milliseconds: not seconds, and not a date in digits, as RocketMQ takes")
         return value
 

@@ -28,7 +28,7 @@ from rocketshim_topics.errors import (
     MessageTooLargeError,
     ReservedHeaderError,
 )
-from rocketshim_topics.limits import CONTROL_CHARACTERS, INT_MAX, LONG_MAX
+from rocketshim_topics.limits import CONTROL_CHARACTERS, EPOCH_SECONDS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
 from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name, read_headers
 
@@ -50,7 +50,6 @@ MAX_PROPERTIES_BYTES: Final = 16_384
 Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 """User properties: a mapping, or pairs if order or repeated names matter. Text is sent as UTF-8."""
 
-_EPOCH_SECONDS: Final = range(1_000_000_000, 100_000_000_000)  # as seconds: from 2001 on; as milliseconds: 1970 to 1973
 _TAGS: Final = "TAGS"
 
 
@@ -216,7 +215,7 @@ def _epoch_ms(moment: object) -> int:
             raise MessageError("deliver_at has no time zone: give an aware datetime, or epoch milliseconds")
         seconds = int(moment.replace(microsecond=0).timestamp())
         moment = seconds * 1_000 + -(-moment.microsecond // 1_000)
-    elif isinstance(moment, int) and moment in _EPOCH_SECONDS:
+    elif isinstance(moment, int) and moment in EPOCH_SECONDS:
         raise MessageError(f"deliver_at is {moment}, a time in seconds: give milliseconds, {moment}000, or a datetime")
     _check_int("deliver_at", moment, 0, LONG_MAX)
     return int(moment)  # type: ignore[call-overload, no-any-return]  # checked in the line before

@@ -215,13 +215,12 @@ def _create(
         spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
     )
     real = {name: error for name, error in errors.items() if error.code() != KafkaError.TOPIC_ALREADY_EXISTS}
-    refused = [spec.init_command for spec in specs if spec.name in real]
-    _raise_first(
-        real,
-        "create",
-        "; if the cluster allows only other settings, create the topic yourself. What it should have: "
-        f"{''.join(refused[:1])} --dry-run. Which differences matter: rocketshim doctor",
-    )
+    ways_out = {
+        spec.name: "; if the cluster allows only other settings, create the topic yourself. What it should have: "
+        f"{spec.init_command} --dry-run. Which differences matter: rocketshim doctor"
+        for spec in specs
+    }
+    _raise_first(real, "create", ways_out)
     return tuple(spec.name for spec in specs if spec.name not in errors), raced
 
 
@@ -384,8 +383,8 @@ def _errors(futures: Mapping[str, Future[Any]], timeout_s: float) -> dict[str, K
     return errors
 
 
-def _raise_first(errors: Mapping[str, KafkaError], doing: str, way_out: str = "") -> None:
-    """Raise a typed error for the first of the errors, if there is any; `way_out` is for what the cluster refuses."""
+def _raise_first(errors: Mapping[str, KafkaError], doing: str, ways_out: Mapping[str, str] | None = None) -> None:
+    """Raise a typed error for the first of the errors, if there is any; `ways_out` are for what the cluster refuses."""
     for name, error in errors.items():
         text = f"cannot {doing} {name}: {error.str()}"
         cause = KafkaException(error)
@@ -395,4 +394,4 @@ def _raise_first(errors: Mapping[str, KafkaError], doing: str, way_out: str = ""
             ) from cause
         if error.code() in AWAY:
             raise BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?") from cause
-        raise ClusterError(f"{text}{way_out}") from cause
+        raise ClusterError(text + (ways_out or {}).get(name, "")) from cause

@@ -14,10 +14,10 @@ RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
 """
 
 from enum import Enum, IntEnum
-from typing import Any, Final
+from typing import Final
 
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim_topics import Duration, parse_duration_ms
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -87,9 +87,7 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, n
         when = "later" if level is None else f"at level {level}"
         super().__init__(f"retry {when}" if delay is None else f"retry after {delay}")
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Copy or pickle text and attributes, so that a listener may raise it in a process pool."""
-        return type(self).__new__, (type(self), *self.args), self.__dict__
+    __reduce__ = RocketshimError.__reduce__  # a listener may raise it in a process pool
 
 
 class DeadLetter(Exception):  # noqa: N818 - as above

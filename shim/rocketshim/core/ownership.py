@@ -24,7 +24,7 @@ class Ownership:
     With `needs_lease` a partition is owned only under one of the `leases`; with `is_fenced` commits carry its token.
 
     Attributes:
-        is_shared: whether Kafka does not know the sender of the last refused commit as a member of the group. For a
+        is_shared: whether Kafka refused a commit because it does not know the sender as a member of the group. For a
             consumer that assigns itself this means that the group protocol has given its partitions to others, too.
     """
 
