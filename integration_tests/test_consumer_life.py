@@ -186,6 +186,59 @@ def test_with_the_new_group_protocol_a_member_without_queues_is_ready(
         member.stop()
 
 
+ASKS_DURING_AN_OUTAGE = """
+import time
+from confluent_kafka.admin import AdminClient
+from rocketshim.admin.group_lag import GroupReader
+from rocketshim.errors import BrokerUnavailableError
+from rocketshim.kafka.membership import MemberCheck
+from rocketshim_local import LocalCluster
+
+asked = []
+
+class Client(AdminClient):
+    def describe_consumer_groups(self, *args, **options):
+        answers = super().describe_consumer_groups(*args, **options)
+        asked.extend(answers.values())
+        return answers
+
+def ask_until(is_enough):
+    while not is_enough():
+        check.has_no_partitions("me", int(time.monotonic() * 1_000))
+        time.sleep(0.02)
+
+def is_answered():
+    return asked and asked[-1].done() and asked[-1].exception() is None
+
+with LocalCluster() as cluster:
+    cluster.touch_internal_topics()
+    client = cluster.client_config() | {"log_level": "0"}
+    check = MemberCheck(Client, client, "g")
+    reader = GroupReader(cluster.bootstrap, {"log_level": "0"})
+    ask_until(is_answered)
+    assert reader.read("g").state == "DEAD"
+    cluster.kill(1)
+    before = len(asked)
+    ask_until(lambda: len(asked) >= before + 3)  # two are given up, 5 s after they were asked
+    try:
+        reader.read("g")
+    except BrokerUnavailableError:
+        print("away")
+    cluster.restart(1)
+    ask_until(is_answered)
+    assert reader.read("g").state == "DEAD"
+print("survived")
+"""
+
+
+def test_a_process_that_asked_for_a_group_in_vain_survives_the_end_of_the_outage() -> None:
+    """Freed memory is filled: librdkafka uses what it has freed once an unanswered request has reached its limit."""
+    environment = os.environ | {"MALLOC_PERTURB_": "255"}
+    command = [sys.executable, "-c", ASKS_DURING_AN_OUTAGE]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=GUARD_S, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "away\nsurvived\n"), ran.stderr[-2_000:]
+
+
 class Storm:
     """Members of one group that come and go, each on its own thread, while messages are sent.
 

@@ -27,11 +27,11 @@ from rocketshim.errors import (
 )
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, LastClientError, confluent_admin, confluent_clients
+from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.positions import (
     EARLIEST,
     LATEST,
     LOOK_AGAIN_S,
-    answer_of,
     group_positions,
     listed_groups,
     listed_offsets,
@@ -194,7 +194,9 @@ class GroupReader:
         defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
         self._settings = partial(merge, client or {}, defaults=defaults)
         self._bootstrap = bootstrap
-        self.admin = confluent_admin(self._settings(required={"bootstrap.servers": bootstrap}))
+        settings = self._settings(required={"bootstrap.servers": bootstrap})
+        self._make_admin = partial(self._clients.admin or confluent_admin, settings)
+        self.admin = self._make_admin()
 
     def read(self, group: str) -> GroupStanding:
         """Read the state of a group.
@@ -243,18 +245,15 @@ class GroupReader:
         """
         try:
             names = listed_groups(self.admin, _TIMEOUT_S)
-            futures = self.admin.describe_consumer_groups(names, request_timeout=_TIMEOUT_S) if names else {}
+            described = described_groups(self._make_admin, names, _TIMEOUT_S)
         except KafkaException as error:
             raise typed_error(error, "the list of groups", self.text()) from error
-        found = []
-        for name in names:
-            try:
-                described = answer_of(futures[name], _TIMEOUT_S)
-            except KafkaException:  # not visible, or its coordinator is moving: the list goes on without its members
-                found.append(GroupSummary(name, "UNKNOWN", None))
-            else:
-                found.append(GroupSummary(name, described.state.name, len(described.members)))
-        return found
+        return [
+            GroupSummary(name, "UNKNOWN", None)  # not visible, or its coordinator is moving
+            if isinstance(found, KafkaException)
+            else GroupSummary(name, found.state.name, len(found.members))
+            for name, found in described.items()
+        ]
 
     def text(self) -> str:
         """Return what Kafka's client last reported about its connections, to append to an error; `""` if nothing."""
@@ -308,19 +307,15 @@ class GroupReader:
         found = {}
         deadline_s = time.monotonic() + _TIMEOUT_S
         while groups:
-            futures = self.admin.describe_consumer_groups(
-                groups, include_authorized_operations=True, request_timeout=_TIMEOUT_S
-            )
-            starting = []
-            for group, future in futures.items():
-                try:
-                    found[group] = answer_of(future, _TIMEOUT_S)
-                except KafkaException as error:
-                    if error.args[0].code() in COORDINATOR_AWAY and time.monotonic() <= deadline_s:
-                        starting.append(group)
-                    else:
-                        failed[group] = error
-            groups = starting
+            answers = described_groups(self._make_admin, groups, _TIMEOUT_S, include_authorized_operations=True)
+            groups = []
+            for group, answer in answers.items():
+                if not isinstance(answer, KafkaException):
+                    found[group] = answer
+                elif answer.args[0].code() in COORDINATOR_AWAY and time.monotonic() <= deadline_s:
+                    groups.append(group)
+                else:
+                    failed[group] = answer
             if groups:
                 time.sleep(LOOK_AGAIN_S)
         return found

@@ -261,7 +261,7 @@ class PollLoop(Generic[QueueT]):
         if self._commit.is_due(now_ms):
             self.queues.commit()
         reader.start_waiting()
-        if membership and not reader.is_member and membership.has_no_partitions(reader.client().memberid(), now_ms):
+        if membership and membership.has_no_partitions(reader.client().memberid(), now_ms, is_known=reader.is_member):
             reader.joined()
         if reader.is_member and self._compare.is_due(now_ms):
             self._compare_subscriptions()

@@ -1,57 +1,92 @@
-"""Detects that a member of a group has no partitions, where Kafka's client does not tell.
+"""Asks the coordinator of a group about its members, through clients that no outage makes dangerous.
 
-With Kafka's new group protocol (KIP-848, `group.protocol=consumer`) a member that gets no partition gets no callback
-either (librdkafka 2.16). So the coordinator is asked: the member has no partitions if the group is stable, and neither
-has nor will get any for this member. The answer is awaited without waiting.
+librdkafka ends the process if a request to a group's coordinator reaches its time limit and the coordinator comes back
+later (librdkafka 4605; 2.16, our measurement: each time). So these requests have the longest limit that it accepts, and
+a client of their own, which is dropped to give up.
 """
 
+from collections.abc import Callable
+from concurrent.futures import wait
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import ConsumerGroupState
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from rocketshim.logs import safe_logger
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-__all__ = ["MemberCheck"]
+__all__ = ["MemberCheck", "described_groups"]
 
 _LOG = safe_logger("rocketshim.consumer")
-_TIMEOUT_S: Final = 5.0
+_LIMIT_S: Final = 3_600.0
+_GIVE_UP_MS: Final = 5_000
 _INTERVAL_MS: Final = 500
 
 
-class MemberCheck:
-    """Asks the coordinator of a group about one member.
+def described_groups(
+    make_admin: Callable[[], Any], groups: list[str], timeout_s: float, **options: Any
+) -> dict[str, Any]:
+    """Return the description of each group, or the `KafkaException` of a group that is not described in time.
 
     Args:
-        admin: `confluent_kafka.admin.AdminClient`; kept until `close`.
+        make_admin: makes a `confluent_kafka.admin.AdminClient`, which is dropped before this returns.
+        groups: their names.
+        timeout_s: longest wait for all answers, in seconds.
+        options: further arguments of `describe_consumer_groups`.
+    """
+    admin = make_admin()
+    futures = admin.describe_consumer_groups(groups, request_timeout=_LIMIT_S, **options) if groups else {}
+    wait(futures.values(), timeout_s)
+    late = KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
+    return {
+        group: (future.exception() or future.result()) if future.done() else late for group, future in futures.items()
+    }
+
+
+class MemberCheck:
+    """Detects that a member of a group has no partitions, where Kafka's client does not tell.
+
+    With Kafka's new group protocol (KIP-848, `group.protocol=consumer`) a member that gets no partition gets no
+    callback either (librdkafka 2.16). So the coordinator is asked: the member has no partitions if the group is stable,
+    and neither has nor will get any for this member. The answer is awaited without waiting.
+
+    Args:
+        make_admin: makes a `confluent_kafka.admin.AdminClient` from librdkafka settings.
+        settings: those of its client.
         group: the consumer group.
 
     Thread-safety: none; one owner thread. Another thread may call `close` when that one has ended.
     """
 
-    def __init__(self, admin: Any, group: str) -> None:
-        self._admin = admin
+    def __init__(self, make_admin: Callable[[dict[str, Any]], Any], settings: dict[str, Any], group: str) -> None:
+        self._make_admin = partial(make_admin, settings)
         self._group = group
+        self._admin: Any = None
         self._asked: Future[Any] | None = None
-        self._next_ms = 0
+        self._asked_ms = -_INTERVAL_MS
 
-    def has_no_partitions(self, member_id: str | None, now_ms: int) -> bool:
+    def has_no_partitions(self, member_id: str | None, now_ms: int, *, is_known: bool = False) -> bool:
         """Return whether the last answer shows this member without partitions in a stable group; never wait.
 
         Args:
             member_id: the id of the member.
             now_ms: monotonic time in ms.
+            is_known: it is known whether the member has partitions: ask nothing, keep no client, return False.
         """
-        asked = self._asked
-        if asked is None:
-            if self._admin is not None and now_ms >= self._next_ms:
-                self._next_ms = now_ms + _INTERVAL_MS
-                futures = self._admin.describe_consumer_groups([self._group], request_timeout=_TIMEOUT_S)
-                self._asked = futures[self._group]
+        if is_known:
+            self.close()
             return False
+        asked, waited_ms = self._asked, now_ms - self._asked_ms
+        if asked is None:
+            if waited_ms >= _INTERVAL_MS:
+                self._ask(now_ms)
+            return False
+        self._admin.poll(0)  # for its log lines
         if not asked.done():
+            if waited_ms >= _GIVE_UP_MS:
+                self.close()
             return False
         self._asked = None
         error = asked.exception()  # not raised: its traceback would keep the client alive
@@ -65,8 +100,14 @@ class MemberCheck:
         return bool(mine) and not any(_partitions(member) for member in mine)
 
     def close(self) -> None:
-        """Release the admin client."""
+        """Drop the client and an open question; the next question makes a new one. Idempotent."""
         self._admin = self._asked = None
+
+    def _ask(self, now_ms: int) -> None:
+        if self._admin is None:
+            self._admin = self._make_admin()
+        self._asked_ms = now_ms
+        self._asked = self._admin.describe_consumer_groups([self._group], request_timeout=_LIMIT_S)[self._group]
 
 
 def _partitions(member: Any) -> list[Any]:

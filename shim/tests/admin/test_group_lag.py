@@ -9,6 +9,7 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.admin import group_lag
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, PartitionStanding, conflicts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.errors import BrokerUnavailableError, ConfigError, NotAuthorizedError, RocketshimError
@@ -74,9 +75,13 @@ class Cluster:
         return 0
 
 
+def reader_of(cluster: Cluster) -> GroupReader:
+    made = cast("Any", Positions)
+    return GroupReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made, admin=lambda _: cluster))
+
+
 def test_a_list_that_lacks_the_groups_of_one_broker_is_an_error() -> None:
-    reader = GroupReader("127.0.0.1:1")
-    reader.admin = cast("Any", Cluster())
+    reader = reader_of(Cluster())
     with pytest.raises(BrokerUnavailableError, match="the list of groups"):
         reader.listed()
 
@@ -95,9 +100,9 @@ class SilentCluster(Cluster):
         return {group: self.Silent() for group in groups}
 
 
-def test_a_cluster_that_does_not_answer_in_any_time_is_away() -> None:
-    reader = GroupReader("127.0.0.1:1")
-    reader.admin = cast("Any", SilentCluster())
+def test_a_cluster_that_does_not_answer_in_any_time_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(group_lag, "_TIMEOUT_S", 0.01)
+    reader = reader_of(SilentCluster())
     with pytest.raises(BrokerUnavailableError):
         reader.listed()
     with pytest.raises(BrokerUnavailableError):
@@ -163,9 +168,8 @@ class Positions:
 
 def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_client() -> None:
     groups = [f"g{number}" for number in range(100)]
-    made = cast("Any", Positions)
-    reader = GroupReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made))
-    admin = reader.admin = cast("Any", Answering())
+    admin = Answering()
+    reader = reader_of(admin)
     found = reader.read_each([*groups, "denied", "away", " "])
     [standing] = {replace(cast("GroupStanding", found[group]), group="g") for group in groups}
     assert standing.partitions == (PartitionStanding("orders", 0, 3, low=7, end=7, member=None),)

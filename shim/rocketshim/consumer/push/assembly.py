@@ -189,8 +189,8 @@ class PushAssembly:
             topics = self.subscriptions.topics
             log = connect_group_log(settings, topics=topics, clients=self.clients, clock=clock, admin=admin)
         membership = None
-        if admin is not None and brokers_assign(settings.client):
-            membership = MemberCheck(admin, settings.group)  # Kafka's client calls no callback for no partitions
+        if (make_admin := self.clients.admin) is not None and brokers_assign(settings.client):
+            membership = MemberCheck(make_admin, settings.client_config({}, LastClientError().settings), settings.group)
             opened.callback(membership.close)
         reader = PartitionReader(
             make_consumer=lambda on_commit: self.clients.consumer(
