@@ -4,8 +4,9 @@ Two sources. The *calls* of members, where they were recorded, by the host's clo
 `__consumer_offsets`, by the coordinator's clock: exact against append times; calls of listeners are compared with a
 slack, since two clocks are involved.
 
-While brokers are at fault, the client library sends a commit that had no answer again, and its copy may be stored after
-the next commit. A stored position that was stored before, during such a fault, and is left again, is not named.
+While brokers are at fault, a commit that has no answer, or the copy of it that the client library sends, may be stored
+after the next one. A stored position that is then not below those from before the fault, and is left again, is not
+named.
 
 What is never finished although the group is past it is `lost` (module `loss`), and not named here again.
 """
@@ -161,28 +162,30 @@ def _stored_back(index: Index) -> Iterator[Violation]:
         if queue.rpartition("/")[0] in index.setup.fleeting:
             continue  # a topic that is created again begins at 0
         highest, at = -1, None
-        stored: set[tuple[int, str]] = set()
         last = commits[-1][1].position
         for source, commit in commits:
-            known = (commit.position, commit.metadata) in stored
-            stored.add((commit.position, commit.metadata))
-            if commit.position < highest:
-                if known and last >= highest and _brokers_are_at_fault(index, commit.ms):
-                    continue
+            if commit.position >= highest:
+                highest, at = commit.position, source
+                continue
+            since_ns = _brokers_at_fault_since_ns(index, commit.ms)
+            before = [each.position for _, each in commits if (index.host_ns(each.ms) or 0) < since_ns]
+            if last < highest or commit.position < max(before, default=0):
                 what = f"{group}'s position of {queue} went back from {highest} to {commit.position}"
                 yield Violation.of("commit-back", what, [at, source])
-            else:
-                highest, at = commit.position, source
 
 
-def _brokers_are_at_fault(index: Index, ms: int) -> bool:
+def _brokers_at_fault_since_ns(index: Index, ms: int) -> float:
+    """When the fault of brokers began that may explain what is stored at this time; never: none does."""
     at_ns = index.host_ns(ms)
     recovery_ns = index.setup.recovery_ms * NS_PER_MS
-    return at_ns is not None and any(
-        fault.target == "cluster" or fault.target.startswith("broker-")
+    found = [
+        fault.begin_ns
         for _, fault in index.faults
-        if fault.begin_ns <= at_ns <= fault.end_ns + recovery_ns
-    )
+        if at_ns is not None
+        and fault.begin_ns <= at_ns <= fault.end_ns + recovery_ns
+        and (fault.target == "cluster" or fault.target.startswith("broker-"))
+    ]
+    return min(found, default=_NEVER)
 
 
 def _called_back(index: Index) -> Iterator[Violation]:
