@@ -14,7 +14,7 @@ DEMO_ARGS ?=
 # Most tests wait for a broker: four processes, each with a broker of its own, 500 MB for both. How they divide the
 # tests is written in test_support/schedule.py. `make test PROCESSES=0` for one process.
 PROCESSES ?= 4
-SHARED_OUT := -n $(PROCESSES) --dist loadscope
+SHARED_OUT := -n $(PROCESSES) --dist loadscope --max-worker-restart=2
 
 .PHONY: help demo test test-unit test-integration test-long chaos simulate soak check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
 
@@ -43,7 +43,7 @@ coverage: $(VENV)/.dev ## branch coverage of the unit and property tests, in all
 	  $(BIN)/python -m coverage report --include="*/$$pure/*" --fail-under=92 --format=total; done
 
 test-long: $(VENV)/.dev broker-jars spark-jars ## the tests that run for minutes; results stand in docs/reliability.md
-	@$(BIN)/python -m pytest -m long --timeout=7200 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m long --timeout=7200 -o faulthandler_timeout=7190 $(PYTEST_ARGS)
 
 check: $(VENV)/.dev ## lint, format, types (of the tests, too), import contracts, public API, measures
 	@$(BIN)/ruff check .

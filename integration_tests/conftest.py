@@ -66,8 +66,8 @@ def broker(rocketshim_broker: Broker) -> Broker:
 
 @pytest.fixture(scope="session")
 def admin(broker: Broker, pytestconfig: pytest.Config) -> AdminClient:
-    """An admin client of the session's broker."""
-    pytestconfig.stash[_ADMIN] = made = AdminClient({"bootstrap.servers": broker.bootstrap})
+    """An admin client of the session's broker; silent, since it outlives the broker at the end of the session."""
+    pytestconfig.stash[_ADMIN] = made = AdminClient({"bootstrap.servers": broker.bootstrap, "log_level": 0})
     return made
 
 
