@@ -30,7 +30,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeScheduling":
-    """Keep together the tests of a Spark session, and those of a file that share something; give out others singly."""
+    """Keep together the tests of a Spark session, and those of a file that share something; give out others singly.
+
+    When a process dies, the others get what it had left. As pytest-xdist 3.8.0 does it, they get its finished tests,
+    too, and may wait forever (pytest-xdist 1323, 1327), and the test that ended the process runs again (1378).
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByShared(LoadScopeScheduling):
@@ -40,6 +44,21 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeSc
                 return "spark jobs" if file.stem == _LONGEST_WITH_SPARK else "spark"
             is_single = file.parts[0] in _ONE_BY_ONE and not _shares(config.rootpath / file)
             return nodeid if is_single else str(file)
+
+        def remove_node(self, node: Any) -> str | None:
+            work = self.assigned_work.pop(node)
+            left = [test for unit in work.values() for test, is_done in unit.items() if not is_done]
+            for test in left[1:]:
+                self.workqueue.setdefault(self._split_scope(test), {})[test] = False
+            for other in self.assigned_work:
+                self._reschedule(other)
+            return left[0] if left else None
+
+        def _reschedule(self, node: Any) -> None:
+            super()._reschedule(node)
+            # A process begins a test when it knows the next one, or that there is none.
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
     config.option.loadscopereorder = False  # it would put the files with few tests last, which are the longest
     return ByShared(config, log)
