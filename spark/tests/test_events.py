@@ -270,16 +270,17 @@ def test_settled_returns_the_marks_that_the_redrive_log_returns(
         for each in redrive_records:
             value = encode_redrive_record(each) if isinstance(each, MarkRecord | BeginRecord) else each
             stored.append(record("ns.rmq.redrive", None, offset=len(stored), value=value))
-        folded[number] = RedriveLog(each for each in redrive_records if isinstance(each, MarkRecord | BeginRecord))
+        folded[number] = [each for each in redrive_records if isinstance(each, MarkRecord | BeginRecord)]
     found = {
         (row.topic, row.partition, row.offset): (row.state, row.settled_by, row.digest)
         for row in settled(frame(spark, stored), "ns").collect()
     }
     expected = {}
-    for number, folded_log in folded.items():
+    for number, told in folded.items():
         for source in (f"rmq.dlq.a-{number}", f"rmq.dlq.b-{number}"):
+            folded_log = RedriveLog(source, told)
             for place in ((partition, offset) for partition in range(2) for offset in range(4)):
-                last = folded_log.settled(source, *place, None)
+                last = folded_log.settled(*place, None)
                 if last is not None:
                     expected[source, *place] = (last.state, last.plan, last.digest)
     assert found == expected

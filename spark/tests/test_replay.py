@@ -106,7 +106,7 @@ def assert_same(spark: SparkSession, worlds: list[list[Letter]], *, to_source: b
     for number, letters in enumerate(worlds):
         topic = NAMES.dead_letter(f"g{number}")
         marks = marks_of(topic, letters)
-        expected |= by_dlq_plan(topic, letters, rules, RedriveLog(marks))
+        expected |= by_dlq_plan(topic, letters, rules, RedriveLog(topic, marks))
         for at, letter in enumerate(letters):
             stored.append(letter.stored(topic, at))
             chosen += [stored[-1].where] * letter.is_chosen

@@ -156,63 +156,68 @@ class Settled:
 
 
 class RedriveLog:
-    """The state of the redrive log after its records so far. Equal records give equal answers.
+    """What the redrive log says about the dead letters of one topic. Equal records give equal answers.
+
+    Args:
+        source: physical topic of the dead letters.
+        records: the first records, as for `add`.
+
+    Attributes:
+        last_begin: the last `begin` for the topic; None: there is none.
 
     Thread-safety: none; belongs to one thread.
     """
 
-    def __init__(self, records: Iterable[RedriveRecord | None] = ()) -> None:
-        self._settled: dict[str, dict[tuple[int, int], tuple[State, str, str]]] = {}
-        self._by_plan: dict[tuple[str, str], set[tuple[int, int]]] = {}
-        self._last: dict[str, BeginRecord] = {}
+    def __init__(self, source: str, records: Iterable[RedriveRecord | None] = ()) -> None:
+        self.last_begin: BeginRecord | None = None
+        self._source = source
+        self._settled: dict[tuple[int, int], tuple[State, str, str]] = {}
+        self._by_plan: dict[str, set[tuple[int, int]]] = {}
         self._sessions: set[str] = set()
         for record in records:
             self.add(record)
 
     def add(self, record: RedriveRecord | None) -> None:
-        """Apply the next record of the log; None (a record to ignore) changes nothing."""
+        """Apply the next record of the log; a record about another topic and None (one to ignore) change nothing."""
+        if record is None or record.source != self._source:
+            return
         if isinstance(record, BeginRecord):
-            self._last[record.source] = record
+            self.last_begin = record
             self._sessions.add(record.session)
-        elif isinstance(record, MarkRecord):
+        else:
             state, plan = record.state, record.plan
             letters = {(partition, offset): (state, plan, digest) for partition, offset, digest in record.letters}
-            self._settled.setdefault(record.source, {}).update(letters)
-            self._by_plan.setdefault((record.source, plan), set()).update(letters)
+            self._settled.update(letters)
+            self._by_plan.setdefault(plan, set()).update(letters)
 
-    def settled(self, source: str, partition: int, offset: int, digest: str | None) -> Settled | None:
+    def settled(self, partition: int, offset: int, digest: str | None) -> Settled | None:
         """Return what was done with a dead letter; None if nothing.
 
         Args:
-            source: physical topic.
             partition: its partition.
             offset: its offset.
             digest: of the record there; None: not known and not compared.
         """
-        found = self._settled.get(source, {}).get((partition, offset))
+        found = self._settled.get((partition, offset))
         return None if found is None or digest not in {None, found[2]} else Settled(*found)
 
-    def settled_record(self, source: str, record: Record) -> Settled | None:
+    def settled_record(self, record: Record) -> Settled | None:
         """Return what was done with a record, None if nothing; its digest is computed only if its offset has a mark."""
-        at = (source, record.partition() or 0, record.offset() or 0)
+        at = (record.partition() or 0, record.offset() or 0)
         return self.settled(*at, record_digest(record)) if self.is_marked(*at) else None
 
-    def is_done(self, plan: str, source: str, partition: int, offset: int) -> bool:
+    def is_done(self, plan: str, partition: int, offset: int) -> bool:
         """Return whether this plan has already redriven or discarded a dead letter."""
-        return (partition, offset) in self._by_plan.get((source, plan), ())
+        return (partition, offset) in self._by_plan.get(plan, ())
 
-    def is_marked(self, source: str, partition: int, offset: int) -> bool:
+    def is_marked(self, partition: int, offset: int) -> bool:
         """Return whether an offset has any mark, so that computing the digest is worthwhile."""
-        return (partition, offset) in self._settled.get(source, {})
+        return (partition, offset) in self._settled
 
-    def has_marks(self, source: str) -> bool:
-        """Return whether a topic has any mark."""
-        return bool(self._settled.get(source))
+    def has_marks(self) -> bool:
+        """Return whether the topic has any mark."""
+        return bool(self._settled)
 
     def has_begun(self, session: str) -> bool:
         """Return whether the log has a `begin` of this session."""
         return session in self._sessions
-
-    def last_begin(self, source: str) -> BeginRecord | None:
-        """Return the last `begin` for the dead letters of a topic."""
-        return self._last.get(source)

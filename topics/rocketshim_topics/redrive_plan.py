@@ -303,7 +303,7 @@ class Planner:
         )
 
     def _settled(self, position: tuple[int, int], digest: str) -> str | None:
-        found = self._log.settled(self._source, *position, digest)
+        found = self._log.settled(*position, digest)
         if found is None or self._rules.again:
             return None
         return f"{found.state}-by:{found.plan}"

@@ -46,7 +46,7 @@ def test_encoding_then_decoding_changes_nothing(record: RedriveRecord) -> None:
 def test_the_fold_is_what_a_look_through_all_records_says(
     history: list[RedriveRecord | None], source: str, plan: str, place: tuple[int, int], digest: str
 ) -> None:
-    log = RedriveLog(history)
+    log = RedriveLog(source, history)
     found = [
         Settled(record.state, record.plan, each[2])
         for record in history
@@ -55,12 +55,12 @@ def test_the_fold_is_what_a_look_through_all_records_says(
         if each[:2] == place
     ]
     last = found[-1] if found else None
-    assert log.settled(source, *place, digest) == (last if last is not None and last.digest == digest else None)
-    assert log.is_marked(source, *place) == bool(found)
-    assert log.is_done(plan, source, *place) == any(each.plan == plan for each in found)
+    assert log.settled(*place, digest) == (last if last is not None and last.digest == digest else None)
+    assert log.is_marked(*place) == bool(found)
+    assert log.is_done(plan, *place) == any(each.plan == plan for each in found)
     begun = [record for record in history if isinstance(record, BeginRecord) and record.source == source]
-    assert log.last_begin(source) == (begun[-1] if begun else None)
-    sessions = {record.session for record in history if isinstance(record, BeginRecord)}
+    assert log.last_begin == (begun[-1] if begun else None)
+    sessions = {record.session for record in begun}
     assert all(log.has_begun(session) == (session in sessions) for session in ("s1", "s2"))
 
 

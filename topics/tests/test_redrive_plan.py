@@ -27,7 +27,7 @@ def letter(store: Any, offset: int = 0, **fields: Any) -> Any:
 
 
 def planned(records: list[Any], rules: RedriveRules = RULES, log: RedriveLog | None = None) -> RedrivePlan:
-    planner = Planner(SOURCE, rules, log or RedriveLog(), TOPICS)
+    planner = Planner(SOURCE, rules, log or RedriveLog(SOURCE), TOPICS)
     for record in records:
         planner.add(record, decode(record.headers(), trusted=True))
     return planner.plan(cluster_id="c", created_ms=1, choice={"where": "a = 'é'"})
@@ -77,7 +77,7 @@ def test_a_repeat_of_what_was_settled_before_is_held_back(store: Any, settled: i
     duplicates = {offset: letter(store, offset, uniq_key="m", origin_message_id="orders/0/1") for offset in (1, 2)}
     digest = record_digest(duplicates[settled])
     mark = MarkRecord(source=SOURCE, plan="p", session="s", state="redriven", letters=((0, settled, digest),))
-    log = RedriveLog([mark])
+    log = RedriveLog(SOURCE, [mark])
     planner = Planner(SOURCE, RULES, log, TOPICS)
     for offset, record in duplicates.items():
         if chosen or offset != settled:
@@ -91,7 +91,7 @@ def test_a_repeat_of_what_was_settled_before_is_held_back(store: Any, settled: i
 
 
 def test_a_letter_passed_over_that_is_not_settled_holds_nothing_back(store: Any) -> None:
-    planner = Planner(SOURCE, RULES, RedriveLog(), TOPICS)
+    planner = Planner(SOURCE, RULES, RedriveLog(SOURCE), TOPICS)
     for offset, show in ((1, planner.pass_over), (2, planner.add)):
         record = letter(store, offset, uniq_key="m", origin_message_id="orders/0/1")
         show(record, decode(record.headers(), trusted=True))
@@ -102,7 +102,7 @@ def test_a_letter_passed_over_that_is_not_settled_holds_nothing_back(store: Any)
 def test_what_was_settled_is_held_back_unless_asked_for(store: Any, state: Any) -> None:
     record = letter(store)
     mark = MarkRecord(source=SOURCE, plan="p", session="s", state=state, letters=((0, 0, record_digest(record)),))
-    log = RedriveLog([mark])
+    log = RedriveLog(SOURCE, [mark])
     assert reasons(planned([record], log=log)) == [f"{state}-by:p"]
     assert reasons(planned([record], RedriveRules(group="g", again=True), log=log)) == []
     assert reasons(planned([letter(store, fail_class="Other")], log=log)) == [], "another record at the same place"
@@ -111,7 +111,7 @@ def test_what_was_settled_is_held_back_unless_asked_for(store: Any, state: Any) 
 def test_a_malformed_letter_cannot_be_sent_but_discarded(store: Any) -> None:
     record = store(OutgoingRecord(SOURCE, 0, b"k", b"v", [("RECONSUME_TIMES", b"x")]))
     for rules, expected in ((RULES, ["malformed:bad-number:RECONSUME_TIMES"]), (RedriveRules(action="discard"), [])):
-        planner = Planner(SOURCE, rules, RedriveLog(), TOPICS)
+        planner = Planner(SOURCE, rules, RedriveLog(SOURCE), TOPICS)
         planner.add(record, Envelope(), malformed="bad-number:RECONSUME_TIMES")
         assert reasons(planner.plan(cluster_id="", created_ms=0, choice={})) == expected
 
@@ -146,7 +146,7 @@ def test_a_plan_read_from_its_file_is_the_same_and_every_chosen_letter_is_in_it_
 
 def test_texts_that_are_not_utf_8_are_escaped_in_a_plan(store: Any) -> None:
     record = letter(store, uniq_key="m\udcff", fail_class="\udcfe")
-    planner = Planner(SOURCE, RULES, RedriveLog(), TOPICS)
+    planner = Planner(SOURCE, RULES, RedriveLog(SOURCE), TOPICS)
     planner.add(record, decode(record.headers(), trusted=True))
     plan = planner.plan(cluster_id="c", created_ms=1, choice={"key": "\udcff"})
     assert RedrivePlan.from_json(plan.to_json()) == plan

@@ -89,14 +89,14 @@ class RecordView:
 
         Args:
             letter: the decoded dead letter.
-            log: the redrive log, which has the states of dead letters; None: leave state and plan empty.
+            log: the redrive log of the letter's topic, which has the states; None: leave state and plan empty.
         """
         message, record = letter.message, letter.record
         is_broken = letter.malformed is not None and letter.dialect is None
         at = (message.topic() or "", message.partition() or 0, message.offset() or 0)
         state, plan = "", None
         if log is not None:
-            mark = log.settled_record(at[0], message)
+            mark = log.settled_record(message)
             state, plan = ("dead", None) if mark is None else (mark.state, mark.plan)
         return cls(
             *at,

@@ -117,8 +117,7 @@ def read_log(reader: TopicReader, topic: str, source: str) -> RedriveLog:
         topic: physical name of the log; if it does not exist, the answer is empty.
         source: physical topic of the dead letters.
     """
-    entries = (record for _, record in log_records(reader, topic))
-    return RedriveLog(record for record in entries if record is not None and record.source == source)
+    return RedriveLog(source, (record for _, record in log_records(reader, topic)))
 
 
 def log_records(reader: TopicReader, topic: str) -> Iterator[tuple[int, RedriveRecord | None]]:
@@ -321,13 +320,12 @@ class Redriver:
         self._open(producer)
         producer.produce(self._log_topic, encode_redrive_record(record))
         self._commit(producer)
-        log = RedriveLog()
+        log = RedriveLog(self._source)
         deadline_ns = self._clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS
         with closing(self._reader.read([self._log_topic], follow=True)) as messages:
             for message in messages:
                 entry = None if message is None else decode_redrive_record(message.value())
-                if entry is not None and entry.source == self._source:
-                    log.add(entry)
+                log.add(entry)
                 if isinstance(entry, BeginRecord) and entry.session == session:
                     break
                 if message is not None:
@@ -341,7 +339,7 @@ class Redriver:
         return log
 
     def _refuse_if_taken_over(self, log: RedriveLog) -> None:
-        last = log.last_begin(self._source)
+        last = log.last_begin
         has_begun = any(log.has_begun(session) for session in self._sessions)
         if has_begun and last is not None and last.session not in self._sessions:
             raise RedriveError(
@@ -351,9 +349,9 @@ class Redriver:
 
     def _is_done(self, log: RedriveLog) -> Callable[[PlannedLetter], bool]:
         def is_done(letter: PlannedLetter) -> bool:
-            if log.is_done(self._plan, self._source, letter.partition, letter.offset):
+            if log.is_done(self._plan, letter.partition, letter.offset):
                 return True
-            found = log.settled(self._source, letter.partition, letter.offset, letter.digest)
+            found = log.settled(letter.partition, letter.offset, letter.digest)
             return found is not None and not self._again
 
         return is_done

@@ -77,9 +77,9 @@ def _classified(
     reader: TopicReader, decoder: Decoder, choice: RecordFilter, log: RedriveLog, watch: Watch
 ) -> Iterator[tuple[DeadLetterRecord, bool]]:
     """Return the dead letters that are selected or have a mark in the redrive log, each with "is selected"."""
-    since_ms = None if log.has_marks(decoder.topic) else choice.since_ms
+    since_ms = None if log.has_marks() else choice.since_ms
     for message in watch(reader.read([decoder.topic], since_ms=since_ms)):
-        is_marked = log.is_marked(decoder.topic, message.partition(), message.offset())
+        is_marked = log.is_marked(message.partition(), message.offset())
         if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
             continue
         dead_letter = decoder.open(message)
@@ -98,7 +98,7 @@ def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedriveP
     for message in reader.read([names.parked]):
         entry, digest = parked_record(message), record_digest(message)
         position = (message.partition(), message.offset())
-        if entry.reason != reason or log.settled(names.parked, *position, digest) is not None:
+        if entry.reason != reason or log.settled(*position, digest) is not None:
             continue
         if entry.target:
             letters.append(PlannedLetter(*position, digest, names.schedule, reason, entry.uniq_key or ""))

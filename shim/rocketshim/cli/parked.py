@@ -82,7 +82,7 @@ def ls(
         log = read_log(reader, names.redrive_log, names.parked)
         shown = hidden = 0
         for message in _select(reader, names, reason, topic, follow=follow):
-            plan = _redriven_by(log, names, message)
+            plan = _redriven_by(log, message)
             if plan is not None and not everything:
                 hidden += 1
                 continue
@@ -112,9 +112,9 @@ def ls(
         typer.echo(f"{hidden} more were sent again; --all shows them", err=True)
 
 
-def _redriven_by(log: RedriveLog, names: TopicNames, message: Any) -> str | None:
+def _redriven_by(log: RedriveLog, message: Any) -> str | None:
     """Return the id of the plan that sent a parked record again; None if none did."""
-    found = log.settled_record(names.parked, message)
+    found = log.settled_record(message)
     return None if found is None else found.plan
 
 
@@ -181,9 +181,8 @@ def redrive(
     names, settings = TopicNames(namespace), client_settings(client)
     plan = f"parked-{plan_name or uuid.uuid4().hex[:12]}"
     wanted = {parse_coordinates(text, "parked ls") for text in coordinates or ()}
-    picked = _Selection(names, again=again, plan=plan)
     with TopicReader(bootstrap, client=settings) as reader:
-        picked.log = read_log(reader, names.redrive_log, names.parked)
+        picked = _Selection(names, read_log(reader, names.redrive_log, names.parked), again=again, plan=plan)
         for message in _select(reader, names, reason, topic):
             position = (message.partition(), message.offset())
             if not wanted or position in wanted:
@@ -222,8 +221,7 @@ def _report(picked: "_Selection", progress: RedriveProgress, *, dry_run: bool, a
 class _Selection:
     """The parked records to send, and those that cannot be sent."""
 
-    def __init__(self, names: TopicNames, *, again: bool, plan: str) -> None:
-        self.log = RedriveLog()
+    def __init__(self, names: TopicNames, log: RedriveLog, *, again: bool, plan: str) -> None:
         self.again = again
         self.plan = plan
         self.letters: list[PlannedLetter] = []
@@ -231,14 +229,15 @@ class _Selection:
         self.seen: set[tuple[int, int]] = set()
         self.sent_before = 0
         self._names = names
+        self._log = log
 
     def add(self, message: Any) -> None:
         """Add a record that the user selected, unless it was sent before or cannot be sent."""
         position = (message.partition(), message.offset())
         entry, digest = parked_record(message), record_digest(message)
-        redriven = self.log.settled(self._names.parked, *position, digest)
+        redriven = self._log.settled(*position, digest)
         self.seen.add(position)
-        if self.log.is_done(self.plan, self._names.parked, *position) or (redriven is not None and not self.again):
+        if self._log.is_done(self.plan, *position) or (redriven is not None and not self.again):
             self.sent_before += 1
             return
         try:

@@ -26,7 +26,7 @@ def show(request: Request) -> Response:
         log = read_log(reader, console.names.redrive_log, topic)
 
         def waits(record: Any) -> bool:
-            return everything or log.settled_record(topic, record) is None
+            return everything or log.settled_record(record) is None
 
         cursor = request.query_params.get("from")
         read = read_newest(console, reader, [topic], waits, results=_ON_A_PAGE, cursor=cursor)

@@ -110,19 +110,17 @@ class _Marks(NamedTuple):
 
 
 def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> _Marks:
-    log, begun_ms = RedriveLog(), 0
+    log, begun_ms = RedriveLog(plan.source), 0
     for at_ms, record in log_records(reader, console.names.redrive_log):
-        if record is None or record.source != plan.source:
-            continue
         log.add(record)
-        if record.plan == plan.id:
+        if record is not None and (record.source, record.plan) == (plan.source, plan.id):
             begun_ms = begun_ms or at_ms
     done = elsewhere = 0
     for letter in plan.letters:
-        if log.is_done(plan.id, plan.source, letter.partition, letter.offset):
+        if log.is_done(plan.id, letter.partition, letter.offset):
             done += 1
         elif not plan.rules.again:
-            elsewhere += log.settled(plan.source, letter.partition, letter.offset, letter.digest) is not None
+            elsewhere += log.settled(letter.partition, letter.offset, letter.digest) is not None
     return _Marks(done, elsewhere, len(plan.letters) - done - elsewhere, begun_ms)
 
 

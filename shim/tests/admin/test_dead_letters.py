@@ -83,7 +83,7 @@ def test_a_record_whose_headers_cannot_be_read_is_shown_as_such_and_cannot_be_se
     assert letter.malformed == "bad-header-key"
     shown = RecordView.opened(letter)
     assert (shown.malformed, shown.id) == ("bad-header-key", "dlq/0/0")
-    planner = Planner(topic, RedriveRules(), RedriveLog(), {"orders"})
+    planner = Planner(topic, RedriveRules(), RedriveLog(topic), {"orders"})
     planner.add(message, letter.envelope, malformed=letter.malformed, opened=letter.record)
     assert [each.reason for each in planner.plan(cluster_id="", created_ms=0, choice={}).held_back] == [
         "malformed:bad-header-key"

@@ -128,7 +128,7 @@ def test_a_redrive_that_is_stopped_ends_its_transaction_and_names_the_user_in_th
     redriver.close()
     assert (progress.sent, progress.waiting, progress.stopped_by) == (500, 700, "user")
     with TopicReader("memory:1", clients=stage.clients) as reader:
-        begin = read_log(reader, LOG, DLQ).last_begin(DLQ)
+        begin = read_log(reader, LOG, DLQ).last_begin
     assert begin is not None
     assert begin.by == "ada"
     assert stage.run().sent == 700
@@ -489,10 +489,10 @@ def test_discarding_marks_letters_and_sends_nothing() -> None:
     assert stage.arrived == Counter()
     with TopicReader("memory:1", clients=stage.kafka.clients()) as reader:
         log = read_log(reader, LOG, DLQ)
-        assert all(log.settled(DLQ, *letter[:3]) is not None for letter in stage.letters)
-        assert read_log(reader, "no-such-topic", DLQ).last_begin(DLQ) is None
+        assert all(log.settled(*letter[:3]) is not None for letter in stage.letters)
+        assert read_log(reader, "no-such-topic", DLQ).last_begin is None
         other = read_log(reader, LOG, "dlq-of-another-group")
-        assert not other.has_marks(DLQ), "what is not asked for is not kept in memory"
+        assert not other.has_marks(), "what is not asked for is not kept in memory"
 
 
 def test_a_log_that_takes_minutes_to_read_does_not_stop_a_redrive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_a_plan_is_reviewed_ten_are_sent_first_judged_and_then_the_rest(stage: S
     assert len(sent) == len(set(sent)) == 40
 
     with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as topics:
-        begin = read_log(topics, NAMES.redrive_log, DEAD).last_begin(DEAD)
+        begin = read_log(topics, NAMES.redrive_log, DEAD).last_begin
     assert begin is not None
     assert begin.by.startswith("token (console of ")
 

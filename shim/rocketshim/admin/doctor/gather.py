@@ -300,13 +300,13 @@ class _ClusterReader:
             return None, 0
 
         def request() -> tuple[int | None, int]:
-            spans, log = self.reader.spans([name], since_ms=_now_ms() - _DAY_MS), RedriveLog()
+            spans, log = self.reader.spans([name], since_ms=_now_ms() - _DAY_MS), RedriveLog(name)
             if spans:  # if the log cannot be read, records that were sent again count
                 log = self._request(f"records of {log_topic}", lambda: read_log(self.reader, log_topic, name), log)
             reasons = (
                 dict(headers_shown(record)).get(PARK_REASON)
                 for record in self.reader.read_spans(spans)
-                if log.settled_record(name, record) is None
+                if log.settled_record(record) is None
             )
             counted = list(islice(reasons, _MAX_PARKED))
             return len(counted), counted.count(NOT_ALLOWED.encode())
