@@ -329,7 +329,7 @@ class AtLeastOnce:
         is_quiet = now_ns - self._reported_ns >= self._patience_ns
         if is_quiet and self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
             self._proof_asked_ns = now_ns
-            self._prober.probe(assigned, now_ns)
+            self._prober.probe(assigned)
 
     def _replace(self, batch: HopBatch, now_ns: int) -> None:
         """Re-append the records of a batch that have no report: their target has not answered."""
@@ -402,10 +402,6 @@ class AtLeastOnce:
                 return
             self._poll(_BUSY_MS / 1_000)
             self.process_reports(now_ns)
-
-    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
-        """Write a probe into this partition."""
-        self._prober.probe(assigned, now_ns)
 
     def close(self) -> None:
         """Abandon records in flight and close the producers."""

@@ -81,8 +81,5 @@ class Delivery(Protocol):
     def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until these partitions have no records in flight, or the time is over."""
 
-    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
-        """Write a probe of the leader's clock into this partition."""
-
     def close(self) -> None:
         """Close the producers and abandon records in flight. Complete when it returns."""

@@ -457,10 +457,6 @@ class ExactlyOnce:
         if self._open is not None and self._producer is not None:
             self._abort(self._producer, self._open, None, "the group rebalances")
 
-    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
-        """Write a probe, outside any transaction."""
-        self._prober.probe(assigned, now_ns)
-
     def close(self) -> None:
         """Abort the open transaction and close the producers."""
         if self._open is not None and self._producer is not None:

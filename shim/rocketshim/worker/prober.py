@@ -66,9 +66,8 @@ class Prober:
         self._delivery_reports = reports
         self.outstanding = 0
 
-    def probe(self, assigned: AssignedPartition, now_ns: int) -> None:
+    def probe(self, assigned: AssignedPartition) -> None:
         """Write a probe into a partition; after a failure the loop tries again a second later."""
-        del now_ns
         producer = self._producer
         if producer is None:
             return

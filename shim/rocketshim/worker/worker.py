@@ -281,7 +281,7 @@ class DelayWorker:
         self._prober.process_reports(self._clock.monotonic_ns())  # `now_ns` is older than the reports just polled
         for assigned in self._assignment.held.values():
             if assigned.queue.asks_for_probe(now_ns):
-                delivery.probe(assigned, now_ns)
+                self._prober.probe(assigned)
         if now_ns >= self._commit_ns:
             self._commit_ns = now_ns + self.settings.commit_interval_ms * _NS
             delivery.commit(list(self._assignment.held.values()), asynchronous=True)

@@ -32,13 +32,13 @@ def test_reports_of_a_replaced_producer_do_not_count_for_the_next() -> None:
     old, new = (kafka.producer({"bootstrap.servers": "memory"}) for _ in range(2))
     as_held: Any = held
     prober.use(old, DeliveryReports())
-    prober.probe(as_held, 0)
+    prober.probe(as_held)
     prober.use(new, DeliveryReports())
     old.flush(1)
     prober.process_reports(1)
     assert held.told == [0], "what it said still counts"
     assert prober.outstanding == 0
-    prober.probe(as_held, 2)
+    prober.probe(as_held)
     assert prober.outstanding == 1
     new.flush(1)
     prober.process_reports(3)
@@ -56,7 +56,7 @@ def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
     reports = DeliveryReports()
     prober.use(producer, reports)
     kafka.fail_produce(None)
-    prober.probe(as_held, 0)
+    prober.probe(as_held)
     producer.flush(1)
     prober.process_reports(1)
     assert (held.told, prober.confirmed_ns, told) == ([], 0, ["worker.probe-failed"])
