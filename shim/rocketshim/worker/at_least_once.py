@@ -409,17 +409,7 @@ class AtLeastOnce:
             if producer is not None:
                 close_producer(producer, _LAST_REPORTS_S)
         self._producer = self._one_by_one = self._consumer = None
-        self._writer.inbox.clear()
-        self._deliveries.clear()
-        self._waiting.clear()
-        self._unready.clear()
         self._targets.set_producers()
-        self._open_batches.clear()
-        self._open_topics.clear()
-        self._most_topics = _MOST_TOPICS
-        self._backlog.clear()
-        self._in_flight_count = 0
-        self._in_flight_bytes = 0.0
 
     def _replace_producer(self, now_ns: int) -> None:
         """Replace a producer after a fatal error, and produce all records in flight again."""
