@@ -1,5 +1,6 @@
 """Counters of what the worker has done."""
 
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -65,7 +66,7 @@ class WorkerCounts:
         for bucket, bound in enumerate(LATENESS_BOUNDS_MS):
             if below == len(late_ms):
                 return
-            upto = _count_up_to(late_ms, bound, below)
+            upto = bisect_right(late_ms, bound, below)
             self.lateness[bucket] += upto - below
             below = upto
         self.lateness[-1] += len(late_ms) - below
@@ -74,14 +75,3 @@ class WorkerCounts:
 def re_append_event(reason: str) -> str:
     """Return the log event for a record that was re-appended for this reason."""
     return "worker.not-allowed" if reason == NOT_ALLOWED else "worker.re-appended"
-
-
-def _count_up_to(ascending: list[int], bound: int, start: int) -> int:
-    low, high = start, len(ascending)
-    while low < high:
-        middle = (low + high) // 2
-        if ascending[middle] <= bound:
-            low = middle + 1
-        else:
-            high = middle
-    return low
