@@ -132,7 +132,9 @@ def journey() -> dict[str, OutgoingRecord]:
     records["schedule hopped on"] = hopped(
         waiting, envelope, NAMES, deliver_at_ms=due_ms(envelope, T0_MS, 30_000), partition=34
     )
-    records["schedule after a target's refusal"] = retried_target(waiting, envelope, NAMES, partition=32)
+    records["schedule after a target's refusal"] = retried_target(
+        waiting, envelope, NAMES, due_ms=due_ms(envelope, T0_MS, 0), partition=32
+    )
     records["target delivered"] = delivered(waiting, envelope, NAMES)
     records["clock probe"] = clock_probe(NAMES, partition=0)
     records |= failures(Stored(records["source"], 19, T0_MS + 1, partition=2))

@@ -399,7 +399,7 @@ def test_hop_does_not_change_what_it_was_given(store: Store) -> None:
     before, headers = envelope.copy(), list(waiting.headers())
     delivered(waiting, envelope, NAMES)
     hopped(waiting, envelope, NAMES, deliver_at_ms=1, partition=0)
-    retried_target(waiting, envelope, NAMES, partition=0)
+    retried_target(waiting, envelope, NAMES, due_ms=1, partition=0)
     parked(waiting, NAMES, "r")
     assert envelope == before
     assert waiting.headers() == headers
@@ -411,7 +411,7 @@ def test_record_without_identity_gets_its_own_coordinates_at_its_first_hop(forei
     for outgoing in (
         delivered(record, envelope, NAMES),
         hopped(record, envelope, NAMES, deliver_at_ms=1, partition=0),
-        retried_target(record, envelope, NAMES, partition=0),
+        retried_target(record, envelope, NAMES, due_ms=1, partition=0),
         parked(record, NAMES, "r"),
     ):
         assert texts_of(outgoing)["UNIQ_KEY"] == "SCHEDULE_TOPIC_XXXX/2/9"
@@ -460,7 +460,7 @@ def test_no_well_formed_record_makes_a_hop_fail_but_by_its_names(envelope: Envel
     parked(record, NAMES, "r")
     for outgoing in (
         hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=0),
-        retried_target(record, envelope, NAMES, partition=0),
+        retried_target(record, envelope, NAMES, due_ms=at_ms, partition=0),
         sent_back(record, times=2**31, trusted=True),
         died(record, times=2**31, trusted=True),
     ):
@@ -492,19 +492,20 @@ def test_delivery_to_a_source_topic_carries_nothing_that_is_not_read_there(forei
 def test_target_that_does_not_take_it_is_tried_again_and_the_due_time_kept(store: Store) -> None:
     waiting = store(scheduled(message(delay_level=3)), offset=4)
     envelope = decode(waiting.headers(), trusted=True)
-    once = store(retried_target(waiting, envelope, NAMES, partition=1), timestamp_ms=NOW_MS + 60_000, offset=5)
+    at_ms = NOW_MS + 10_000
+    once = store(retried_target(waiting, envelope, NAMES, due_ms=at_ms, partition=1), offset=5)
     assert texts_of(once.stored)["TARGET_TRIES"] == "1"
-    assert texts_of(once.stored)["DELIVER_AT_MS"] == str(NOW_MS + 10_000)
+    assert texts_of(once.stored)["DELIVER_AT_MS"] == str(at_ms)
     assert "DELAY_MS" not in names_of(once.stored)
-    twice = retried_target(once, decode(once.headers(), trusted=True), NAMES, partition=2)
+    twice = retried_target(once, decode(once.headers(), trusted=True), NAMES, due_ms=at_ms, partition=2)
     assert texts_of(twice)["TARGET_TRIES"] == "2"
-    assert texts_of(twice)["DELIVER_AT_MS"] == str(NOW_MS + 10_000)
+    assert texts_of(twice)["DELIVER_AT_MS"] == str(at_ms)
     assert names_of(relayed(store(twice))) == IDENTITY | {"HOP_ID"}
 
 
 def test_probe_carries_the_clock_header_alone() -> None:
-    probe = clock_probe(NAMES, partition=3, mark="w-1")
-    assert probe == OutgoingRecord("SCHEDULE_TOPIC_XXXX", 3, None, None, [("CLOCK", b"w-1")])
+    probe = clock_probe(NAMES, partition=3)
+    assert probe == OutgoingRecord("SCHEDULE_TOPIC_XXXX", 3, None, None, [("CLOCK", b"1")])
 
 
 def test_parked_record_keeps_all_it_was(foreign: Foreign) -> None:

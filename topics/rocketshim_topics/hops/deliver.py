@@ -10,7 +10,6 @@ from rocketshim_topics.hops.record import (
     next_envelope,
     outgoing_record,
     physical_name,
-    timestamp_ms_of,
 )
 from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import TopicNames, group_of
@@ -82,7 +81,7 @@ def hopped(
 
 
 def retried_target(
-    record: Record, envelope: Envelope, names: TopicNames, *, partition: int, due_ms: int | None = None
+    record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int, partition: int
 ) -> OutgoingRecord:
     """Return the record that waits because its target did not accept it; `TARGET_TRIES` is one higher.
 
@@ -90,28 +89,22 @@ def retried_target(
         record: the schedule record as fetched.
         envelope: its headers.
         names: of the worker's namespace.
+        due_ms: the due time to keep as `DELIVER_AT_MS`.
         partition: the queue to wait in.
-        due_ms: the due time to keep as `DELIVER_AT_MS`. None: the time in the headers, else the append time.
     """
-    kept_ms = _append_relative_ms(record, envelope) if due_ms is None else due_ms
     outgoing = envelope.copy()
     outgoing.target_tries = min((envelope.target_tries or 0) + 1, INT_MAX)
-    return hopped(record, outgoing, names, deliver_at_ms=kept_ms, partition=partition)
+    return hopped(record, outgoing, names, deliver_at_ms=due_ms, partition=partition)
 
 
-def _append_relative_ms(record: Record, envelope: Envelope) -> int:
-    return due_ms(envelope, timestamp_ms_of(record) or 0, 0)
-
-
-def clock_probe(names: TopicNames, *, partition: int, mark: str = "1") -> OutgoingRecord:
+def clock_probe(names: TopicNames, *, partition: int) -> OutgoingRecord:
     """Return the worker's probe of a leader's clock. Its only header is `CLOCK`; readers of the schedule topic skip it.
 
     Args:
         names: of the worker's namespace.
         partition: a partition that the leader in question leads.
-        mark: value of the header, by which a worker recognises its own probes.
     """
-    return OutgoingRecord(names.schedule, partition, None, None, encode(Envelope(clock=mark)))
+    return OutgoingRecord(names.schedule, partition, None, None, encode(Envelope(clock="1")))
 
 
 def is_probe(record: Record) -> bool:
