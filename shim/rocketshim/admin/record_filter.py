@@ -33,12 +33,9 @@ class RecordFilter:
         ConfigError, FilterSyntaxError: an option's value is not valid.
     """
 
-    def __init__(
-        self, *, where: str | None, tags: str | None, key: str | None, since: str | None, everything: bool = True
-    ) -> None:
+    def __init__(self, *, where: str | None, tags: str | None, key: str | None, since: str | None) -> None:
         given = {"where": where, "tags": tags, "key": key, "since": since}
         self.written = {name: text for name, text in given.items() if text is not None}
-        self.everything = everything
         self._selects = selecting(where, tags)
         self._unseen = set() if where is None else set(SqlFilter(where).properties)
         self._examined_any = False

@@ -77,9 +77,9 @@ def stats(
     as_json: Json = False,
 ) -> None:
     """Count dead letters by cause. The command reads and counts records; it does not subtract offsets."""
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
-        counts = by_cause(counting(select(reader, decoder, choice, log=log)))
+        counts = by_cause(counting(select(reader, decoder, choice, log=log, everything=everything)))
     if as_json:
         rows = [
             {
@@ -130,9 +130,9 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List the dead letters of a group, oldest first within a partition."""
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
-        entries = select(reader, decoder, choice, follow=follow, log=log)
+        entries = select(reader, decoder, choice, follow=follow, log=log, everything=everything)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
 
@@ -176,7 +176,7 @@ def export(
     everything: Everything = False,
 ) -> None:
     """Write complete dead letters as JSON Lines, with headers and bodies (as base64 where they are not text)."""
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since, everything=everything)
+    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
     with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
-        for entry in select(reader, decoder, choice, log=log):
+        for entry in select(reader, decoder, choice, log=log, everything=everything):
             typer.echo(json.dumps(entry.as_json()))

@@ -211,9 +211,18 @@ def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
 
 
 def select(
-    reader: TopicReader, decoder: Decoder, choice: RecordFilter, *, follow: bool = False, log: RedriveLog | None = None
+    reader: TopicReader,
+    decoder: Decoder,
+    choice: RecordFilter,
+    *,
+    follow: bool = False,
+    log: RedriveLog | None = None,
+    everything: bool = True,
 ) -> Iterator[RecordView]:
-    """Return the selected records of a topic; at the end, print how many redriven or discarded ones were left out."""
+    """Return the selected records of a topic; without `everything`, leave out those that were redriven or discarded.
+
+    At the end, print how many were left out.
+    """
     hidden = 0
     for message in reader.read([decoder.topic], since_ms=choice.since_ms, follow=follow):
         if message is None:
@@ -221,7 +230,7 @@ def select(
         entry = RecordView.opened(decoder.open(message), log=log)
         if not choice.wants(entry):
             continue
-        if choice.everything or entry.plan is None:
+        if everything or entry.plan is None:
             yield entry
         else:
             hidden += 1

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import CauseCount, by_cause
@@ -18,7 +17,6 @@ from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.console.selection import Selection, sql_text
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.redrive_log import RedriveLog
 
 __all__ = ["causes", "letters", "topics"]
 
@@ -119,30 +117,29 @@ def _read(
     cursor: str | None = None,
 ) -> ReadRecords:
     """Read the newest selected dead letters of a topic."""
-    choice = selection.record_filter(everything=everything)
+    choice = selection.record_filter()
     with ExitStack() as stack:
         reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
         log = read_log(reader, console.names.redrive_log, topic)
         decoder = Decoder(console.names, topic, fetch=sources.fetch)
-        view = _viewing(decoder, log)
+
+        def view(message: Any) -> RecordView:
+            return RecordView.opened(decoder.open(message), log=log)
+
+        def is_wanted(message: Any) -> bool:
+            entry = view(message)
+            return choice.wants(entry) and (everything or entry.plan is None)
+
         return read_newest(
             console,
             reader,
             [topic],
-            lambda message: _is_wanted(view(message), choice),
+            is_wanted,
             results=results,
             since_ms=choice.since_ms,
             cursor=cursor,
             collect=lambda messages: collect(map(view, messages)),
         )
-
-
-def _viewing(decoder: Decoder, log: RedriveLog) -> Callable[[Any], RecordView]:
-    return lambda message: RecordView.opened(decoder.open(message), log=log)
-
-
-def _is_wanted(entry: RecordView, choice: RecordFilter) -> bool:
-    return choice.wants(entry) and (choice.everything or entry.plan is None)
 
 
 def _where(cause: CauseCount, selected: str | None) -> str | None:

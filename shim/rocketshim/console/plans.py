@@ -95,7 +95,7 @@ def make(request: Request, form: Form) -> Response:
     )
     with ExitStack() as stack:
         reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
-        plan = make_plan(reader, sources, topic, rules, selection.record_filter(everything=True))
+        plan = make_plan(reader, sources, topic, rules, selection.record_filter())
     console.plans.save(plan)
     return RedirectResponse(console.url("plans", plan.id), 303)
 

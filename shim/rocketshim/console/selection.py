@@ -53,13 +53,9 @@ class Selection:
         """Return whether anything is selected, so not everything."""
         return any(self.query.values())
 
-    def record_filter(self, *, everything: bool) -> RecordFilter:
-        """Return the filter of this selection.
-
-        Args:
-            everything: also records that were sent again or discarded.
-        """
-        return RecordFilter(where=self.where, tags=self.tags, key=self.key, since=self.since, everything=everything)
+    def record_filter(self) -> RecordFilter:
+        """Return the filter of this selection."""
+        return RecordFilter(where=self.where, tags=self.tags, key=self.key, since=self.since)
 
 
 def sql_text(text: str) -> str:
