@@ -273,17 +273,14 @@ class AtLeastOnce:
 
     def _failed(self, batch: HopBatch, unstored: Mapping[int, KafkaError | None], now_ns: int) -> None:
         """Handle the records of a batch that were not stored: send them again, or wait."""
-        group, flight = batch.group, batch.flight
+        flight = batch.flight
         again: list[int] = []
         for at, error in unstored.items():
             if error is None:
                 continue
-            record = batch.record(at)
-            verdict = self._refusals.refused(record, group.kind, group.topic, error, now_ns, alone=batch.alone)
-            if verdict is Verdict.WAIT:
-                self._alarm(
-                    "worker.hop-not-stored", hop=group.kind.value, error=error.name(), record=coordinates(record)
-                )
+            if self._refusals.refused(batch, at, error, now_ns) is Verdict.WAIT:
+                record = coordinates(batch.record(at))
+                self._alarm("worker.hop-not-stored", hop=batch.group.kind.value, error=error.name(), record=record)
                 self._waiting.append((now_ns + _RESEND_NS, flight, batch.indexes[at]))
                 self._add_in_flight(flight, 1)
             else:

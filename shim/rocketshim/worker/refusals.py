@@ -7,7 +7,7 @@ its body). The `Router` reads both.
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError
 
@@ -17,6 +17,9 @@ from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.kafka_codes import TOO_LARGE
+
+if TYPE_CHECKING:
+    from rocketshim.worker.hop_writer import HopBatch
 
 __all__ = ["REFUSED_RECORD", "RecordMarks", "Refusals", "Verdict"]
 
@@ -108,26 +111,18 @@ class Refusals:
         self._marks = marks
         self._alarm = alarm
 
-    def refused(self, record: Any, kind: Kind, topic: str, error: KafkaError, now_ns: int, *, alone: bool) -> Verdict:
-        """Note that a hop of a record was not stored, and return what to do with the record.
-
-        Args:
-            record: as fetched.
-            kind: the kind of the hop.
-            topic: the topic to which it was produced.
-            error: why it was not stored.
-            now_ns: monotonic now.
-            alone: whether the record was a separate batch, so that the error is about this record.
-        """
+    def refused(self, batch: "HopBatch", at: int, error: KafkaError, now_ns: int) -> Verdict:
+        """Note that the record at this position of a batch was not stored, and return what to do with the record."""
         if is_unconfirmed(error):
             return Verdict.WAIT
         if error.code() in _NO_CAUSE:
             return Verdict.ROUTE_AGAIN
+        record, kind, topic = batch.record(at), batch.group.kind, batch.group.topic
         if kind is not Kind.DELIVER:
             if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
                 self._targets.producer_lacks(self._targets.target(topic, now_ns), now_ns)
             return self._own_hop_refused(record, kind, error)
-        self._delivery_refused(record, self._targets.target(topic, now_ns), error, now_ns, alone=alone)
+        self._delivery_refused(record, self._targets.target(topic, now_ns), error, now_ns, alone=batch.alone)
         return Verdict.ROUTE_AGAIN
 
     def _delivery_refused(

@@ -44,12 +44,11 @@ class TransactionFailures:
 
     def refused(self, transaction: Transaction, batch: HopBatch, now_ns: int) -> None:
         """Learn why the producer refused a record; if no topic accepts it, its partition backs off."""
-        group, (_, error) = batch.group, batch.errors[0]
+        _, error = batch.errors[0]
         if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
             transaction.must_abort = True  # an earlier record failed, not this one
             return
-        verdict = self._refusals.refused(batch.record(0), group.kind, group.topic, error, now_ns, alone=True)
-        if verdict is Verdict.WAIT:
+        if self._refusals.refused(batch, 0, error, now_ns) is Verdict.WAIT:
             transaction.must_abort = True
             self._back_off(batch, 0, error, now_ns)
 
@@ -66,9 +65,7 @@ class TransactionFailures:
                 if is_silent and group.kind is Kind.DELIVER and group.target is not None:
                     self._refusals.target_failed(group.target, now_ns, "no-answer")
             elif error.code() not in FENCED | _SPOILS:
-                verdict = self._refusals.refused(
-                    batch.record(at), group.kind, group.topic, error, now_ns, alone=batch.alone
-                )
+                verdict = self._refusals.refused(batch, at, error, now_ns)
                 if verdict is Verdict.WAIT and group.kind is not Kind.DELIVER:
                     self._back_off(batch, at, error, now_ns)
                 is_refused = is_refused or (
