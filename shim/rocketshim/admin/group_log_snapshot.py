@@ -8,14 +8,17 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.core.group_log import GroupLog, LeaseOutcome
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
+from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.clients import ConsumerClient, LastClientError, is_fatal
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import partition_bounds
+from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.names import TopicNames
 
-__all__ = ["GroupLogStanding", "read_group_log", "release_record"]
+__all__ = ["GroupLogStanding", "group_log", "read_group_log", "release_record"]
 
 _TIMEOUT_S: Final = 10.0
 _SILENCE_TIMEOUT_S: Final = 10.0
@@ -37,6 +40,17 @@ class GroupLogStanding:
     last_append_ms: int | None = None
     leases_ms: dict[Owner, int] = field(default_factory=dict)
     confirmed: dict[MessageQueue, int] = field(default_factory=dict)
+
+
+def group_log(settings: ConnectionSettings, group: str, clients: Clients | None = None) -> GroupLogStanding:
+    """Read and fold the whole log of a group with a new client; errors as of `read_group_log`."""
+    complaints = LastClientError()
+    config = {**complaints.settings, **log_reader_config(settings, group)}
+    consumer = (clients or confluent_clients()).consumer(config)
+    try:
+        return read_group_log(consumer, TopicNames(settings.namespace).group_log(group), complaints)
+    finally:
+        consumer.close()
 
 
 def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError | None = None) -> GroupLogStanding:

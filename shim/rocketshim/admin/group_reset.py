@@ -20,10 +20,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, typed_error
-from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
-from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.positions import EARLIEST, LATEST
@@ -231,8 +230,11 @@ class GroupResetter:
                 at_time = self._groups.offsets(partitions, spec)
         except KafkaException as error:
             raise typed_error(error, f"topics of group {group}", self._groups.text()) from error
-        has_log = self._names.group_log(group) in known
-        log = self._log(group) if has_log else None
+        log = None
+        if self._names.group_log(group) in known:
+            namespace = self._names.namespace
+            connection = ConnectionSettings.make(bootstrap=self._bootstrap, namespace=namespace, client=self._client)
+            log = group_log(connection, group)
         facts = ResetFacts(standing, lows, ends, at_time, log, time.time_ns() // 1_000_000)
         return plan_reset(facts, partitions, target)
 
@@ -289,17 +291,6 @@ class GroupResetter:
                 raise TopicMissingError(f"--topic {text}: {topic} has the partitions 0 to {count - 1}")
             found |= {TopicPartitionKey(topic, each) for each in ([int(number)] if slash else range(count))}
         return found
-
-    def _log(self, group: str) -> GroupLogStanding:
-        settings = ConnectionSettings.make(
-            bootstrap=self._bootstrap, namespace=self._names.namespace, client=self._client
-        )
-        complaints = LastClientError()
-        consumer = confluent_clients().consumer({**complaints.settings, **log_reader_config(settings, group)})
-        try:
-            return read_group_log(consumer, self._names.group_log(group), complaints)
-        finally:
-            consumer.close()
 
 
 def _commit(commit: Callable[[], object], group: str) -> None:

@@ -7,15 +7,14 @@ from typing import Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log, release_record
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group
 from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError, SendError
-from rocketshim.group.connect import log_reader_config
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
+from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
@@ -29,15 +28,8 @@ _FLUSH_TIMEOUT_S: Final = 30.0
 GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 
 
-def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> tuple[str, GroupLogStanding]:
-    settings = ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client)
-    topic = TopicNames(namespace).group_log(group)
-    complaints = LastClientError()
-    consumer = confluent_clients().consumer({**complaints.settings, **log_reader_config(settings, group)})
-    try:
-        return topic, read_group_log(consumer, topic, complaints)
-    finally:
-        consumer.close()
+def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> GroupLogStanding:
+    return group_log(ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client), group)
 
 
 def _age_s(standing: GroupLogStanding) -> int | None:
@@ -62,7 +54,7 @@ def locks(
     The next owner of a queue starts with that position and those counts. Leases run in the time of the log, which
     advances with its records only: while nobody writes, no lease expires.
     """
-    _, standing = _read(bootstrap, client_settings(client), namespace, group)
+    standing = _read(bootstrap, client_settings(client), namespace, group)
     rows: list[dict[str, Any]] = [
         {
             "topic": lock.queue.topic,
@@ -101,7 +93,7 @@ def members(
     *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
 ) -> None:
     """Show the members that the group's log knows, and how they distribute the queues."""
-    _, standing = _read(bootstrap, client_settings(client), namespace, group)
+    standing = _read(bootstrap, client_settings(client), namespace, group)
     rows = [
         {
             "client_id": member.owner.client_id,
@@ -145,10 +137,11 @@ def release(
     if number is None:
         raise ConfigError(f"{queue!r:.80}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
     wanted = MessageQueue(topic, queue_id=number)
-    log_topic, standing = _read(bootstrap, client_settings(client), namespace, group)
+    standing = _read(bootstrap, client_settings(client), namespace, group)
     record = release_record(standing, wanted)
     lock = standing.log.lock(wanted)
     if record is not None and owner_is_gone:
+        log_topic = TopicNames(namespace).group_log(group)
         _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
     if as_json:
         facts = {

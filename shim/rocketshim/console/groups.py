@@ -7,11 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts
-from rocketshim.admin.group_log_snapshot import GroupLogStanding, read_group_log
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.console.context import Console
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
-from rocketshim.group.connect import log_reader_config
-from rocketshim.kafka.clients import confluent_clients
 from rocketshim.observe.snapshot import GroupSnapshot
 from rocketshim.settings import ConnectionSettings
 
@@ -66,9 +64,5 @@ def _locks(console: Console, group: str) -> GroupLogStanding | None:
         bootstrap=console.settings.bootstrap, namespace=console.settings.namespace, client=console.settings.client
     )
     with suppress(TopicMissingError, ConfigError):
-        consumer = (console.clients or confluent_clients()).consumer(log_reader_config(connection, group))
-        try:
-            return read_group_log(consumer, console.names.group_log(group))
-        finally:
-            consumer.close()
+        return group_log(connection, group, console.clients)
     return None
