@@ -33,7 +33,7 @@ from rocketshim.worker.worker import DelayWorker
 from rocketshim_topics.durations import Duration, parse_duration_ms
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout
-from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 from rocketshim_topics.message import Message, MessageView
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import HOP_ID, PARK_FROM, Record, coordinates, read_headers
@@ -323,7 +323,6 @@ class Harness:
                 self._scheduled.pop(value.decode(), None)
         at = coordinates(record)
         if record.topic() == self._names.schedule and at not in self._moved and not is_probe(record):
-            delay_ms, appended_ms = self._levels.queue_delay_ms(record.partition() or 0), record.timestamp()[1]
-            leaves_ms = appended_ms + (self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms)
+            leaves_ms = record.timestamp()[1] + time_in_queue_ms(self._levels, record.partition() or 0)
             due_ms = waiting_record(record, self._levels).due_ms
             self._scheduled[at] = record, leaves_ms, leaves_ms if due_ms is None else due_ms

@@ -28,7 +28,7 @@ from typing import ClassVar, Final
 from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.limits import CONTROL_CHARACTERS, LONG_MAX
 
-__all__ = ["DelayLevels"]
+__all__ = ["DelayLevels", "time_in_queue_ms"]
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SHORTEST_HOP_LEVEL_MS: Final = 1_000
@@ -199,6 +199,12 @@ class DelayLevels:
         if lane < 0:
             raise ConfigError(f"lane {lane} does not exist: lanes count from 0")
         return lane * self.STRIDE
+
+
+def time_in_queue_ms(levels: DelayLevels, partition: int) -> int:
+    """Return how long a record stays in a queue, in ms: the queue's delay, or 1000 if the table has no such level."""
+    delay_ms = levels.queue_delay_ms(partition)
+    return levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
 
 
 @lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ from rocketshim.kafka.positions import committed_positions
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import due_ms, is_probe
-from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import decode, read_headers
 
@@ -78,8 +78,7 @@ def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
         envelope = decode(read_headers(record), trusted=True)
     except MalformedRecordError as error:
         return WaitingRecord(coordinates, appended_ms, None, None, None, None, None, error.reason)
-    queue_ms = levels.queue_delay_ms(record.partition())
-    at_ms = due_ms(envelope, appended_ms, levels.UNKNOWN_LEVEL_MS if queue_ms is None else queue_ms)
+    at_ms = due_ms(envelope, appended_ms, time_in_queue_ms(levels, record.partition()))
     return WaitingRecord(
         coordinates,
         appended_ms,

@@ -32,7 +32,7 @@ from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.lookups import check_answers, offsets_at
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
@@ -293,10 +293,8 @@ class Assignment:
 
     def _new_partition(self, number: int, committed: int) -> AssignedPartition:
         self.assignments += 1
-        delay_ms = self._levels.queue_delay_ms(number)
-        # a level of another worker's longer table: its records leave after a second, and hop again if they are not due
-        delay_ms = self._levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
-        queue: LevelQueue[Any] = LevelQueue(delay_ms, self._limits, self.assignments)
+        # records of a level that only another worker's longer table has hop again if they are not due after a second
+        queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits, self.assignments)
         return AssignedPartition(self.topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from rocketshim.admin.doctor.facts import Facts, QueueFacts
 from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.assignment import levels_of
-from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 __all__ = ["backlog", "clocks", "level_table", "open_transactions", "parked", "worker"]
 
@@ -71,7 +71,7 @@ def backlog(facts: Facts) -> Iterator[Finding]:
             continue
         head = queue.samples[0]
         deleted_ms = head.appended_ms + retention_ms
-        leaves_ms = head.appended_ms + _queue_ms(facts, queue)
+        leaves_ms = head.appended_ms + time_in_queue_ms(facts.layout.levels, queue.partition)
         if leaves_ms >= deleted_ms or (
             leaves_ms < facts.now_ms and facts.now_ms - head.appended_ms > retention_ms // 2
         ):
@@ -213,13 +213,10 @@ def open_transactions(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _queue_ms(facts: Facts, queue: QueueFacts) -> int:
-    delay_ms = facts.layout.levels.queue_delay_ms(queue.partition)
-    return DelayLevels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
-
-
 def _overdue_ms(facts: Facts, queue: QueueFacts) -> int:
-    return facts.now_ms - queue.samples[0].appended_ms - _queue_ms(facts, queue) if queue.samples else 0
+    if not queue.samples:
+        return 0
+    return facts.now_ms - queue.samples[0].appended_ms - time_in_queue_ms(facts.layout.levels, queue.partition)
 
 
 def _since(overdue_ms: int) -> str:
