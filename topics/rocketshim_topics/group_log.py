@@ -24,6 +24,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
+from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
@@ -47,10 +48,9 @@ GROUP_LOG_VERSION: Final = 1
 LEASE_MAX_MS: Final = 86_400_000
 """The longest lease a record may ask for: one day, in ms."""
 
-_INT64 = 2**63 - 1
 _Name = Annotated[str, Field(min_length=1, max_length=255)]
-_Offset = Annotated[int, Field(ge=0, le=_INT64)]
-_Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_Offset = Annotated[int, Field(ge=0, le=LONG_MAX)]
+_Count = Annotated[int, Field(ge=1, le=INT_MAX)]
 
 
 class _Part(BaseModel):
@@ -66,7 +66,7 @@ class ClaimedQueue(_Part):
     """
 
     topic: _Name
-    queue_id: Annotated[int, Field(ge=0, le=2**31 - 1)]
+    queue_id: Annotated[int, Field(ge=0, le=INT_MAX)]
 
     @property
     def queue(self) -> MessageQueue:
@@ -96,7 +96,7 @@ class _Record(_Part):
     kind: str
     client_id: _Name
     incarnation: _Name
-    seq: Annotated[int, Field(ge=1, le=_INT64)]
+    seq: Annotated[int, Field(ge=1, le=LONG_MAX)]
     lease_ms: Annotated[int, Field(ge=1, le=LEASE_MAX_MS)]
     base: _Offset | None = None
 

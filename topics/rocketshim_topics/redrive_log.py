@@ -26,6 +26,7 @@ from typing import Annotated, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from rocketshim_topics.errors import MalformedRecordError, RocketshimError
+from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.wire import UNREADABLE, Record, read_headers
 
 __all__ = [
@@ -47,8 +48,8 @@ REDRIVE_LOG_VERSION: Final = 1
 State = Literal["redriven", "discarded"]
 
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
-_Partition = Annotated[int, Field(ge=0, le=2**31 - 1)]
-_Offset = Annotated[int, Field(ge=0, le=2**63 - 1)]
+_Partition = Annotated[int, Field(ge=0, le=INT_MAX)]
+_Offset = Annotated[int, Field(ge=0, le=LONG_MAX)]
 _Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 
 

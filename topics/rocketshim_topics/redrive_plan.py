@@ -33,6 +33,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, redrive_count, redriven
+from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.wire import Envelope, Record
@@ -107,7 +108,7 @@ class RedriveRules(BaseModel):
     namespace: str = ""
     group: str | None = None
     to_source: bool = False
-    max_replays: Annotated[int, Field(ge=0, le=2**31 - 1)] = DEFAULT_MAX_REPLAYS
+    max_replays: Annotated[int, Field(ge=0, le=INT_MAX)] = DEFAULT_MAX_REPLAYS
     again: bool = False
 
 

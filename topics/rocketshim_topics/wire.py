@@ -30,7 +30,7 @@ from types import MethodDescriptorType
 from typing import Any, Final, Protocol
 
 from rocketshim_topics.errors import MalformedRecordError, MessageError
-from rocketshim_topics.limits import CONTROL_CHARACTERS
+from rocketshim_topics.limits import CONTROL_CHARACTERS, INT_MAX, LONG_MAX
 
 __all__ = [
     "HEADER_ORDER",
@@ -84,36 +84,33 @@ FAIL_STACK: Final = "FAIL_STACK"
 
 Header = tuple[str, bytes | None]
 
-_INT: Final = 2**31 - 1
-_LONG: Final = 2**63 - 1
-
 # header, attribute of Envelope, largest value (None: text)
 _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
-    (SHIM, "shim", _INT),
+    (SHIM, "shim", INT_MAX),
     (REAL_TOPIC, "real_topic", None),
-    (REAL_QID, "real_qid", _INT),
-    (DELAY, "delay_level", _INT),
-    (DELAY_MS, "delay_ms", _LONG),
-    (DELIVER_AT_MS, "deliver_at_ms", _LONG),
+    (REAL_QID, "real_qid", INT_MAX),
+    (DELAY, "delay_level", INT_MAX),
+    (DELAY_MS, "delay_ms", LONG_MAX),
+    (DELIVER_AT_MS, "deliver_at_ms", LONG_MAX),
     (UNIQ_KEY, "uniq_key", None),
     (TAGS, "tags", None),
     (KEYS, "keys", None),
-    (BORN_TIMESTAMP, "born_timestamp_ms", _LONG),
+    (BORN_TIMESTAMP, "born_timestamp_ms", LONG_MAX),
     (RETRY_TOPIC, "retry_topic", None),
     (ORIGIN_MESSAGE_ID, "origin_message_id", None),
-    (RECONSUME_TIMES, "reconsume_times", _INT),
+    (RECONSUME_TIMES, "reconsume_times", INT_MAX),
     (CONSUMER_GROUP, "consumer_group", None),
     (FAIL_CLASS, "fail_class", None),
     (FAIL_TEXT, "fail_text", None),
-    (FAIL_AT_MS, "fail_at_ms", _LONG),
+    (FAIL_AT_MS, "fail_at_ms", LONG_MAX),
     (HOP_ID, "hop_id", None),
-    (MAX_RECONSUME_TIMES, "max_reconsume_times", _INT),
-    (TARGET_TRIES, "target_tries", _INT),
+    (MAX_RECONSUME_TIMES, "max_reconsume_times", INT_MAX),
+    (TARGET_TRIES, "target_tries", INT_MAX),
     (PARK_REASON, "park_reason", None),
     (PARK_FROM, "park_from", None),
     (CLOCK, "clock", None),
     (REPLAY_ID, "replay_id", None),
-    (REPLAY_COUNT, "replay_count", _INT),
+    (REPLAY_COUNT, "replay_count", INT_MAX),
     (FAIL_STACK, "fail_stack", None),
 )
 

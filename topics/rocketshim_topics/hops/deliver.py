@@ -3,7 +3,6 @@
 from rocketshim_topics import wire
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops.record import (
-    LONG_MAX,
     OutgoingRecord,
     drop_scheduling,
     identity_only,
@@ -11,7 +10,7 @@ from rocketshim_topics.hops.record import (
     outgoing_record,
     physical_name,
 )
-from rocketshim_topics.limits import INT_MAX
+from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.names import TopicNames, group_of
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 

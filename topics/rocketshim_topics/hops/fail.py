@@ -12,7 +12,6 @@ from rocketshim_topics.errors import MessageError
 from rocketshim_topics.hops.park import MAX_PARK_REASON_BYTES
 from rocketshim_topics.hops.record import (
     DEFAULT_MAX_DELAY_MS,
-    LONG_MAX,
     OutgoingRecord,
     cut_bytes,
     digits,
@@ -21,7 +20,7 @@ from rocketshim_topics.hops.record import (
     timestamp_ms_of,
 )
 from rocketshim_topics.levels import DelayLevels
-from rocketshim_topics.limits import FIRST_RETRY_LEVEL, INT_MAX
+from rocketshim_topics.limits import FIRST_RETRY_LEVEL, INT_MAX, LONG_MAX
 from rocketshim_topics.names import TopicNames, dead_letter_topic, retry_topic
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, coordinates, decode, read_headers
 

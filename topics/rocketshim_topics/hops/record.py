@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketshim_topics.errors import ConfigError, MalformedRecordError, MessageError
+from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import Envelope, Header, Record, coordinates, encode
 
 __all__ = [
     "DEFAULT_MAX_DELAY_MS",
-    "LONG_MAX",
     "OutgoingRecord",
     "cut",
     "cut_bytes",
@@ -27,9 +27,6 @@ __all__ = [
 
 DEFAULT_MAX_DELAY_MS: Final = 40 * 86_400_000
 """Default of the longest delay: 40 days."""
-
-LONG_MAX: Final = 2**63 - 1
-# A record batch takes 61 bytes, a record at most 36 around its key and value, a header at most 10 around its own.
 
 
 @dataclass(slots=True)
@@ -51,6 +48,7 @@ class OutgoingRecord:
     headers: list[Header]
 
 
+# A record batch takes 61 bytes, a record at most 36 around its key and value, a header at most 10 around its own.
 _BATCH_BYTES: Final = 61
 _RECORD_BYTES: Final = 36
 _HEADER_BYTES: Final = 10
