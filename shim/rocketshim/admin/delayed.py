@@ -165,7 +165,7 @@ class DelayedReader:
         """
 
         def leaves_ms(record: Any) -> int:
-            return int(record.timestamp()[1]) + (self._levels.queue_delay_ms(record.partition()) or 0)
+            return int(record.timestamp()[1]) + time_in_queue_ms(self._levels, record.partition())
 
         found: defaultdict[int, list[Any]] = defaultdict(list)  # by partition
         rest, count = self.spans(), most

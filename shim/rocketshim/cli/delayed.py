@@ -34,6 +34,7 @@ from rocketshim.cli.records import (
     show_table,
 )
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.levels import time_in_queue_ms
 from rocketshim_topics.wire import headers_shown
 
 app = typer.Typer(
@@ -171,7 +172,7 @@ def stats(
     )
     for summary in summaries:
         head = summary.head
-        leaves_ms = head.appended_ms + (summary.delay_ms or 0)
+        leaves_ms = head.appended_ms + time_in_queue_ms(levels, summary.partition)
         late_ms = max(late_ms, now_ms - leaves_ms)
         table.add_row(
             str(summary.partition),

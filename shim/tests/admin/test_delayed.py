@@ -54,6 +54,18 @@ def test_the_first_records_are_those_that_leave_first_of_all_queues(kafka: InMem
         assert [each.offset() for each in reading.first(2, lambda each: each.offset() > 6)] == [7, 8]
 
 
+def test_a_record_in_a_queue_of_a_longer_table_leaves_after_a_second() -> None:
+    clock = VirtualClock()
+    kafka = InMemoryKafka(clock)
+    kafka.create_topic(NAMES.schedule, 2)
+    kafka.append(NAMES.schedule, b"1 s", partition=0, headers=HEADERS)
+    clock.advance(ms=500)
+    kafka.append(NAMES.schedule, b"no level here", partition=1, headers=HEADERS)
+    clients = Clients(kafka.consumer, kafka.producer)
+    with DelayedReader("memory:1", NAMES, DelayLevels.parse("1s"), clients=clients) as reading:
+        assert [each.partition() for each in reading.first(2, lambda _: True)] == [0, 1]
+
+
 def test_follow_returns_new_records_of_queues_without_waiting_records(kafka: InMemoryKafka) -> None:
     with reader(kafka) as reading:
         following = reading.records(follow=True)
