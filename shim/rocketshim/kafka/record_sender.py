@@ -133,7 +133,8 @@ class _Link:
         while not self.is_over or self.outstanding:
             try:
                 self.producer.poll(_POLL_S)
-                self._send_again()
+                if self.again:
+                    self._send_again()
             except BaseException as error:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
                 if is_fatal(error):
                     self.is_broken = True
@@ -143,23 +144,29 @@ class _Link:
 
     def _send_again(self) -> None:
         """Send unconfirmed records again, once their pause is over."""
-        for _ in range(len(self.again)):
-            due_s, sending = self.again.popleft()
-            if self.is_over:
-                sending.done(UNCONFIRMED, None)
-            elif time.monotonic() < due_s:
-                self.again.append((due_s, sending))
-            else:
-                out = sending.out
-                partition = -1 if out.partition is None else out.partition
-                try:
-                    self.producer.produce(
-                        out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers
-                    )
-                except BufferError:
+        thread = threading.get_ident()
+        self.reporting.add(thread)
+        try:
+            for _ in range(len(self.again)):
+                due_s, sending = self.again.popleft()
+                if self.is_over:
+                    sending.done(UNCONFIRMED, None)
+                elif time.monotonic() < due_s:
                     self.again.append((due_s, sending))
-                except KafkaException as error:
-                    sending.done(error.args[0], None)
+                else:
+                    self._produce_again(due_s, sending)
+        finally:
+            self.reporting.discard(thread)
+
+    def _produce_again(self, due_s: float, sending: _Sending) -> None:
+        out = sending.out
+        partition = -1 if out.partition is None else out.partition
+        try:
+            self.producer.produce(out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers)
+        except BufferError:
+            self.again.append((due_s, sending))
+        except KafkaException as error:
+            sending.done(error.args[0], None)
 
 
 class RecordSender:

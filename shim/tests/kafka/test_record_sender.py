@@ -227,6 +227,25 @@ def test_flush_and_close_in_a_callback_leave_the_client_alone_and_do_not_wait(no
     assert not any(calls)
 
 
+def test_a_callback_of_a_record_that_cannot_be_sent_again_may_close_the_sender(notes: Notes) -> None:
+    producer, result = Manual(), Future[KafkaError | None]()
+    sender = notes.sender(lambda: producer)
+
+    def ends(error: KafkaError | None, record: object) -> None:
+        del record
+        sender.close(monotonic() + GUARD_S)
+        result.set_result(error)
+
+    sender.send(OUT, ends, room_until_s=0, again_until_s=monotonic() + GUARD_S)
+    without_offset = SimpleNamespace(offset=lambda: None, topic=lambda: "t", partition=lambda: 0)
+    producer.refuses.append(KafkaException(KafkaError(KafkaError._QUEUE_FULL)))
+    producer.due.append(lambda: producer.sent[0](None, without_offset))
+    error = result.result(GUARD_S)
+    assert error is not None
+    assert error.code() == KafkaError._QUEUE_FULL
+    assert notes.errors == []
+
+
 class Slow(Manual):
     """A producer that takes a record when the test lets it."""
 
