@@ -77,13 +77,12 @@ def read_newest(
         spans = _spans(topics[0], cursor)
     elif spans is None:
         spans = reader.spans(topics, since_ms=since_ms)
-    limits = console.limits(results)
-    with BoundedReading(reader, spans, limits=limits, newest_first=True, matching=matching) as reading:
-        records = collect(reading)
-        progress, ending = reading.progress, reading.ending or Ending.END
-        left = ".".join(f"{key[1]}:{start}-{end}" for key, (start, end) in sorted(reading.rest.items()))
-        error = None if reading.error is None else str(reading.error)
-    return ReadRecords(records, ending, error, progress.records, progress.size_bytes, progress.fraction, left or None)
+    reading = BoundedReading(reader, spans, limits=console.limits(results), matching=matching)
+    records = collect(reading)
+    ending = reading.ending or Ending.END
+    left = ".".join(f"{key[1]}:{start}-{end}" for key, (start, end) in sorted(reading.rest.items()))
+    error = None if reading.error is None else str(reading.error)
+    return ReadRecords(records, ending, error, reading.read_count, reading.size_bytes, reading.fraction, left or None)
 
 
 def _spans(topic: str, cursor: str) -> dict[TopicPartitionKey, tuple[int, int]]:

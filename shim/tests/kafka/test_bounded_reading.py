@@ -1,8 +1,8 @@
 """A bounded reading says how it ended, and its rest continues without a gap and without repetition."""
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count as count_from
 from typing import Any
 
 import pytest
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.kafka.bounded_reading import BoundedReading, Ending, ReadLimits, ReadProgress
+from rocketshim.kafka.bounded_reading import BoundedReading, Ending, ReadLimits
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -49,40 +49,34 @@ def numbers(reading: BoundedReading) -> list[int]:
     return [int(record.value()) for record in reading]
 
 
-@pytest.mark.parametrize("newest_first", [False, True])
-def test_a_reading_that_has_read_everything_ends_at_the_end(world: World, newest_first: bool) -> None:
-    reading = world.read(newest_first=newest_first)
-    assert sorted(numbers(reading)) == list(range(100))
+def test_the_newest_records_come_first_by_append_time_and_everything_ends_at_the_end(world: World) -> None:
+    reading = world.read()
+    assert numbers(reading) == list(range(99, -1, -1))
     assert (reading.ending, reading.rest) == (Ending.END, {})
-    assert reading.progress.fraction == 1
-
-
-def test_the_newest_records_come_first_by_append_time(world: World) -> None:
-    assert numbers(world.read(newest_first=True)) == list(range(99, -1, -1))
+    assert reading.fraction == 1
 
 
 def test_a_limit_of_results_counts_matching_records_only(world: World) -> None:
-    tens = world.read(
-        ReadLimits(results=2), newest_first=True, matching=lambda record: record.value().strip().endswith(b"0")
-    )
+    tens = world.read(ReadLimits(results=2), matching=lambda record: record.value().strip().endswith(b"0"))
     assert numbers(tens) == [90, 80]
     assert tens.ending is Ending.RESULTS
-    assert (tens.progress.results, tens.progress.records) == (2, 100)
+    assert tens.read_count == 100
 
 
 def test_a_search_that_finds_nothing_ends_by_bytes(world: World) -> None:
     reading = world.read(ReadLimits(results=2, size_bytes=200), matching=lambda _: False)
     assert numbers(reading) == []
-    assert (reading.ending, reading.progress.size_bytes) == (Ending.BYTES, 200)
+    assert reading.ending is Ending.BYTES
+    assert 200 <= reading.size_bytes <= 230  # a window has a record of each of the three partitions by then
 
 
 def test_the_limit_of_bytes_is_exceeded_by_one_window_at_most() -> None:
     large = World(200, size=100_000)
     with large.reader:
-        reading = large.read(ReadLimits(size_bytes=5_000_000), newest_first=True)
+        reading = large.read(ReadLimits(size_bytes=5_000_000))
         assert numbers(reading)[0] == 199
         assert reading.ending is Ending.BYTES
-        assert 5_000_000 <= reading.progress.size_bytes <= 5_000_000 + 300_000
+        assert 5_000_000 <= reading.size_bytes <= 5_000_000 + 300_000
 
 
 def test_keys_and_headers_count_as_bytes() -> None:
@@ -91,42 +85,16 @@ def test_keys_and_headers_count_as_bytes() -> None:
     with world.reader:
         reading = world.read()
         assert len(list(reading)) == 1
-        assert reading.progress.size_bytes == 5 + 3 + 2 + 4
+        assert reading.size_bytes == 5 + 3 + 2 + 4
 
 
-@pytest.mark.parametrize("newest_first", [False, True])
-def test_a_cancelled_reading_stops_and_keeps_what_it_has_not_read(world: World, newest_first: bool) -> None:
-    cancel = threading.Event()
-    reading = world.read(newest_first=newest_first, cancel=cancel.is_set)
-    first = next(reading)
-    cancel.set()
-    seen = [int(first.value()), *numbers(reading)]
-    assert reading.ending is Ending.STOPPED
+def test_a_reading_ends_when_its_time_is_over_and_keeps_what_it_has_not_read(world: World) -> None:
+    seconds = count_from(0, 1_000_000_000)
+    reading = world.read(ReadLimits(time_s=1.5), monotonic_ns=lambda: next(seconds))
+    seen = numbers(reading)
     assert len(seen) < 100
-    assert sorted(seen + numbers(world.read(spans=reading.rest))) == list(range(100))
-
-
-def test_a_closed_reading_is_stopped(world: World) -> None:
-    with world.read() as reading:
-        next(reading)
-    assert reading.ending is Ending.STOPPED
-    assert list(reading) == []
-
-
-@pytest.mark.parametrize("newest_first", [False, True])
-def test_a_reading_ends_when_its_time_is_over(world: World, newest_first: bool) -> None:
-    now_ns = 0
-
-    def slow(_: ReadProgress) -> None:
-        nonlocal now_ns
-        now_ns += 1_000_000_000
-
-    reading = world.read(
-        ReadLimits(time_s=1.5), newest_first=newest_first, on_progress=slow, monotonic_ns=lambda: now_ns
-    )
-    assert len(numbers(reading)) < 100
     assert reading.ending is Ending.TIME
-    assert reading.rest
+    assert sorted(seen + numbers(world.read(spans=reading.rest))) == list(range(100))
 
 
 def silent_after(world: World, count: int, then: Callable[[], None]) -> TopicReader:
@@ -150,33 +118,39 @@ def silent_after(world: World, count: int, then: Callable[[], None]) -> TopicRea
     return TopicReader("memory:1", clients=replace(clients, consumer=consumer))
 
 
-def test_a_cluster_that_is_silent_does_not_delay_a_cancellation(world: World) -> None:
-    cancel = threading.Event()
-    with silent_after(world, 5, cancel.set) as reader:
-        reading = BoundedReading(reader, reader.spans([TOPIC]), cancel=cancel.is_set)
-        assert len(list(reading)) == 5
-        assert reading.ending is Ending.STOPPED
+def test_a_cluster_that_is_silent_does_not_delay_the_end_of_the_time(world: World) -> None:
+    now_ns = 0
+
+    def wait() -> None:
+        nonlocal now_ns
+        now_ns += 200_000_000
+
+    with silent_after(world, 5, wait) as reader:
+        limits = ReadLimits(time_s=1.0)
+        reading = BoundedReading(reader, reader.spans([TOPIC]), limits=limits, monotonic_ns=lambda: now_ns)
+        assert list(reading) == []
+        assert (reading.ending, now_ns) == (Ending.TIME, 1_000_000_000)
 
 
-def test_an_error_ends_the_reading_and_keeps_what_was_read(world: World) -> None:
+def test_an_error_ends_the_reading_and_a_window_that_it_cuts_is_not_read(world: World) -> None:
     def refuse() -> None:
         raise BrokerUnavailableError("no leader")
 
     with silent_after(world, 5, refuse) as reader:
-        reading = BoundedReading(reader, reader.spans([TOPIC]))
-        assert len(list(reading)) == 5
+        spans = reader.spans([TOPIC])
+        reading = BoundedReading(reader, spans)
+        assert list(reading) == []
         assert reading.ending is Ending.ERROR
         assert isinstance(reading.error, BrokerUnavailableError)
-        assert reading.rest
+        assert reading.rest == spans
 
 
 @given(
     page=st.integers(1, 40),
-    newest_first=st.booleans(),
     count=st.integers(0, 120),
     every=st.integers(1, 7),
 )
-def test_pages_hold_each_result_once(page: int, newest_first: bool, count: int, every: int) -> None:
+def test_pages_hold_each_result_once(page: int, count: int, every: int) -> None:
     world = World(count)
     with world.reader:
         seen, spans = [], world.reader.spans([TOPIC])
@@ -184,7 +158,6 @@ def test_pages_hold_each_result_once(page: int, newest_first: bool, count: int, 
             reading = world.read(
                 ReadLimits(results=page),
                 spans=spans,
-                newest_first=newest_first,
                 matching=lambda record: int(record.value()) % every == 0,
             )
             found = numbers(reading)
@@ -201,7 +174,7 @@ def test_gaps_and_what_retention_took_are_passed() -> None:
     world.kafka.skip_offsets(TOPIC, count=50)
     world.kafka.truncate(TOPIC, before_offset=10)
     with world.reader:
-        assert numbers(world.read(newest_first=True)) == list(range(30, 9, -1))
+        assert numbers(world.read()) == list(range(30, 9, -1))
 
 
 def test_spans_begin_and_end_at_times(world: World) -> None:
