@@ -35,17 +35,7 @@ from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, GroupLog
 from rocketshim.core.group_log_results import Folded, Judgement
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
-from rocketshim.core.queue_lock_actions import (
-    QueueLockAction,
-    QueueStarted,
-    QueueStopped,
-    SendClaim,
-    SendLeave,
-    SendMember,
-    SendRelease,
-    SendRenew,
-    StopReason,
-)
+from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, QueueStopped, StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.queue_lock_states import LockEvent, LockState, Slot
 from rocketshim_topics.group_log import (
@@ -311,14 +301,14 @@ class QueueLockHolder:
             return actions
         if self._heartbeat_ms is None or now_ms >= self._heartbeat_ms:
             self._heartbeat_ms = now_ms + self._settings.heartbeat_every_ms
-            actions.append(SendMember(self._member(log)))
+            actions.append(self._member(log))
         actions += self._renewals(now_ms)
         claimable = [queue for queue, at_ms in self._claimable(log) if at_ms <= now_ms]
         for batch in _batches((queue, 1) for queue in claimable):
             actions.append(self._claim(batch, log, now_ms))
         if self._closing and all(slot.state is LockState.IDLE for slot in self._slots.values()):
             self._left = True
-            actions.append(SendLeave(LeaveRecord(**self._stamp(), base=log.base)))
+            actions.append(LeaveRecord(**self._stamp(), base=log.base))
         return actions
 
     def next_wakeup_ms(self, log: GroupLog) -> int | None:
@@ -410,7 +400,7 @@ class QueueLockHolder:
         unconfirmed = slot.sent_ms != slot.confirmed_ms
         return slot.sent_ms + (self._settings.retry_ms if unconfirmed else self._settings.lock_renew_ms)
 
-    def _renewals(self, now_ms: int) -> Iterator[QueueLockAction]:
+    def _renewals(self, now_ms: int) -> Iterator[RenewRecord]:
         """Renew all owned queues as soon as one of them needs it."""
         owned = {queue: slot for queue, slot in self._slots.items() if slot.believing}
         if all(now_ms < self._renewal_due_ms(slot) for slot in owned.values()):
@@ -424,9 +414,9 @@ class QueueLockHolder:
         for batch in _batches(entries):
             record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))
             self._sent(record.seq, now_ms)
-            yield SendRenew(record)
+            yield record
 
-    def _claim(self, queues: Iterable[MessageQueue], log: GroupLog, now_ms: int) -> SendClaim:
+    def _claim(self, queues: Iterable[MessageQueue], log: GroupLog, now_ms: int) -> ClaimRecord:
         named = tuple(ClaimedQueue(topic=queue.topic, queue_id=queue.queue_id) for queue in queues)
         record = ClaimRecord(**self._stamp(), base=log.base or 0, queues=named)
         self._sent(record.seq, now_ms)
@@ -434,7 +424,7 @@ class QueueLockHolder:
             slot = self._slots.setdefault(claimed.queue, Slot(claimed.queue))
             slot.advance(LockEvent.CLAIM)
             slot.claim_seq, slot.sent_ms = record.seq, now_ms
-        return SendClaim(record)
+        return record
 
     # --- inside: own records read back --------------------------------------------------------------------------
 
@@ -534,8 +524,8 @@ class QueueLockHolder:
         """Return whether a claim made now could get a token below a known one. True only for a log read to its end."""
         return self._floor is not None and (log.token_floor is None or log.token_floor < self._floor)
 
-    def _release(self, entry: LeaseEntry, base: int) -> SendRelease:
-        return SendRelease(ReleaseRecord(**self._stamp(), base=base, queues=(entry,)))
+    def _release(self, entry: LeaseEntry, base: int) -> ReleaseRecord:
+        return ReleaseRecord(**self._stamp(), base=base, queues=(entry,))
 
 
 EntryT = TypeVar("EntryT")

@@ -1,26 +1,16 @@
 """The actions that `queue_lock` asks its shell to perform, and their reasons.
 
 Append records immediately, in the order of the actions, with one idempotent producer: an older record of a member never
-arrives after a newer one.
+arrives after a newer one. Call `send_failed` for one that certainly was not appended. Nothing follows a `LeaveRecord`.
 """
 
 from dataclasses import dataclass
 from enum import Enum, auto
 
 from rocketshim.core.lease import Lease, ReconsumeCounts
-from rocketshim_topics.group_log import ClaimRecord, LeaveRecord, MemberRecord, ReleaseRecord, RenewRecord
+from rocketshim_topics.group_log import GroupRecord
 
-__all__ = [
-    "QueueLockAction",
-    "QueueStarted",
-    "QueueStopped",
-    "SendClaim",
-    "SendLeave",
-    "SendMember",
-    "SendRelease",
-    "SendRenew",
-    "StopReason",
-]
+__all__ = ["QueueLockAction", "QueueStarted", "QueueStopped", "StopReason"]
 
 
 class StopReason(Enum):
@@ -34,41 +24,6 @@ class StopReason(Enum):
     """By the log it is no longer ours. Drain, but commit nothing."""
     LOG_LOST = auto()
     """The log itself cannot be followed. Drain, but commit nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class SendClaim:
-    """Append a claim. Call `send_failed` if that certainly failed."""
-
-    record: ClaimRecord
-
-
-@dataclass(frozen=True, slots=True)
-class SendRenew:
-    """Append a renewal."""
-
-    record: RenewRecord
-
-
-@dataclass(frozen=True, slots=True)
-class SendRelease:
-    """Append a release."""
-
-    record: ReleaseRecord
-
-
-@dataclass(frozen=True, slots=True)
-class SendMember:
-    """Append a heartbeat."""
-
-    record: MemberRecord
-
-
-@dataclass(frozen=True, slots=True)
-class SendLeave:
-    """Append the `leave` record; nothing follows it."""
-
-    record: LeaveRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +73,4 @@ class QueueStopped:
     reason: StopReason
 
 
-QueueLockAction = SendClaim | SendRenew | SendRelease | SendMember | SendLeave | QueueStarted | QueueStopped
+QueueLockAction = GroupRecord | QueueStarted | QueueStopped

@@ -40,7 +40,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
@@ -50,17 +50,7 @@ from rocketshim.core.group_log_results import Folded
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.queue_lock import QueueLockHolder
-from rocketshim.core.queue_lock_actions import (
-    QueueLockAction,
-    QueueStarted,
-    QueueStopped,
-    SendClaim,
-    SendLeave,
-    SendMember,
-    SendRelease,
-    SendRenew,
-    StopReason,
-)
+from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, QueueStopped, StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import TopicMismatchError
 from rocketshim.group.log_clients import LogReader, LogWriter
@@ -357,10 +347,8 @@ class GroupLogThread:
                         facts = {"queue": str(lease.queue), "token": lease.token, "reason": reason.name}
                         _LOG.warning("group.lock-lost", extra=facts)
                     self.events.put(action)
-                case SendClaim() | SendRenew() | SendRelease() | SendMember() | SendLeave():
-                    self._writer.append(action.record)
-                case _:
-                    assert_never(action)
+                case record:
+                    self._writer.append(record)
 
     def _process_reports(self) -> None:
         for seq in self._writer.take_failed(self._now_ms()):

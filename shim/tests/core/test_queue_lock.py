@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import assert_never
 
 import pytest
 from hypothesis import given, settings
@@ -16,21 +15,21 @@ from rocketshim.core.group_log_results import Continuity, Folded
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock import QueueLockHolder
-from rocketshim.core.queue_lock_actions import (
-    QueueLockAction,
-    QueueStarted,
-    QueueStopped,
-    SendClaim,
-    SendLeave,
-    SendMember,
-    SendRelease,
-    SendRenew,
-    StopReason,
-)
+from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, QueueStopped, StopReason
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.queue_lock_states import TRANSITIONS, LockEvent, LockState
 from rocketshim.errors import ConfigError
-from rocketshim_topics.group_log import GroupRecord, LeaseEntry, MemberRecord, decode_group_record, encode_group_record
+from rocketshim_topics.group_log import (
+    ClaimRecord,
+    GroupRecord,
+    LeaseEntry,
+    LeaveRecord,
+    MemberRecord,
+    ReleaseRecord,
+    RenewRecord,
+    decode_group_record,
+    encode_group_record,
+)
 from rocketshim_topics.message_queue import MessageQueue
 
 T0 = 1_700_000_000_000
@@ -97,7 +96,7 @@ class Bench:
                 case _:
                     self.sent.append(action)
                     if not self.keep_back:
-                        self.append(action.record)
+                        self.append(action)
 
     def append(self, record: GroupRecord) -> Folded:
         folded = self.log.fold(self.log.next_offset, T0 + self.now_ms, record)
@@ -149,7 +148,7 @@ class Bench:
 
 def test_a_member_of_a_new_group_heartbeats_claims_and_starts_immediately() -> None:
     bench = Bench(Q, Q1)
-    assert [type(action) for action in bench.sent] == [SendMember, SendClaim]
+    assert [type(action) for action in bench.sent] == [MemberRecord, ClaimRecord]
     assert bench.starts() == [(Q, T0 + 1_000_001, None, ()), (Q1, T0 + 1_000_001, None, ())]
     assert bench.token() == T0 + 1_000_001
 
@@ -160,23 +159,23 @@ def test_there_is_no_belief_before_the_own_claim_is_read_back() -> None:
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     assert bench.token() is None
-    (claim,) = bench.of(SendClaim)
-    assert isinstance(claim, SendClaim)
-    bench.append(claim.record)
+    (claim,) = bench.of(ClaimRecord)
+    assert isinstance(claim, ClaimRecord)
+    bench.append(claim)
     assert bench.token() is not None
 
 
 def test_all_owned_queues_are_renewed_in_one_record_every_renew_interval() -> None:
     bench = Bench(Q, Q1)
     bench.wait(RENEW - 1)
-    assert not bench.of(SendRenew)
+    assert not bench.of(RenewRecord)
     bench.wait(1)
-    (renewal,) = bench.of(SendRenew)
-    assert isinstance(renewal, SendRenew)
-    assert [entry.queue for entry in renewal.record.queues] == [Q, Q1]
-    assert [entry.confirmed_offset for entry in renewal.record.queues] == [1, 1]
+    (renewal,) = bench.of(RenewRecord)
+    assert isinstance(renewal, RenewRecord)
+    assert [entry.queue for entry in renewal.queues] == [Q, Q1]
+    assert [entry.confirmed_offset for entry in renewal.queues] == [1, 1]
     bench.wait(10 * RENEW)
-    assert len(bench.of(SendRenew)) == 11
+    assert len(bench.of(RenewRecord)) == 11
     assert not bench.of(QueueStopped)
 
 
@@ -220,7 +219,7 @@ def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
     for queue, token in tokens.items():
         assert token is not None
         bench.take(bench.holder.release(queue, token, 1, (), bench.now_ms))
-    assert len(bench.of(SendRelease)) == 300
+    assert len(bench.of(ReleaseRecord)) == 300
     assert Instant.compared <= 10 * 300
     assert not bench.holder._slots
 
@@ -231,10 +230,10 @@ def test_the_belief_lasts_from_before_the_renewal_was_sent() -> None:
     assert bench.until_ms() == sent_ms + HOLD
     bench.keep_back = True
     bench.wait(RENEW)
-    (renewal,) = bench.of(SendRenew)
-    assert isinstance(renewal, SendRenew)
+    (renewal,) = bench.of(RenewRecord)
+    assert isinstance(renewal, RenewRecord)
     bench.now_ms += 2_000  # the round trip to the log
-    bench.append(renewal.record)
+    bench.append(renewal)
     assert bench.until_ms() == sent_ms + RENEW + HOLD
 
 
@@ -245,7 +244,7 @@ def test_the_belief_after_a_claim_lasts_from_before_it_was_sent() -> None:
     bench.tick()
     sent_ms = bench.now_ms
     bench.now_ms += 2_000
-    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
     assert bench.until_ms() == sent_ms + HOLD
 
 
@@ -256,15 +255,15 @@ def test_no_queue_is_claimed_before_the_log_is_read_to_its_initial_end() -> None
     fresh.begin(3, 0)
     record = MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)
     fresh.observe(bench.append(record), 0)
-    assert [type(action) for action in fresh.tick(bench.log, 0)] == [SendMember]
+    assert [type(action) for action in fresh.tick(bench.log, 0)] == [MemberRecord]
     fresh.observe(bench.append(record), 0)
-    assert [type(action) for action in fresh.tick(bench.log, 0)] == [SendClaim]
+    assert [type(action) for action in fresh.tick(bench.log, 0)] == [ClaimRecord]
 
 
 def test_a_duplicate_of_the_own_claim_ends_the_belief_in_the_token_it_replaces() -> None:
     bench = Bench(Q)
     token = bench.token()
-    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
     assert bench.stops() == [(Q, token or 0, StopReason.LOST)]
 
 
@@ -272,7 +271,7 @@ def test_a_renewal_that_is_not_confirmed_is_repeated_until_the_belief_ends() -> 
     bench = Bench(Q)
     bench.keep_back = True
     bench.wait(HOLD - 1)
-    assert len(bench.of(SendRenew)) == 4  # at 20, 22.5, 25 and 27.5 s
+    assert len(bench.of(RenewRecord)) == 4  # at 20, 22.5, 25 and 27.5 s
     assert bench.token() is not None
     bench.wait(1)
     assert bench.token() is None
@@ -283,10 +282,10 @@ def test_a_confirmation_that_is_read_too_late_does_not_count() -> None:
     bench = Bench(Q)
     bench.keep_back = True
     bench.wait(RENEW)
-    (renewal,) = bench.of(SendRenew)
-    assert isinstance(renewal, SendRenew)
+    (renewal,) = bench.of(RenewRecord)
+    assert isinstance(renewal, RenewRecord)
     bench.now_ms += HOLD - RENEW  # frozen meanwhile
-    (judgement,) = bench.append(renewal.record).judgements
+    (judgement,) = bench.append(renewal).judgements
     assert judgement.outcome is LeaseOutcome.RENEWED  # by the log the queue is still ours
     assert bench.token() is None
     assert [type(action) for action in bench.done] == [QueueStarted, QueueStopped]
@@ -298,11 +297,11 @@ def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_again() 
     assert first is not None
     bench.now_ms += HOLD
     bench.tick()
-    assert len(bench.of(SendClaim)) == 1
-    assert not bench.of(SendRenew)
+    assert len(bench.of(ClaimRecord)) == 1
+    assert not bench.of(RenewRecord)
     bench.take(bench.holder.release(Q, first, None, (), bench.now_ms))
     bench.tick()
-    assert len(bench.of(SendClaim)) == 2
+    assert len(bench.of(ClaimRecord)) == 2
     second = bench.token()
     assert second is not None
     assert second > first
@@ -314,7 +313,7 @@ def test_a_claim_confirmed_too_late_is_made_again() -> None:
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     bench.now_ms += HOLD
-    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
     assert bench.token() is None
     bench.keep_back = False
     bench.tick()
@@ -330,12 +329,12 @@ def test_queues_are_released_in_the_order_stop_drain_commit_release() -> None:
     assert bench.stops() == [(Q, token, StopReason.UNWANTED)]
     bench.wait(RENEW)  # a slow listener: the queue is still renewed and still ours
     assert bench.token() == token  # the commit has not been made yet
-    assert not bench.of(SendRelease)
+    assert not bench.of(ReleaseRecord)
     bench.take(bench.holder.release(Q, token, 18, ((18, 1),), bench.now_ms))
     assert bench.token() is None
-    (release,) = bench.of(SendRelease)
-    assert isinstance(release, SendRelease)
-    assert release.record.queues[0].model_dump() == {
+    (release,) = bench.of(ReleaseRecord)
+    assert isinstance(release, ReleaseRecord)
+    assert release.queues[0].model_dump() == {
         "topic": "orders",
         "queue_id": 0,
         "token": token,
@@ -378,9 +377,9 @@ def test_calls_about_a_former_token_are_late_and_ignored() -> None:
     assert bench.holder.release(Q, old, 99, (), bench.now_ms) == []
     assert bench.holder.release(MessageQueue("unheard", "kafka", 1), 5, None, (), bench.now_ms) == []
     bench.wait(RENEW)
-    renewal = bench.of(SendRenew)[-1]
-    assert isinstance(renewal, SendRenew)
-    assert (renewal.record.queues[0].token, renewal.record.queues[0].next_offset) == (new, None)
+    renewal = bench.of(RenewRecord)[-1]
+    assert isinstance(renewal, RenewRecord)
+    assert (renewal.queues[0].token, renewal.queues[0].next_offset) == (new, None)
 
 
 def test_renewals_carry_the_progress_of_the_queue() -> None:
@@ -475,13 +474,13 @@ def test_a_void_renewal_stops_the_queue_immediately() -> None:
     bench = Bench(Q)
     bench.keep_back = True
     bench.wait(RENEW)
-    (renewal,) = bench.of(SendRenew)
-    assert isinstance(renewal, SendRenew)
-    entry = renewal.record.queues[0]
-    fields = renewal.record.model_dump() | {"kind": "release", "seq": 99, "queues": [entry.model_dump()]}
+    (renewal,) = bench.of(RenewRecord)
+    assert isinstance(renewal, RenewRecord)
+    entry = renewal.queues[0]
+    fields = renewal.model_dump() | {"kind": "release", "seq": 99, "queues": [entry.model_dump()]}
     # an operator released it in our name: `rocketshim group release`
     bench.log.fold(bench.log.next_offset, T0 + bench.now_ms, decode_group_record(_json(fields)))
-    bench.append(renewal.record)
+    bench.append(renewal)
     assert [reason for _, _, reason in bench.stops()] == [StopReason.LOST]
 
 
@@ -505,7 +504,7 @@ def test_a_refused_claim_is_made_again_when_the_lease_should_have_expired() -> N
     granted_ms = bench.now_ms
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.wait(11_999)
-    assert not bench.of(SendClaim)
+    assert not bench.of(ClaimRecord)
     bench.wait(1)  # between two heartbeats: the claim itself moves log time
     assert bench.token() is not None
     assert bench.now_ms - granted_ms == 12_000
@@ -516,13 +515,13 @@ def test_a_claim_that_could_not_be_sent_is_made_again_after_a_wait() -> None:
     bench.keep_back = True
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
-    (claim,) = bench.of(SendClaim)
-    assert isinstance(claim, SendClaim)
-    bench.take(bench.holder.send_failed(claim.record.seq, bench.now_ms))
+    (claim,) = bench.of(ClaimRecord)
+    assert isinstance(claim, ClaimRecord)
+    bench.take(bench.holder.send_failed(claim.seq, bench.now_ms))
     bench.wait(DEFAULT.retry_ms - 1)
-    assert len(bench.of(SendClaim)) == 1
+    assert len(bench.of(ClaimRecord)) == 1
     bench.wait(1)
-    assert len(bench.of(SendClaim)) == 2
+    assert len(bench.of(ClaimRecord)) == 2
 
 
 def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -> None:
@@ -531,12 +530,12 @@ def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     bench.take(bench.holder.want([], bench.now_ms))
-    bench.append(bench.of(SendClaim)[0].record)  # type: ignore[union-attr]
+    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
     assert not bench.done
     assert not bench.holder._slots
-    (release,) = bench.of(SendRelease)
-    assert isinstance(release, SendRelease)
-    assert bench.append(release.record).judgements[0].outcome is LeaseOutcome.RELEASED
+    (release,) = bench.of(ReleaseRecord)
+    assert isinstance(release, ReleaseRecord)
+    assert bench.append(release).judgements[0].outcome is LeaseOutcome.RELEASED
 
 
 def test_close_releases_everything_before_it_sends_leave() -> None:
@@ -550,7 +549,7 @@ def test_close_releases_everything_before_it_sends_leave() -> None:
     bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
     bench.tick()
     assert bench.holder.left
-    assert [type(a) for a in bench.sent[-2:]] == [SendRelease, SendLeave]
+    assert [type(a) for a in bench.sent[-2:]] == [ReleaseRecord, LeaveRecord]
     assert bench.log.members == ()
     assert bench.holder.next_wakeup_ms(bench.log) is None
     bench.now_ms += 100_000
@@ -567,7 +566,7 @@ def test_a_belief_that_ends_during_a_release_forbids_commit_and_release() -> Non
     bench.now_ms += HOLD
     assert bench.token() is None
     bench.take(bench.holder.release(Q, token, 5, (), bench.now_ms))
-    assert not bench.of(SendRelease)
+    assert not bench.of(ReleaseRecord)
     assert bench.stops() == [(Q, token, StopReason.UNWANTED)]
 
 
@@ -584,11 +583,11 @@ def test_a_re_created_log_stops_everything_and_the_holder_waits_one_lease() -> N
     bench.holder.begin(0, bench.now_ms)
     bench.now_ms += 10
     bench.tick()
-    heartbeat = bench.of(SendMember)[-1]
-    assert isinstance(heartbeat, SendMember)
-    assert heartbeat.record.base == floor
+    heartbeat = bench.of(MemberRecord)[-1]
+    assert isinstance(heartbeat, MemberRecord)
+    assert heartbeat.base == floor
     bench.wait(LEASE - 11)
-    assert len(bench.of(SendClaim)) == 1
+    assert len(bench.of(ClaimRecord)) == 1
     bench.wait(1)
     new = bench.token()
     assert new is not None
@@ -638,8 +637,8 @@ def test_a_token_from_a_former_log_makes_a_newcomer_wait_one_lease() -> None:
     fresh.want([Q], 0)
     fresh.begin(bench.log.next_offset, 0, token_floor=T0 - 5)
     fresh.observe(bench.append(MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)), 0)
-    assert not any(isinstance(action, SendClaim) for action in fresh.tick(bench.log, LEASE - 1))
-    assert any(isinstance(action, SendClaim) for action in fresh.tick(bench.log, LEASE))
+    assert not any(isinstance(action, ClaimRecord) for action in fresh.tick(bench.log, LEASE - 1))
+    assert any(isinstance(action, ClaimRecord) for action in fresh.tick(bench.log, LEASE))
 
 
 def test_a_token_from_this_log_costs_nothing() -> None:
@@ -651,9 +650,9 @@ def test_a_token_from_this_log_costs_nothing() -> None:
     fresh.begin(bench.log.next_offset, 0, token_floor=token + 1)
     fresh.observe(bench.append(MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)), 0)
     heartbeat, claim = fresh.tick(bench.log, 0)
-    assert isinstance(heartbeat, SendMember)
-    assert heartbeat.record.base == bench.log.base
-    assert isinstance(claim, SendClaim)
+    assert isinstance(heartbeat, MemberRecord)
+    assert heartbeat.base == bench.log.base
+    assert isinstance(claim, ClaimRecord)
 
 
 def test_a_token_above_those_of_this_log_raises_its_base_but_not_before_the_log_is_read() -> None:
@@ -664,12 +663,12 @@ def test_a_token_above_those_of_this_log_raises_its_base_but_not_before_the_log_
     fresh.begin(bench.log.next_offset + 1, 0, token_floor=floor)
     record = MemberRecord(client_id="x", incarnation="x", seq=1, lease_ms=LEASE)
     (early,) = fresh.tick(bench.log, 0)
-    assert isinstance(early, SendMember)
-    assert early.record.base == bench.log.base
+    assert isinstance(early, MemberRecord)
+    assert early.base == bench.log.base
     fresh.observe(bench.append(record), 0)
     (late,) = fresh.tick(bench.log, DEFAULT.heartbeat_every_ms)
-    assert isinstance(late, SendMember)
-    assert late.record.base == floor
+    assert isinstance(late, MemberRecord)
+    assert late.base == floor
 
 
 def test_a_log_truncated_before_it_was_read_stops_everything() -> None:
@@ -713,7 +712,7 @@ def test_entries_that_exceed_one_record_go_into_several() -> None:
     for queue in queues:
         bench.holder.progress(queue, bench.token(queue) or 0, 0, counts)
     bench.wait(RENEW)
-    renewals = [a.record for a in bench.of(SendRenew) if isinstance(a, SendRenew)]
+    renewals = [a for a in bench.of(RenewRecord) if isinstance(a, RenewRecord)]
     assert len(renewals) == len(queues)
     assert {entry.queue for record in renewals for entry in record.queues} == set(queues)
     assert {len(entry.reconsume_counts) for record in renewals for entry in record.queues} == {1_000}
@@ -727,8 +726,8 @@ def test_a_record_of_many_queues_with_long_names_can_be_sent() -> None:
     for queue in queues:
         bench.holder.progress(queue, bench.token(queue) or 0, 2**63 - 1, ())
     bench.wait(RENEW)
-    claims = [a.record for a in bench.of(SendClaim) if isinstance(a, SendClaim)]
-    renewals = [a.record for a in bench.of(SendRenew) if isinstance(a, SendRenew)]
+    claims = [a for a in bench.of(ClaimRecord) if isinstance(a, ClaimRecord)]
+    renewals = [a for a in bench.of(RenewRecord) if isinstance(a, RenewRecord)]
     records: list[GroupRecord] = [*claims, *renewals]
     assert max(len(encode_group_record(record)) for record in records) < 1_000_000
     assert {entry.queue for record in renewals for entry in record.queues} == set(queues)
@@ -855,10 +854,8 @@ class Process:
                     run = self.runs[lease.queue]
                     assert (run.token, run.stopped) == (lease.token, False), "one stop for each start"
                     run.stopped = True
-                case SendClaim() | SendRenew() | SendRelease() | SendMember() | SendLeave():
-                    self.outbox.append(encode_group_record(action.record))
-                case _:
-                    assert_never(action)
+                case record:
+                    self.outbox.append(encode_group_record(record))
 
     def read(self, limit: int) -> None:
         """Read and fold up to `limit` records, and detect a log that was replaced or has lost its beginning."""
