@@ -20,8 +20,7 @@ no           SUSPEND, all dead-lettered        batch is open, continue          
 ===========  ================================  ============================================  ==================
 
 SUSPEND evaluates each message of the batch. A message at its limit, or one for which the listener asked for it, becomes
-a dead letter, and the queue waits until that is stored. Otherwise its count rises by one and it is retried. A dead
-letter that could not be stored also counts as a failure, and its message is retried.
+a dead letter, and the queue waits until that is stored. Otherwise its count rises by one and it is retried.
 
 *Differs on purpose*: when the dead letter of a message in a mixed batch is stored, that message is never handed out or
 dead-lettered again, even after a ROLLBACK (RocketMQ does both in every round). With auto-commit it is finished

@@ -269,7 +269,7 @@ class OrderlyPartition:
     def stored(self, task: OrderlyTask, messages: Iterable[Any]) -> None:
         """Record that dead letters are stored."""
         for message in messages:
-            self._perform(task, self._queue.dead_lettered(message.offset(), stored=True, now_ms=self._now_ms()))
+            self._perform(task, self._queue.dead_lettered(message.offset(), self._now_ms()))
 
     @property
     def progress(self) -> Progress:

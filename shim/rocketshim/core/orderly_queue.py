@@ -231,12 +231,11 @@ class OrderlyQueue(Generic[MessageT]):
             actions += self._apply(answer, batch, now_ms)
         return actions
 
-    def dead_lettered(self, offset: int, *, stored: bool, now_ms: int) -> list[OrderlyAction[MessageT]]:
-        """Report that a dead letter of the last batch is stored, or could not be stored. Ignored for a dropped queue.
+    def dead_lettered(self, offset: int, now_ms: int) -> list[OrderlyAction[MessageT]]:
+        """Report that a dead letter of the last batch is stored. Ignored for a dropped queue.
 
         Args:
             offset: offset of the message.
-            stored: False counts as one more failure, and the message is retried.
             now_ms: monotonic time in ms.
 
         Raises:
@@ -247,12 +246,7 @@ class OrderlyQueue(Generic[MessageT]):
         suspended = self._suspended.pop(offset, None)
         if suspended is None:
             raise ValueError(f"no dead letter of offset {offset} is being stored")
-        message = suspended.waiting.pop(offset)
-        if stored:
-            suspended.dead.append(message)
-        else:
-            self._count_failure(message, now_ms)
-            suspended.again.append(message)
+        suspended.dead.append(suspended.waiting.pop(offset))
         return [] if suspended.waiting else self._conclude(suspended, now_ms)
 
     def drop(self) -> None:
@@ -378,7 +372,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._failing_since_ms.setdefault(offset, now_ms)
 
     def _conclude(self, suspended: _SuspendedBatch[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
-        """Continue or stop: every dead letter of the batch is stored or has failed."""
+        """Continue or stop: every dead letter of the batch is stored."""
         if suspended.answer.skipped:
             self._finish(suspended.dead)
         elif not suspended.answer.auto_commit:

@@ -58,13 +58,13 @@ def taken(made: OrderlyQueue[Msg], limit: int = 64, now_ms: int = 0) -> list[int
 
 
 def answer(
-    made: OrderlyQueue[Msg], *answers: BatchAnswer, now_ms: int = 0, stored: bool | None = True
+    made: OrderlyQueue[Msg], *answers: BatchAnswer, now_ms: int = 0, stored: bool = True
 ) -> list[OrderlyAction[Msg]]:
-    """Report, and let every dead letter be stored (or not; None: leave them unfinished)."""
+    """Report, and let every dead letter be stored, or leave them unfinished."""
     actions = list(made.report(answers, now_ms))
     for action in list(actions):
-        if isinstance(action, DeadLetterOrderly) and stored is not None:
-            actions += made.dead_lettered(action.message.offset() or 0, stored=stored, now_ms=now_ms)
+        if isinstance(action, DeadLetterOrderly) and stored:
+            actions += made.dead_lettered(action.message.offset() or 0, now_ms)
     return actions
 
 
@@ -248,23 +248,12 @@ def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
 def test_no_message_is_handed_out_before_a_dead_letter_is_stored() -> None:
     made = queue(3, 7, max_reconsume_times=0)
     taken(made, 1)
-    answer(made, BatchAnswer(1, SUSPEND), stored=None)
+    answer(made, BatchAnswer(1, SUSPEND), stored=False)
     assert made.busy
     assert (taken(made), made.next_offset, made.next_wakeup_ms) == ([], None, None)
-    assert made.dead_lettered(3, stored=True, now_ms=0) == []
+    assert made.dead_lettered(3, 0) == []
     assert not made.busy
     assert made.next_offset == 4
-
-
-def test_a_dead_letter_that_could_not_be_stored_is_a_failure_and_the_message_is_retried() -> None:
-    made = queue(3, max_reconsume_times=0)
-    taken(made)
-    (letter, suspension) = answer(made, BatchAnswer(1, SUSPEND), stored=False, now_ms=50)
-    assert isinstance(letter, DeadLetterOrderly)
-    assert isinstance(suspension, Suspended)
-    assert (suspension.until_ms, suspension.reconsume_times) == (1_050, 1)
-    assert taken(made, now_ms=1_050) == [3]
-    assert dead(answer(made, BatchAnswer(1, SUSPEND))) == [(3, 1)]
 
 
 def test_a_message_of_a_mixed_batch_is_dead_lettered_once() -> None:
@@ -385,7 +374,7 @@ ILLEGAL: list[Callable[[OrderlyQueue[Msg]], object]] = [
     lambda q: q.take(0, 0),
     lambda q: q.put(messages(9)),
     lambda q: q.put([*messages(10), *messages(10)]),
-    lambda q: q.dead_lettered(1, stored=True, now_ms=0),
+    lambda q: q.dead_lettered(1, 0),
     lambda q: q.report([BatchAnswer(3)], 0),
     lambda q: q.report([BatchAnswer(0)], 0),
     lambda q: q.report([BatchAnswer(1, SUSPEND), BatchAnswer(1)], 0),
@@ -413,7 +402,7 @@ def test_a_dropped_queue_returns_nothing() -> None:
     made.report([BatchAnswer(1, SUSPEND)], 0)
     made.drop()
     made.drop()
-    assert made.dead_lettered(1, stored=True, now_ms=0) == []
+    assert made.dead_lettered(1, 0) == []
     assert made.report([BatchAnswer(1)], 0) == []
     assert (taken(made), made.next_offset, made.reconsume_counts, made.next_wakeup_ms) == ([], None, (), None)
     assert (made.msg_count, made.msg_bytes, made.busy) == (0, 0, False)
@@ -495,14 +484,12 @@ def test_several_keys_may_fail_independently_in_one_run() -> None:
 def test_several_dead_letters_of_one_run_are_stored_in_any_order() -> None:
     made = keyed("abc", max_reconsume_times=0)
     taken(made)
-    actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1), BatchAnswer(1, SUSPEND), stored=None)
+    actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1), BatchAnswer(1, SUSPEND), stored=False)
     assert dead(actions) == [(0, 0), (2, 0)]
-    assert made.dead_lettered(2, stored=True, now_ms=0) == []
+    assert made.dead_lettered(2, 0) == []
     assert (made.busy, made.next_offset) == (True, None)
-    (suspension,) = made.dead_lettered(0, stored=False, now_ms=0)
-    assert isinstance(suspension, Suspended)
-    assert (made.busy, made.next_offset) == (False, None)
-    assert taken(made, now_ms=1_000) == [0]
+    assert made.dead_lettered(0, 0) == []
+    assert (made.busy, made.next_offset) == (False, 3)
 
 
 def test_without_auto_commit_nothing_follows_a_failure_in_its_run() -> None:
@@ -626,23 +613,22 @@ class Model:
         self.waiting |= back
         self.not_before_ms = now_ms + max(10, min(30_000, 1_000 if given.suspend_ms < 0 else given.suspend_ms))
 
-    def fail(self, batch: list[int], given: BatchAnswer, stored: bool) -> set[int]:
+    def fail(self, batch: list[int], given: BatchAnswer) -> set[int]:
         """Return the messages that are retried."""
         again: set[int] = set()
         for offset in batch:
             count = self.counts.get(offset, 0)
             if given.dead_letter or count >= self.limit:
                 self.dead_letters.append((offset, count))
-                if stored:
-                    self.dead.add(offset)
-                    continue
-            self.counts[offset] = count + 1
-            again.add(offset)
+                self.dead.add(offset)
+            else:
+                self.counts[offset] = count + 1
+                again.add(offset)
         return again
 
-    def apply(self, batch: list[int], given: BatchAnswer, stored: bool, now_ms: int) -> None:
+    def apply(self, batch: list[int], given: BatchAnswer, now_ms: int) -> None:
         if given.status is SUSPEND:
-            again = self.fail(batch, given, stored)
+            again = self.fail(batch, given)
             if again:
                 self.stop(again, given, now_ms)
                 if given.auto_commit:  # dead-lettered messages are done
@@ -677,7 +663,7 @@ answers_drawn = st.builds(
     auto_commit=st.booleans(),
     suspend_ms=st.sampled_from([-1, 0, 50, 40_000]),
 )
-scripts = st.lists(st.tuples(answers_drawn, st.booleans(), st.sampled_from([True, True, False])), max_size=60)
+scripts = st.lists(st.tuples(answers_drawn, st.booleans()), max_size=60)
 
 
 @settings(max_examples=300)
@@ -691,7 +677,7 @@ scripts = st.lists(st.tuples(answers_drawn, st.booleans(), st.sampled_from([True
 )
 def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
     *,
-    script: list[tuple[BatchAnswer, bool, bool]],
+    script: list[tuple[BatchAnswer, bool]],
     gaps: list[int],
     limit: int,
     run_limit: int,
@@ -721,27 +707,27 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
             continue
         assert now_ms >= model.not_before_ms
         reported: list[BatchAnswer] = []
-        judged: list[tuple[list[int], BatchAnswer, bool]] = []
+        judged: list[tuple[list[int], BatchAnswer]] = []
         begin = 0
         while begin < len(run.messages) and script:
-            drawn, dead_letter, stored = script.pop()
+            drawn, dead_letter = script.pop()
             batch = [m.offset() or 0 for m in run.messages[begin : begin + batch_limit]]
             begin += len(batch)
             given = BatchAnswer(
                 len(batch), drawn.status, drawn.auto_commit, drawn.suspend_ms, dead_letter and drawn.status is SUSPEND
             )
             reported.append(given)
-            judged.append((batch, given, stored))
+            judged.append((batch, given))
             if given.stops:
                 break
         actions = list(made.report(reported, now_ms))
         asked = dead(actions)
         dead_letters += asked
         for offset, _ in reversed(asked):  # reports arrive in any order
-            actions += made.dead_lettered(offset, stored=judged[-1][2], now_ms=now_ms)
-        for batch, given, stored in judged:
+            actions += made.dead_lettered(offset, now_ms)
+        for batch, given in judged:
             assert model.deliver(len(batch)) == batch
-            model.apply(batch, given, stored, now_ms)
+            model.apply(batch, given, now_ms)
         assert dead_letters == model.dead_letters
         assert made.next_offset == model.next_offset
         assert made.reconsume_counts == model.open_counts
