@@ -31,7 +31,6 @@ most its limit + 1 times. A limit of -1 means indefinitely; `Suspended` then nam
 attempts, so that one can alert on it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Generic, Protocol, TypeVar
@@ -47,7 +46,6 @@ __all__ = [
     "DeadLetterOrderly",
     "OrderlyAction",
     "OrderlyMessage",
-    "OrderlyRun",
     "StatusMisplaced",
     "Suspended",
     "orderly_status",
@@ -152,22 +150,6 @@ class BatchAnswer:
         if self.status is ConsumeOrderlyStatus.ROLLBACK:
             return not self.auto_commit
         return self.status is ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
-
-
-@dataclass(frozen=True, slots=True)
-class OrderlyRun(Generic[MessageT]):
-    """Messages for one listener thread, in order.
-
-    Attributes:
-        messages: at least one. The listener thread may move the messages that its filter skips to the front, and
-            answers them first. By key it may continue after a failed message; then it moves later messages of the same
-            key behind the messages that it answers.
-        reconsume_counts: failed attempts by offset. A message that is not in it has not failed here; its stored count
-            applies.
-    """
-
-    messages: list[MessageT]
-    reconsume_counts: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ thread owns both classes. A listener thread reads its `OrderlyTask` and sets `be
 `passed` of the task.
 """
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction, OrderlyRun
+from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim_topics.hops import Failure
@@ -29,7 +29,7 @@ class OrderlyTask:
         queue: the partition of the run.
         lease: the lease to check before each listener call; None: no lock is needed.
         messages: the messages in order; the same list as in the core.
-        counts: failed attempts by offset.
+        counts: failed attempts by offset (`OrderlyQueue.counts`).
         withheld: set by the poll thread: start no further call.
         began_ms: set by the listener thread: when it began the run; None: it has not.
         failure: set by the listener thread: why the run stopped early.
@@ -44,12 +44,16 @@ class OrderlyTask:
     )  # fmt: skip
 
     def __init__(
-        self, queue: "OrderlyPartition", run: OrderlyRun[Any], key_of: Callable[[Any], Hashable] | None = None
+        self,
+        queue: "OrderlyPartition",
+        messages: list[Any],
+        counts: Mapping[int, int],
+        key_of: Callable[[Any], Hashable] | None = None,
     ) -> None:
         self.queue = queue
         self.lease = queue.lease
-        self.messages = run.messages
-        self.counts = run.reconsume_counts
+        self.messages = messages
+        self.counts = counts
         self.withheld = False
         self.began_ms: int | None = None
         self.failure: Failure | None = None
@@ -253,10 +257,10 @@ class OrderlyPartition:
         """Return the next run, or None."""
         if self.withheld or self._queue.dropped or not self.holds():
             return None
-        run = self._queue.take(max(self._limit, batch_count), self._now_ms())
-        if run is None:
+        messages = self._queue.take(max(self._limit, batch_count), self._now_ms())
+        if messages is None:
             return None
-        self.out = OrderlyTask(self, run, self._key_of)
+        self.out = OrderlyTask(self, messages, self._queue.counts, self._key_of)
         return self.out
 
     def report(self, task: OrderlyTask, answers: Sequence[BatchAnswer]) -> None:

@@ -25,7 +25,7 @@ A queue belongs to one assignment (its *epoch*). After `drop` it returns nothing
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Final, Generic
 
 from rocketshim.core.consume_orderly import (
@@ -37,7 +37,6 @@ from rocketshim.core.consume_orderly import (
     MessageT,
     OrderlyAction,
     OrderlyMessage,
-    OrderlyRun,
     StatusMisplaced,
     Suspended,
 )
@@ -162,7 +161,7 @@ class OrderlyQueue(Generic[MessageT]):
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
 
-    def take(self, limit: int, now_ms: int) -> OrderlyRun[MessageT] | None:
+    def take(self, limit: int, now_ms: int) -> list[MessageT] | None:
         """Return messages for one listener thread, in order.
 
         Args:
@@ -170,8 +169,10 @@ class OrderlyQueue(Generic[MessageT]):
             now_ms: monotonic time in ms.
 
         Returns:
-            The run; report it afterwards. None: another run is in progress, dead letters are being stored, the queue
-            waits, yields or was dropped, or there is no message.
+            The run; report it afterwards. The listener thread may move the messages that its filter skips to the front,
+            and answers them first. By key it may continue after a failed message; then it moves later messages of the
+            same key behind the messages that it answers. None: another run is in progress, dead letters are being
+            stored, the queue waits, yields or was dropped, or there is no message.
 
         Raises:
             ValueError: the limit is below 1; nothing changed.
@@ -192,7 +193,7 @@ class OrderlyQueue(Generic[MessageT]):
         if self._run_since_ms is None:
             self._run_since_ms = now_ms
         self._in_run = messages
-        return OrderlyRun(messages, self._counts)
+        return messages
 
     def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction[MessageT]]:
         """Apply the answers of a listener thread that has ended its run.
@@ -275,6 +276,11 @@ class OrderlyQueue(Generic[MessageT]):
     def next_offset(self) -> int | None:
         """The position to commit; None while nothing of this assignment is committed, and after `drop`."""
         return self._tracker.next_offset
+
+    @property
+    def counts(self) -> Mapping[int, int]:
+        """Failed attempts by offset. A message that is not in it has not failed here; its stored count applies."""
+        return self._counts
 
     @property
     def reconsume_counts(self) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,6 @@ import pytest
 from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLater
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.subscribing import adapt
-from rocketshim.core.consume_orderly import OrderlyRun
 from rocketshim.core.failure_rules import FailureRules, failure_rules
 from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
@@ -201,7 +200,7 @@ def test_an_orderly_message_with_a_final_exception_does_not_block_its_queue(
     rules = FailureRules((ValueError,))
     mine = Subscription("orders", adapt(raising(error)), orderly=True, rules=rules)
     runner = OrderlyRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
-    task: Any = OrderlyTask(PartitionStub(), OrderlyRun([Readable(1)], {}))  # type: ignore[arg-type]
+    task: Any = OrderlyTask(PartitionStub(), [Readable(1)], {})  # type: ignore[arg-type]
     (answer,) = runner.run(task)
     assert answer.dead_letter is dead
     assert task.failure.exception_class == type(error).__name__

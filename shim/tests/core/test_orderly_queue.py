@@ -54,7 +54,7 @@ def queue(*offsets: int, **settings: Any) -> OrderlyQueue[Msg]:
 
 def taken(made: OrderlyQueue[Msg], limit: int = 64, now_ms: int = 0) -> list[int]:
     run = made.take(limit, now_ms)
-    return [] if run is None else [message.offset() or 0 for message in run.messages]
+    return [] if run is None else [message.offset() or 0 for message in run]
 
 
 def answer(
@@ -189,9 +189,8 @@ def test_the_lower_of_the_queues_and_the_messages_limit_counts() -> None:
 def test_counts_continue_from_the_messages_own_count_and_from_the_last_owner() -> None:
     made = queue(3, 7, reconsume_counts=[(2, 9), (3, 4)], stored_count=lambda _: 2)
     assert [made.reconsume_times(m) for m in messages(3, 7)] == [4, 2]
-    run = made.take(2, 0)
-    assert run is not None
-    assert dict(run.reconsume_counts) == {3: 4}
+    assert taken(made, 2) == [3, 7]
+    assert made.counts == {3: 4}
     answer(made, BatchAnswer(2, SUSPEND))
     assert made.reconsume_counts == ((3, 5), (7, 3))
 
@@ -467,7 +466,7 @@ def test_several_keys_may_fail_independently_in_one_run() -> None:
     made = keyed("abcabd")
     run = made.take(64, 0)
     assert run is not None
-    run.messages[:] = [run.messages[at] for at in (0, 1, 2, 5, 3, 4)]  # a listener thread leaves 3 and 4 unanswered
+    run[:] = [run[at] for at in (0, 1, 2, 5, 3, 4)]  # a listener thread leaves 3 and 4 unanswered
     actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1, SUSPEND, suspend_ms=2_000), BatchAnswer(2))
     assert [(each.message.offset(), each.until_ms) for each in suspended(actions)] == [(0, 1_000), (1, 2_000)]
     assert (made.next_offset, made.msg_count) == (None, 4)
@@ -709,9 +708,9 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
         reported: list[BatchAnswer] = []
         judged: list[tuple[list[int], BatchAnswer]] = []
         begin = 0
-        while begin < len(run.messages) and script:
+        while begin < len(run) and script:
             drawn, dead_letter = script.pop()
-            batch = [m.offset() or 0 for m in run.messages[begin : begin + batch_limit]]
+            batch = [m.offset() or 0 for m in run[begin : begin + batch_limit]]
             begin += len(batch)
             given = BatchAnswer(
                 len(batch), drawn.status, drawn.auto_commit, drawn.suspend_ms, dead_letter and drawn.status is SUSPEND
@@ -767,7 +766,7 @@ def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
         answers: list[BatchAnswer] = []
         called: list[Msg] = []
         left: list[Msg] = []
-        for message in run.messages:
+        for message in run:
             offset = message.offset() or 0
             if any(each.key == message.key for each, given in zip(called, answers, strict=True) if given.stops):
                 left.append(message)
@@ -784,7 +783,7 @@ def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
                 continue
             answers.append(BatchAnswer(1))
             finished.append(offset)
-        run.messages[:] = [*called, *left, *run.messages[len(called) + len(left) :]]
+        run[:] = [*called, *left, *run[len(called) + len(left) :]]
         dead_letters += [offset for offset, _ in dead(answer(made, *answers, now_ms=now_ms))]
         prefix = next((o for o in range(put) if o not in {*finished, *dead_letters}), put)
         assert made.next_offset == (prefix or None)
@@ -802,7 +801,7 @@ def test_a_key_that_never_succeeds_blocks_no_other(keys: str, run_limit: int) ->
         if run is None:
             break
         answers: list[BatchAnswer] = []
-        for message in run.messages:
+        for message in run:
             if message.key == "a":
                 answers.append(BatchAnswer(1, SUSPEND, suspend_ms=30_000))
                 break
@@ -817,10 +816,7 @@ def test_messages_skipped_behind_a_finished_message_finish_with_it() -> None:
     made = queue(0, 1)
     run = made.take(2, 0)
     assert run is not None
-    run.messages[:] = [
-        run.messages[1],
-        run.messages[0],
-    ]  # a listener thread moves skipped messages to the front
+    run[:] = [run[1], run[0]]  # a listener thread moves skipped messages to the front
     made.report([BatchAnswer(1, skipped=True), BatchAnswer(1)], 0)
     assert made.next_offset == 2
     assert made.msg_count == 0
@@ -851,9 +847,9 @@ def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(sourc
         run = made.take(source.randint(1, 8), now_ms)
         if run is None:
             continue
-        skipped = [each for each in run.messages if source.random() < 0.4]
-        left = [each for each in run.messages if each not in skipped]
-        run.messages[:] = skipped + left
+        skipped = [each for each in run if source.random() < 0.4]
+        left = [each for each in run if each not in skipped]
+        run[:] = skipped + left
         answers = [BatchAnswer(len(skipped), skipped=True)] if skipped else []
         while left:
             batch = source.randint(1, len(left))
@@ -869,6 +865,6 @@ def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(sourc
         now_ms += 100_000
         run = made.take(100, now_ms)
         if run is not None:
-            made.report([BatchAnswer(len(run.messages))], now_ms)
+            made.report([BatchAnswer(len(run))], now_ms)
     assert made.next_offset == end
     assert made.msg_count == 0

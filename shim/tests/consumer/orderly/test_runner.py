@@ -11,7 +11,7 @@ from confluent_kafka import Message
 from rocketshim.consumer.orderly.runner import OrderlyRunner, TriedMessageView
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import RetryLater
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, OrderlyRun
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus
 from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
@@ -79,7 +79,7 @@ def run(
     settings = settings_of(batch_count, delay_levels=DelayLevels.parse("1s 2s"))
     runner = OrderlyRunner(settings, lambda _: subscription, VirtualClock())
     stub: Any = place or PartitionStub()
-    task = OrderlyTask(stub, OrderlyRun(list(messages) or [Readable(0), Readable(1)], {}), key_of)
+    task = OrderlyTask(stub, list(messages) or [Readable(0), Readable(1)], {}, key_of)
     return runner.run(task), task
 
 
@@ -276,7 +276,7 @@ def test_redriven_messages_are_filtered_again_only_if_configured(again: Any, cal
     seen: list[int] = []
     mine = Subscription("orders", adapt(lambda message: seen.append(message.queue_offset)), matches_retry=again)
     runner = OrderlyRunner(settings_of(), {"orders": mine}.get, VirtualClock())
-    answers = runner.run(OrderlyTask(stub, OrderlyRun(messages, {})))
+    answers = runner.run(OrderlyTask(stub, messages, {}))
     assert seen == called
     assert [(answer.status, answer.skipped) for answer in answers] == [
         (ConsumeOrderlyStatus.SUCCESS, message.offset() not in called) for message in messages
