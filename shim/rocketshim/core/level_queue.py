@@ -119,7 +119,6 @@ class LevelQueue(Generic[RecordT]):
     Args:
         delay_ms: the queue's own delay, 0 or more.
         limits: when to pause and resume fetching.
-        epoch: number of the assignment; only stored.
 
     Thread-safety: none; one owner thread.
 
@@ -128,17 +127,16 @@ class LevelQueue(Generic[RecordT]):
 
     __slots__ = (
         "_batches", "_bytes", "_clock", "_count", "_due_ns", "_is_dated", "_last_offset", "_next_ns", "_retry",
-        "_stale", "_tracker", "_unconfirmed_ns", "delay_ms", "epoch", "limits",
+        "_stale", "_tracker", "_unconfirmed_ns", "delay_ms", "limits",
     )  # fmt: skip
 
-    def __init__(self, delay_ms: int, limits: QueueLimits | None = None, epoch: int = 0) -> None:
+    def __init__(self, delay_ms: int, limits: QueueLimits | None = None) -> None:
         if delay_ms < 0:
             raise ValueError(f"delay_ms={delay_ms}: a queue cannot wait a negative time")
         self.delay_ms = delay_ms
         self.limits = limits or QueueLimits()
-        self.epoch = epoch
         self._clock = QueueClock()
-        self._tracker = OffsetTracker(epoch)
+        self._tracker = OffsetTracker()
         self._batches: deque[_FetchedRun[RecordT]] = deque()
         self._retry: list[Due[RecordT]] = []  # lowest offset first
         self._unconfirmed_ns: dict[Run, int] = {}  # when the runs were due that are in flight or failed

@@ -7,8 +7,8 @@ Rules of this file:
   to commit is never computed by counting from an offset, only from what was delivered.
 * Messages finish in any order. The position to commit is the one after the last message of the longest finished prefix.
   It never passes an unfinished message and never goes back.
-* A tracker belongs to one assignment of one partition (its *epoch*). A new assignment needs a new tracker; a tracker
-  refuses the runs of another one.
+* A tracker belongs to one assignment of one partition. A new assignment needs a new tracker; a tracker refuses the runs
+  of another one.
 * A run releases its messages as soon as one of them finishes. From then on it keeps only offsets, and none when it is
   finished. One stuck message blocks the commit, but does not keep the messages around and after it in memory. Of
   neighbouring finished runs the tracker keeps only the last, so memory depends on what is unfinished.
@@ -74,19 +74,15 @@ class Run:
 class OffsetTracker:
     """The longest finished prefix of what was delivered in one assignment of one partition.
 
-    Args:
-        epoch: number of the assignment this tracker belongs to; only stored.
-
     Thread-safety: none; one owner thread.
 
     Source: `ProcessQueue#removeMessage` of RocketMQ (smallest offset still there), done in delivery order because a
     Kafka log has holes.
     """
 
-    __slots__ = ("_finished", "_last_offset", "_owner", "_runs", "_safe", "epoch")
+    __slots__ = ("_finished", "_last_offset", "_owner", "_runs", "_safe")
 
-    def __init__(self, epoch: int = 0) -> None:
-        self.epoch = epoch
+    def __init__(self) -> None:
         self._owner = object()  # marks our runs; not the tracker itself, so that no reference cycle keeps messages
         self._runs: deque[Run] = deque()
         self._finished = 0  # how many of the runs are finished and wait for an earlier one

@@ -20,7 +20,7 @@ are put back.
   answers only the first message of each. Waiting backlogs cost nothing (a heap); no operation iterates over all of
   them.
 
-A queue belongs to one assignment (its *epoch*). After `drop` it returns nothing any more.
+A queue belongs to one assignment. After `drop` it returns nothing any more.
 """
 
 import heapq
@@ -81,7 +81,6 @@ class OrderlyQueue(Generic[MessageT]):
     """Messages of one assignment of one partition, consumed in order.
 
     Args:
-        epoch: number of the assignment; only stored.
         max_reconsume_times: with n, failure n + 1 makes a message a dead letter; -1 (default): none does. With another
             negative number the first failure does. Source: `#getMaxReconsumeTimes`.
         suspend_ms: wait after a stop when the listener sets none, in ms. Default 1,000.
@@ -101,12 +100,11 @@ class OrderlyQueue(Generic[MessageT]):
     __slots__ = (
         "_backlogs", "_counts", "_due", "_failing_since_ms", "_in_run", "_key_of", "_message_limit", "_not_before_ms",
         "_open", "_open_dead", "_pending", "_pending_first", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms",
-        "_suspended", "_tracker", "_waiting", "dropped", "epoch", "max_reconsume_times", "msg_bytes", "msg_count",
+        "_suspended", "_tracker", "_waiting", "dropped", "max_reconsume_times", "msg_bytes", "msg_count",
     )  # fmt: skip
 
     def __init__(
         self,
-        epoch: int = 0,
         *,
         max_reconsume_times: int = -1,
         suspend_ms: int = 1_000,
@@ -115,7 +113,6 @@ class OrderlyQueue(Generic[MessageT]):
         message_limit: Callable[[MessageT], int | None] | None = None,
         key_of: Callable[[MessageT], Hashable] | None = None,
     ) -> None:
-        self.epoch = epoch
         self.dropped = False
         self.max_reconsume_times = max_reconsume_times
         self.msg_count = 0
@@ -149,7 +146,7 @@ class OrderlyQueue(Generic[MessageT]):
             ValueError: the queue was dropped, or the offsets do not rise; nothing was accepted.
         """
         if self.dropped:
-            raise ValueError(f"the queue of epoch {self.epoch} was dropped")
+            raise ValueError("the queue was dropped")
         offsets = [message.offset() or 0 for message in messages]
         if not offsets:
             return

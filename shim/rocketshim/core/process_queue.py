@@ -121,7 +121,7 @@ class ProcessQueue(Generic[MessageT]):
     Args:
         topic: physical name of the topic.
         partition: number of the partition.
-        epoch: number of the assignment; the shell drops a result that names another epoch.
+        epoch: number of the assignment; listeners' contexts and the consumer's state have it.
 
     Thread-safety: none, one owner thread; listener threads touch only `todo`, `in_work`, `calls` and `outcomes` of a
         `Chunk`.
@@ -163,7 +163,7 @@ class ProcessQueue(Generic[MessageT]):
         self._chunks: dict[Chunk[MessageT], None] = {}
         self._awaiting_hop_count = 0
         self._withheld = False
-        self._tracker = OffsetTracker(epoch)
+        self._tracker = OffsetTracker()
 
     def put(self, messages: Sequence[MessageT]) -> None:
         """Accept fetched messages, in order; they are pending. After `withhold` they are ignored.
@@ -463,9 +463,7 @@ class ProcessQueue(Generic[MessageT]):
         self._pending.clear()
         self._chunks.clear()
         self._awaiting_hop_count = 0
-        self._tracker = OffsetTracker(
-            self.epoch
-        )  # the old one would keep its messages in memory as long as a thread keeps a chunk
+        self._tracker = OffsetTracker()  # the old one would keep its messages as long as a thread keeps a chunk
         self._pending_count = self._pending_bytes = self._head_taken = 0
         self.msg_count = 0
         self._bytes = 0

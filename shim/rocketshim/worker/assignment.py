@@ -155,7 +155,6 @@ class Assignment:
     ) -> None:
         self.held: dict[int, AssignedPartition] = {}
         self.failure: Exception | None = None
-        self.assignments = 0
         self.has_joined = False  # whether the first rebalance is over
         self.is_member = False  # false also when the group has put the worker out
         self.topic = topic
@@ -292,9 +291,8 @@ class Assignment:
         return starts
 
     def _new_partition(self, number: int, committed: int) -> AssignedPartition:
-        self.assignments += 1
         # records of a level that only another worker's longer table has hop again if they are not due after a second
-        queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits, self.assignments)
+        queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits)
         return AssignedPartition(self.topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
 
     @initialize(delay_ms=st.sampled_from([0, 1, 32, 1_000]))
     def begin(self, delay_ms: int) -> None:
-        self.queue: LevelQueue[Record] = LevelQueue(delay_ms, QueueLimits(full_count=8, full_bytes=20), epoch=5)
+        self.queue: LevelQueue[Record] = LevelQueue(delay_ms, QueueLimits(full_count=8, full_bytes=20))
         self.delay_ms = delay_ms
         self.now_ns = 100 * S
         self.offered: dict[int, tuple[Record, int]] = {}  # offset -> record, first sight

@@ -47,7 +47,7 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tracker = OffsetTracker(epoch=3)
+        self.tracker = OffsetTracker()
         self.delivered: list[int] = []
         self.finished: set[int] = set()
         self.runs: list[tuple[Run, list[int]]] = []
@@ -277,10 +277,6 @@ def test_whole_run_may_be_finished_after_a_part_of_it() -> None:
     tracker.finish_many(run, (1,))
     tracker.finish_all(run)
     assert tracker.next_offset == 3
-
-
-def test_tracker_stores_its_epoch() -> None:
-    assert OffsetTracker(epoch=12).epoch == 12
 
 
 @given(st.permutations(range(6)))

@@ -48,7 +48,6 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         is_retry = key.topic == self._retry_topic
         key_of = _key_of if self._settings.order == "key" else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
-            epoch,
             max_reconsume_times=self._settings.max_reconsume_times,
             suspend_ms=self._settings.suspend_current_queue_time_ms,
             reconsume_counts=self.reconsume_counts.pop(key, ()),
