@@ -46,7 +46,7 @@ Not handled here: reading and writing the log, local clocks, and what an owner m
 from collections.abc import Iterable
 from typing import Final, assert_never
 
-from rocketshim.core.group_log_results import Continuity, Folded, Judgement, QueueLock
+from rocketshim.core.group_log_results import Folded, Judgement, QueueLock
 from rocketshim.core.group_members import GroupMembers, Member
 from rocketshim.core.lease_rules import LeaseEvent, LeaseOutcome, Owner, QueueLease
 from rocketshim_topics.group_log import (
@@ -152,18 +152,20 @@ class GroupLog:
             offset, None, None, (), began_anew=True, members_changed=self._members.forget_expired(self._log_ms)
         )
 
-    def continuity(self, low_offset: int, high_offset: int) -> Continuity:
-        """Compare the log's bounds with what was folded.
+    def why_lost(self, low_offset: int, high_offset: int) -> str | None:
+        """Return why a log with these bounds does not continue what was folded; None: it does.
 
-        A log that was created again *and* has grown past our position is detected by its base instead.
+        It is shorter than that, so it was created again; or records that were not folded are gone. A log that was
+        created again *and* has grown past our position is detected by its base instead.
 
         Args:
             low_offset: first offset of the log now.
             high_offset: offset after its last record now.
         """
-        if high_offset < self._next_offset:
-            return Continuity.RECREATED
-        return Continuity.TRUNCATED if low_offset > self._next_offset else Continuity.CONTINUES
+        if low_offset <= self._next_offset <= high_offset:
+            return None
+        why = "recreated" if high_offset < self._next_offset else "truncated"
+        return f"{why}: it has {low_offset} to {high_offset}, the next to read is {self._next_offset}"
 
     # --- state out ----------------------------------------------------------------------------------------------
 

@@ -1,12 +1,11 @@
-"""What a fold of a group's log returns: the effect of a record, the state of a queue, how the log goes on."""
+"""What a fold of a group's log returns: the effect of a record, and the state of a queue."""
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["Continuity", "Folded", "Judgement", "QueueLock"]
+__all__ = ["Folded", "Judgement", "QueueLock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +72,3 @@ class Folded:
     judgements: tuple[Judgement, ...]
     began_anew: bool
     members_changed: bool = False
-
-
-class Continuity(Enum):
-    """How the current log relates to what was folded."""
-
-    CONTINUES = auto()
-    """The next record to fold is still there, or still to come."""
-    TRUNCATED = auto()
-    """Records that were not folded are gone: give up all leases and fold again from the log's beginning."""
-    RECREATED = auto()
-    """It is shorter than what was folded, so it is another log: give up all leases, fold again, keep `token_floor`."""

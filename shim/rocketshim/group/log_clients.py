@@ -14,7 +14,6 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.group_log import GroupLog
-from rocketshim.core.group_log_results import Continuity
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
@@ -142,10 +141,7 @@ class LogReader:
             low, high = partition_bounds(self._client(), self._partition, _CHECK_S)
         except KafkaException:
             return None  # unreachable: leases expire by themselves
-        continuity = log.continuity(low, high)
-        if continuity is Continuity.CONTINUES:
-            return None
-        return f"{continuity.name.lower()}: it has {low} to {high}, the next to read is {log.next_offset}"
+        return log.why_lost(low, high)
 
     def why_lost_by(self, error: KafkaError) -> str | None:
         """Log an error of the client; return why the log is lost by it, or None.

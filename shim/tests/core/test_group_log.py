@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketshim.core.group_log import GroupLog, LeaseOutcome, Owner
-from rocketshim.core.group_log_results import Continuity, Folded, QueueLock
+from rocketshim.core.group_log_results import Folded, QueueLock
 from rocketshim.core.group_members import Member
 from rocketshim_topics.group_log import (
     ClaimedQueue,
@@ -401,10 +401,10 @@ def test_an_offset_that_was_folded_and_a_negative_time_are_refused_and_change_no
 
 def test_the_bounds_of_the_log_reveal_truncation_and_re_creation(log: Log) -> None:
     log.append(member(A))
-    assert log.fold.continuity(0, 2) is Continuity.CONTINUES
-    assert log.fold.continuity(2, 9) is Continuity.CONTINUES
-    assert log.fold.continuity(3, 9) is Continuity.TRUNCATED
-    assert log.fold.continuity(0, 1) is Continuity.RECREATED
+    assert log.fold.why_lost(0, 2) is None
+    assert log.fold.why_lost(2, 9) is None
+    assert log.fold.why_lost(3, 9) == "truncated: it has 3 to 9, the next to read is 2"
+    assert log.fold.why_lost(0, 1) == "recreated: it has 0 to 1, the next to read is 2"
 
 
 def test_a_gap_ends_what_the_fold_knows(log: Log) -> None:

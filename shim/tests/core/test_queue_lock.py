@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rocketshim.core.group_log import GroupLog
-from rocketshim.core.group_log_results import Continuity, Folded
+from rocketshim.core.group_log_results import Folded
 from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.lease_rules import LeaseOutcome, Owner
 from rocketshim.core.queue_lock import QueueLockHolder
@@ -859,8 +859,8 @@ class Process:
 
     def read(self, limit: int) -> None:
         """Read and fold up to `limit` records, and detect a log that was replaced or has lost its beginning."""
-        continuity = self.log.continuity(self.broker.low, self.broker.low + len(self.broker.records))
-        if self.log_id != self.broker.log_id or continuity is not Continuity.CONTINUES:
+        why = self.log.why_lost(self.broker.low, self.broker.low + len(self.broker.records))
+        if self.log_id != self.broker.log_id or why is not None:
             self.perform(self.holder.log_lost(self.log.token_floor, self.now_ms))
             self.follow()
         index = self.log.next_offset - self.broker.low
