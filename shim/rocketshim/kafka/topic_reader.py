@@ -16,7 +16,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import in_parts, partition_bounds
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -60,12 +60,10 @@ class TopicReader:
         self._paused: set[TopicPartitionKey] = set()
         self._patience_s = patience_s
         required = {
+            **PROTECTED_CONSUMER,
             "bootstrap.servers": bootstrap,
             "group.id": f"rocketshim-read-{uuid.uuid4().hex[:8]}",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
             "enable.partition.eof": True,
-            "isolation.level": "read_committed",
             "auto.offset.reset": "earliest",
         }
         self._complaints = LastClientError()
@@ -155,8 +153,8 @@ class TopicReader:
         """
         bounds = self._bounds(topics)
         lows, highs = ({key: each[side] for key, each in bounds.items()} for side in (0, 1))
-        starts = lows if since_ms is None else highs | self.offsets_at(bounds, since_ms)
-        ends = highs if until_ms is None else highs | self.offsets_at(bounds, until_ms)
+        starts = lows if since_ms is None else highs | self.offsets_at_times(dict.fromkeys(bounds, since_ms))
+        ends = highs if until_ms is None else highs | self.offsets_at_times(dict.fromkeys(bounds, until_ms))
         return {key: (starts[key], ends[key]) for key in bounds if starts[key] < ends[key]}
 
     def bounds_of(self, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, tuple[int, int]]:
@@ -204,15 +202,6 @@ class TopicReader:
         finally:
             self._end(reading)
         return found
-
-    def offsets_at(self, partitions: Iterable[TopicPartitionKey], at_ms: int) -> dict[TopicPartitionKey, int]:
-        """Return the first offset of each partition that is not older than a time; absent: every record is older.
-
-        Args:
-            partitions: existing partitions.
-            at_ms: epoch ms.
-        """
-        return self.offsets_at_times(dict.fromkeys(partitions, at_ms))
 
     def offsets_at_times(self, times: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
         """Return the first offset of each partition that is not older than its time; absent: every record is older.
@@ -374,7 +363,7 @@ class TopicReader:
     def _starts(self, partitions: list[TopicPartitionKey], since_ms: int | None) -> list[TopicPartition]:
         if since_ms is None:
             return [TopicPartition(*key, OFFSET_BEGINNING) for key in partitions]
-        found = self.offsets_at(partitions, since_ms)
+        found = self.offsets_at_times(dict.fromkeys(partitions, since_ms))
         return [TopicPartition(*key, found.get(key, OFFSET_END)) for key in partitions]
 
     def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:

@@ -203,4 +203,4 @@ def test_a_missing_topic_and_a_refused_lookup_of_times_are_errors(world: World) 
         TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader,
         pytest.raises(BrokerUnavailableError),
     ):
-        reader.offsets_at([TopicPartitionKey(TOPIC, 0)], 0)
+        reader.offsets_at_times({TopicPartitionKey(TOPIC, 0): 0})
