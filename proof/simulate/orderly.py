@@ -62,7 +62,7 @@ class LogInTurns:
     def __init__(self, world: World, log: Any) -> None:
         self._log = log
         if log is not None:
-            log.start = lambda _name: log.open()
+            log.start = log.open
             log._reader.topic_id = TopicIds(world, NAMES.group_log(GROUP.name))  # noqa: SLF001 - no admin client
 
     def turn(self) -> None:

@@ -156,7 +156,7 @@ class PollLoop(Generic[QueueT]):
         self._watch.look(self.reader.lookups, self._now_ms())
         self.reader.subscribe(self._watch.topics)
         if (log := self._parts.log) is not None:
-            log.start(f"rocketshim-group-log-{log.owner.client_id}")
+            log.start()
         self.is_open = True
         self.opened.set()
 

@@ -39,6 +39,7 @@ __all__ = ["Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
 _NS: Final = 1_000_000
 _RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer, because clocks are slewed by at most 500 ppm
 _APPEND_TIME: Final = 2  # `TIMESTAMP_LOG_APPEND_TIME` of the Kafka client
+_HUNGRY_SHARE: Final = 0.5  # of both limits, at or below which fetching resumes
 
 
 class ScheduleRecord(Protocol):
@@ -64,16 +65,14 @@ class QueueLimits:
     Attributes:
         full_count: number of waiting records at which fetching pauses, at least 1.
         full_bytes: number of waiting bytes at which fetching pauses, at least 1.
-        hungry_share: share of both limits at or below which fetching resumes, 0 to 1.
     """
 
     full_count: int = 1_000
     full_bytes: int = 1_048_576
-    hungry_share: float = 0.5
 
     def __post_init__(self) -> None:
-        if self.full_count < 1 or self.full_bytes < 1 or not 0 <= self.hungry_share < 1:
-            raise ValueError(f"need full_count, full_bytes >= 1 and 0 <= hungry_share < 1: {self}")
+        if self.full_count < 1 or self.full_bytes < 1:
+            raise ValueError(f"need full_count, full_bytes >= 1: {self}")
 
 
 @dataclass(slots=True)
@@ -290,11 +289,6 @@ class LevelQueue(Generic[RecordT]):
         return self._count + sum(len(due.records) for due in self._retry)
 
     @property
-    def waiting_bytes(self) -> int:
-        """Bytes that are buffered and not in flight (without failed records)."""
-        return self._bytes
-
-    @property
     def idle(self) -> bool:
         """Whether nothing is in flight or failed."""
         return self._tracker.idle
@@ -307,8 +301,8 @@ class LevelQueue(Generic[RecordT]):
     @property
     def hungry(self) -> bool:
         """Whether fetching should resume after a pause."""
-        share = self.limits.hungry_share
-        return self._count <= self.limits.full_count * share and self._bytes <= self.limits.full_bytes * share
+        limits, share = self.limits, _HUNGRY_SHARE
+        return self._count <= limits.full_count * share and self._bytes <= limits.full_bytes * share
 
     def _leave(self, now_ns: int, limit: int, limit_bytes: int) -> Due[RecordT] | None:
         latest_seen_ns = now_ns - self._max_wait_ns

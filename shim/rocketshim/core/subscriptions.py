@@ -98,9 +98,6 @@ class Subscriptions:
     def __len__(self) -> int:
         return len(self._active)
 
-    def __contains__(self, topic: object) -> bool:
-        return topic in self._active
-
     @property
     def has_patterns(self) -> bool:
         """Whether a pattern is subscribed, so that topics have to be looked up."""

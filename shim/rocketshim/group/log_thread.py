@@ -128,8 +128,9 @@ class GroupLogThread:
 
     # --- for others --------------------------------------------------------------------------------------------------
 
-    def start(self, name: str = "rocketshim-group-log") -> None:
+    def start(self) -> None:
         """Start the thread. Once only."""
+        name = f"rocketshim-group-log-{self.owner.client_id}"
         thread = threading.Thread(target=self.run, name=name, daemon=True)
         thread.start()
         self._thread = thread
