@@ -46,8 +46,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeSc
             return nodeid if is_single else str(file)
 
         def remove_node(self, node: Any) -> str | None:
-            work = self.assigned_work.pop(node)
-            left = [test for unit in work.values() for test, is_done in unit.items() if not is_done]
+            assigned = self.assigned_work.pop(node)
+            left = [test for unit in assigned.values() for test, is_done in unit.items() if not is_done]
             for test in left[1:]:
                 self.workqueue.setdefault(self._split_scope(test), {})[test] = False
             for other in self.assigned_work:
