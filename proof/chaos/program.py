@@ -41,6 +41,7 @@ from rocketshim import (
 from rocketshim.errors import (
     BrokerUnavailableError,
     ConsumerError,
+    NotAuthorizedError,
     RocketshimError,
     SendTimeoutError,
     StaleMessageError,
@@ -401,6 +402,8 @@ def _until_brokers_answer(start: Callable[[], None]) -> None:
             start()
         except (BrokerUnavailableError, TopicMissingError):  # the brokers are away, or a topic is deleted right now
             time.sleep(0.2)  # nothing was started
+        except NotAuthorizedError:  # its right is taken away: a supervisor starts the program again
+            time.sleep(0.2)
         except ConsumerError as error:
             if not is_fatal(error.__cause__):
                 raise  # with KIP-848 it is fatal if a right is taken away, and a supervisor starts the program again
