@@ -61,7 +61,7 @@ class MemberCheck:
     """
 
     def __init__(self, make_admin: Callable[[dict[str, Any]], Any], settings: dict[str, Any], group: str) -> None:
-        self._make_admin = partial(make_admin, settings)
+        self._make_admin: Callable[[], Any] | None = partial(make_admin, settings)
         self._group = group
         self._admin: Any = None
         self._asked: Future[Any] | None = None
@@ -76,17 +76,19 @@ class MemberCheck:
             is_known: it is known whether the member has partitions: ask nothing, keep no client, return False.
         """
         if is_known:
-            self.close()
+            self._give_up()
             return False
         asked, waited_ms = self._asked, now_ms - self._asked_ms
         if asked is None:
-            if waited_ms >= _INTERVAL_MS:
-                self._ask(now_ms)
+            if self._make_admin is not None and waited_ms >= _INTERVAL_MS:
+                self._admin = self._make_admin() if self._admin is None else self._admin
+                futures = self._admin.describe_consumer_groups([self._group], request_timeout=_LIMIT_S)
+                self._asked, self._asked_ms = futures[self._group], now_ms
             return False
         self._admin.poll(0)  # for its log lines
         if not asked.done():
             if waited_ms >= _GIVE_UP_MS:
-                self.close()
+                self._give_up()
             return False
         self._asked = None
         error = asked.exception()  # not raised: its traceback would keep the client alive
@@ -100,14 +102,13 @@ class MemberCheck:
         return bool(mine) and not any(_partitions(member) for member in mine)
 
     def close(self) -> None:
-        """Drop the client and an open question; the next question makes a new one. Idempotent."""
-        self._admin = self._asked = None
+        """Drop the client, and ask nothing any more. Idempotent."""
+        self._make_admin = None
+        self._give_up()
 
-    def _ask(self, now_ms: int) -> None:
-        if self._admin is None:
-            self._admin = self._make_admin()
-        self._asked_ms = now_ms
-        self._asked = self._admin.describe_consumer_groups([self._group], request_timeout=_LIMIT_S)[self._group]
+    def _give_up(self) -> None:
+        """Drop the client with an open question; the next question makes a new one."""
+        self._admin = self._asked = None
 
 
 def _partitions(member: Any) -> list[Any]:

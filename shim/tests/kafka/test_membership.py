@@ -78,6 +78,9 @@ def test_after_an_error_the_coordinator_is_asked_again_and_after_close_never() -
     assert not check.has_no_partitions("me", 500)
     admin.asked[1].set_result(group(member("me")))
     assert check.has_no_partitions("me", 600)
+    check.close()
+    assert not check.has_no_partitions("me", 5_000)
+    assert len(admin.asked) == 2
 
 
 def test_a_client_without_an_answer_for_five_seconds_is_dropped_and_so_is_one_of_a_known_member() -> None:
