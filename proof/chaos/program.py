@@ -400,10 +400,8 @@ def _until_brokers_answer(start: Callable[[], None]) -> None:
     while True:
         try:
             start()
-        except (BrokerUnavailableError, TopicMissingError):  # the brokers are away, or a topic is deleted right now
-            time.sleep(0.2)  # nothing was started
-        except NotAuthorizedError:  # its right is taken away: a supervisor starts the program again
-            time.sleep(0.2)
+        except (BrokerUnavailableError, TopicMissingError, NotAuthorizedError):
+            time.sleep(0.2)  # the brokers are away, or a topic is deleted or a right taken away right now
         except ConsumerError as error:
             if not is_fatal(error.__cause__):
                 raise  # with KIP-848 it is fatal if a right is taken away, and a supervisor starts the program again

@@ -53,13 +53,13 @@ def group_log(settings: ConnectionSettings, group: str, clients: Clients | None 
         consumer.close()
 
 
-def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError | None = None) -> GroupLogStanding:
+def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError) -> GroupLogStanding:
     """Read and fold the whole log.
 
     Args:
         consumer: created with `log_reader_config`; its assignment is replaced.
         topic: physical name of the log.
-        complaints: the last errors of this consumer's connections, for error texts; None: none are kept.
+        complaints: the last errors of this consumer's connections, for error texts.
 
     Raises:
         TopicMissingError: the group has no log: it has never consumed in order or with an allocation strategy.
@@ -74,8 +74,10 @@ def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientE
             )
         low, high = partition_bounds(consumer, TopicPartition(topic, 0), _TIMEOUT_S)
     except KafkaException as error:
-        cause, client_text = error.args[0], "" if complaints is None else complaints.text(consumer)
-        raise BrokerUnavailableError(f"cannot read {topic} ({cause.name()}: {cause.str()}){client_text}") from error
+        cause = error.args[0]
+        raise BrokerUnavailableError(
+            f"cannot read {topic} ({cause.name()}: {cause.str()}){complaints.text(consumer)}"
+        ) from error
     standing = GroupLogStanding(GroupLog(low))
     consumer.assign([TopicPartition(topic, 0, low)])
     while standing.log.next_offset < high:

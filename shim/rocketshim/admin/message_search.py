@@ -14,7 +14,6 @@ from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Origin, TopicNames
-from rocketshim_topics.levels import time_in_queue_ms
 from rocketshim_topics.names import check_topic
 
 __all__ = ["history", "message_id", "own_topics", "records_of", "topics_named"]
@@ -108,7 +107,7 @@ def history(
     return life(
         entries,
         is_schedule=lambda name: name == names.schedule,
-        queue_delay_ms=partial(time_in_queue_ms, levels),
+        levels=levels,
         low_offset=partial(_low_offset, reader),
     )
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.errors import ConfigError
-from rocketshim_topics import Envelope, Origin, TopicNames
+from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
+from rocketshim_topics.levels import time_in_queue_ms
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
 __all__ = ["Missing", "TraceStep", "life", "missing_text", "step_text"]
@@ -52,7 +53,7 @@ def life(
     entries: Iterable[RecordView],
     *,
     is_schedule: Callable[[str], bool],
-    queue_delay_ms: Callable[[int], int],
+    levels: DelayLevels,
     low_offset: Callable[[str, int], int],
 ) -> list[TraceStep | Missing]:
     """Return every record of one message in the order in which they were stored, each after its missing predecessors.
@@ -60,7 +61,7 @@ def life(
     Args:
         entries: records of one message; a repeated record counts once.
         is_schedule: whether a topic is the schedule topic.
-        queue_delay_ms: the delay of a schedule partition's queue.
+        levels: the level table of the schedule topic.
         low_offset: the earliest remaining offset of a partition.
     """
     found = {entry.at: entry for entry in entries}
@@ -79,20 +80,20 @@ def life(
                 attempts = (failures + 1, new_failures - 1) if has_gap else None
                 result.append(Missing(source, _is_expired(source, low_offset), attempts))
         failures = new_failures
-        due_ms = _due_ms(entry, queue_delay_ms) if is_schedule(entry.topic) else None
+        due_ms = _due_ms(entry, levels) if is_schedule(entry.topic) else None
         late_ms = None
         if due_ms is None and origin is not None and is_schedule(origin.topic):
-            late_ms = entry.stored_ms - _due_ms(origin, queue_delay_ms)
+            late_ms = entry.stored_ms - _due_ms(origin, levels)
         result.append(TraceStep(entry, due_ms, late_ms))
     return result
 
 
-def _due_ms(entry: RecordView, queue_delay_ms: Callable[[int], int]) -> int:
+def _due_ms(entry: RecordView, levels: DelayLevels) -> int:
     envelope = entry.envelope
     if envelope.deliver_at_ms is not None:
         return envelope.deliver_at_ms
     delay_ms = envelope.delay_ms
-    return entry.stored_ms + (queue_delay_ms(entry.partition) if delay_ms is None else delay_ms)
+    return entry.stored_ms + (time_in_queue_ms(levels, entry.partition) if delay_ms is None else delay_ms)
 
 
 def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:

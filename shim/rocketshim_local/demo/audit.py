@@ -15,13 +15,11 @@ The id of a message identifies its records on every topic. `HOP_ID` of a record 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.trace import TraceStep, life
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.levels import time_in_queue_ms
 
 __all__ = ["Account", "Audit"]
 
@@ -74,7 +72,7 @@ class Audit:
         steps = life(
             self._records[uniq_key].values(),
             is_schedule=lambda topic: topic == self.schedule,
-            queue_delay_ms=partial(time_in_queue_ms, self._levels),
+            levels=self._levels,
             low_offset=lambda *_: 0,
         )
         return [step for step in steps if isinstance(step, TraceStep)]

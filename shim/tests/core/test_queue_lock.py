@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -39,6 +40,7 @@ Q1 = MessageQueue("orders", "kafka", 1)
 A, B = Owner("a", "i1"), Owner("b", "i1")
 DEFAULT = QueueLockSettings()
 LEASE, HOLD, RENEW = 60_000, 30_000, 20_000
+ActionT = TypeVar("ActionT", bound=QueueLockAction)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ class Bench:
         self.now_ms = end_ms
         self.tick()
 
-    def of(self, kind: type) -> list[QueueLockAction]:
+    def of(self, kind: type[ActionT]) -> list[ActionT]:
         return [action for action in self.sent + self.done if isinstance(action, kind)]
 
     def token(self, queue: MessageQueue = Q) -> int | None:
@@ -244,7 +246,7 @@ def test_the_belief_after_a_claim_lasts_from_before_it_was_sent() -> None:
     bench.tick()
     sent_ms = bench.now_ms
     bench.now_ms += 2_000
-    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
+    bench.append(bench.of(ClaimRecord)[0])
     assert bench.until_ms() == sent_ms + HOLD
 
 
@@ -263,7 +265,7 @@ def test_no_queue_is_claimed_before_the_log_is_read_to_its_initial_end() -> None
 def test_a_duplicate_of_the_own_claim_ends_the_belief_in_the_token_it_replaces() -> None:
     bench = Bench(Q)
     token = bench.token()
-    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
+    bench.append(bench.of(ClaimRecord)[0])
     assert bench.stops() == [(Q, token or 0, StopReason.LOST)]
 
 
@@ -313,7 +315,7 @@ def test_a_claim_confirmed_too_late_is_made_again() -> None:
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     bench.now_ms += HOLD
-    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
+    bench.append(bench.of(ClaimRecord)[0])
     assert bench.token() is None
     bench.keep_back = False
     bench.tick()
@@ -530,7 +532,7 @@ def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -
     bench.take(bench.holder.want([Q], bench.now_ms))
     bench.tick()
     bench.take(bench.holder.want([], bench.now_ms))
-    bench.append(bench.of(ClaimRecord)[0])  # type: ignore[arg-type]
+    bench.append(bench.of(ClaimRecord)[0])
     assert not bench.done
     assert not bench.holder._slots
     (release,) = bench.of(ReleaseRecord)

@@ -16,6 +16,7 @@ from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
 from rocketshim.group.log_clients import LogReader, LogWriter, token_floor
 from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.kafka.clients import LastClientError
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
@@ -509,7 +510,7 @@ def test_a_release_written_by_an_operator_stops_a_live_owner(fleet: Fleet) -> No
     fleet.join("a", Q0)
     fleet.turn()
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
-    record = release_record(read_group_log(reader, LOG), Q0)
+    record = release_record(read_group_log(reader, LOG, LastClientError()), Q0)
     assert record is not None
     fleet.kafka.append(LOG, encode_group_record(record))
     fleet.turn()
@@ -524,13 +525,13 @@ def test_a_release_written_by_an_operator_stops_a_live_owner(fleet: Fleet) -> No
 
 def test_a_queue_without_an_owner_is_not_released(fleet: Fleet) -> None:
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
-    assert release_record(read_group_log(reader, LOG), Q0) is None
+    assert release_record(read_group_log(reader, LOG, LastClientError()), Q0) is None
 
 
 def test_a_group_without_a_log_is_reported(fleet: Fleet) -> None:
     reader = fleet.kafka.consumer({"group.id": "g", "auto.offset.reset": "error"})
     with pytest.raises(TopicMissingError, match="no log"):
-        read_group_log(reader, "rmq.group.other")
+        read_group_log(reader, "rmq.group.other", LastClientError())
 
 
 class Counted(GroupLog):
