@@ -122,7 +122,6 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
         "partitioner=consistent_random",
         "plugin.library.paths=/tmp/x",
         "sasl.password=s3cret-canary",
-        "transaction.timeout.ms=9000000",
         "fetch.min.bytes=100000",
     ):
         words += ["--client", setting]
@@ -194,7 +193,6 @@ ONE_BROKER = {
     "partitioner": ("orders", "warning"),
     "client-setting": ("isolation.level", "error"),
     "poll-interval": ("max.poll.interval.ms", "error"),
-    "transaction-timeout": ("transaction.timeout.ms", "error"),
 }
 
 
@@ -202,7 +200,7 @@ ELSEWHERE = {
     "worker-late": "test_a_worker_that_is_there_and_does_not_work_is_late",
     "clock-skew": "test_a_clock_that_is_off_is_measured",
     **dict.fromkeys(
-        ("copies", "min-in-sync", "no-leader", "in-sync", "offsets-retention", "auto-create"),
+        ("copies", "min-in-sync", "no-leader", "in-sync", "offsets-retention", "auto-create", "transaction-timeout"),
         "test_copies_and_brokers_that_are_away_are_found",
     ),
     **dict.fromkeys(
@@ -268,7 +266,7 @@ def test_no_password_is_shown(broken: tuple[list[str], Findings]) -> None:
 
 def test_nothing_is_said_where_all_is_well(broker: Broker, sound: list[str]) -> None:
     roles = [word for role in ("producer", "consumer", "worker", "operator", "spark") for word in ("--role", role)]
-    safe = ["--client", "linger.ms=5", "--client", "transaction.timeout.ms=15000", "--consume-timeout", "1m"]
+    safe = ["--client", "linger.ms=5", "--consume-timeout", "1m"]
     assert doctor(broker.bootstrap, *sound, *roles, *safe, "--probe") == (0, [])
 
 
@@ -341,8 +339,10 @@ def test_a_setting_that_is_none_is_an_error_without_its_value(
 
 
 def test_copies_and_brokers_that_are_away_are_found() -> None:
-    """Three brokers, topics with too few copies, one broker killed; and settings of brokers that lose positions."""
-    unsafe = {"offsets.retention.minutes": "60", "auto.create.topics.enable": "true"}
+    """Three brokers, topics with too few copies, one broker killed; and unsuitable settings of brokers."""
+    unsafe = {
+        "offsets.retention.minutes": "60", "auto.create.topics.enable": "true", "transaction.max.timeout.ms": "10000",
+    }  # fmt: skip
     with LocalCluster(3, properties=unsafe) as cluster:
         admin = AdminClient(cluster.client_config())
         create(admin, "one", 1, 1)
@@ -364,6 +364,7 @@ def test_copies_and_brokers_that_are_away_are_found() -> None:
             ("min-in-sync", "three", Severity.WARNING),
             ("offsets-retention", "broker", Severity.WARNING),
             ("auto-create", "broker", Severity.NOTE),
+            ("transaction-timeout", "transaction.max.timeout.ms", Severity.ERROR),
         }
         cluster.kill(cluster.leader("one"))
         until = time.monotonic() + DEADLINE_S  # until the controller has noticed

@@ -285,7 +285,7 @@ class LocalCluster:
         name = f"rocketshim-touch-{uuid.uuid4().hex[:8]}"
         config = {**self.client_config(), "log_level": "0"}
         consumer = Consumer({**config, "group.id": name})
-        producer = Producer({**config, "transactional.id": name})
+        producer = Producer({**config, "transactional.id": name, "transaction.timeout.ms": 10_000})
 
         def obstacle() -> str:
             try:

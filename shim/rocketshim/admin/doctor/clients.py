@@ -11,6 +11,7 @@ from typing import Final
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, same
+from rocketshim.settings import WorkerSettings
 
 __all__ = ["client_settings", "poll_interval", "transaction_timeout"]
 
@@ -143,16 +144,16 @@ def poll_interval(facts: Facts) -> Iterator[Finding]:
 
 
 def transaction_timeout(facts: Facts) -> Iterator[Finding]:
-    """Check that the brokers allow the transaction time-out of the worker."""
+    """Check that the brokers allow the default transaction time-out of the worker, which is not a client setting."""
     limit = (facts.broker_config or {}).get("transaction.max.timeout.ms", "")
-    wanted = facts.client.get("transaction.timeout.ms", "15000")
-    if limit.isdecimal() and wanted.isdecimal() and int(wanted) > int(limit):
+    wanted_ms = WorkerSettings.model_fields["transaction_timeout_ms"].default
+    if limit.isdecimal() and wanted_ms > int(limit):
         yield _finding(
-            "transaction.timeout.ms",
+            "transaction.max.timeout.ms",
             Severity.ERROR,
-            f"is {wanted}, but the brokers' transaction.max.timeout.ms is {limit}",
-            "the worker does not start in exactly-once mode",
-            f"transaction.timeout.ms={limit} or less",
+            f"of the brokers is {limit}, but the worker's transaction_timeout_ms is {wanted_ms} by default",
+            "the worker does not start in exactly-once mode, and nothing can be sent again (`apply`)",
+            f"transaction.max.timeout.ms={wanted_ms} or more on the brokers",
             check="transaction-timeout",
         )
 

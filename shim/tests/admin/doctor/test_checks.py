@@ -166,7 +166,7 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("client-setting", "auto.offset.reset", Severity.ERROR, {"client": {"auto.offset.reset": "latest"}}),
     ("client-setting", "session.timeout.ms", Severity.WARNING, {"client": {"session.timeout.ms": "1000"}}),
     ("poll-interval", "max.poll.interval.ms", Severity.ERROR, {"consume_timeout_ms": 900_000}),
-    ("transaction-timeout", "transaction.timeout.ms", Severity.ERROR,
+    ("transaction-timeout", "transaction.max.timeout.ms", Severity.ERROR,
      {"broker_config": {"transaction.max.timeout.ms": "10000"}}),
     ("rights", "worker on topic rmq.retry.g", Severity.ERROR,
      {"roles": ("worker",),
