@@ -389,9 +389,9 @@ class PollLoop(Generic[QueueT]):
         """End the loop if the error is fatal; else log it."""
         error, topic = message.error(), message.topic()
         if is_fatal(error):
-            self._error = KafkaException(error)
+            self._fail(KafkaException(error))
         elif error.code() in DENIED:
-            self._error = NotAuthorizedError(f"not authorized to read {topic or 'in this group'}: {error.str()}")
+            self._fail(NotAuthorizedError(f"not authorized to read {topic or 'in this group'}: {error.str()}"))
         else:
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
                 self._watch.doubt(topic, self._now_ms())

@@ -824,6 +824,15 @@ def test_a_client_that_can_do_nothing_more_ends_the_consumer(kafka: InMemoryKafk
         b.commit_now()
 
 
+def test_the_first_of_two_errors_in_one_fetch_is_reported(kafka: InMemoryKafka, bench: Make) -> None:
+    b = bench(nothing)
+    b.run()
+    kafka.raise_in_poll(b.consumer, KafkaError(KafkaError._FATAL, "it is over"))
+    kafka.raise_in_poll(b.consumer, KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED))
+    with pytest.raises(ConsumerError, match="it is over"):
+        b.turn(3)
+
+
 def test_a_topic_that_is_missing_for_a_moment_is_waited_for(kafka: InMemoryKafka, bench: Make) -> None:
     b = bench(nothing)
     kafka.delete_topic("orders")
