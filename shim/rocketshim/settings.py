@@ -155,18 +155,19 @@ class ConnectionSettings(Settings):
         return value
 
     @classmethod
-    def of_consumer(
-        cls, owner: str, settings: Self | None, bootstrap: str | None, group: str | None, values: Mapping[str, Any]
-    ) -> Self:
-        """Return the settings of a consumer, which are given as one object or as arguments.
+    def given(cls, settings: object, values: Mapping[str, Any], **connection: str | None) -> Self:
+        """Return the settings of a client, which are given as one object or as arguments.
 
         Raises:
-            ConfigError: both are given, or see `make`.
+            ConfigError: both are given, or an object of another class, or see `make`.
         """
+        owner = cls.__name__.removesuffix("Settings")
         if settings is None:
-            return cls.make(bootstrap=bootstrap or "", group=group or "", **values)
-        if bootstrap is not None or group is not None or values:
+            return cls.make(**{name: value or "" for name, value in connection.items()}, **values)
+        if values or any(value is not None for value in connection.values()):
             raise ConfigError(f"{owner} takes settings=, or its fields as arguments, not both")
+        if not isinstance(settings, cls):
+            raise ConfigError(f"{owner} takes {cls.__name__} as settings=, not {type(settings).__name__}")
         return settings
 
     def client_config(self, required: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> dict[str, Any]:

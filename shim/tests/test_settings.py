@@ -1,9 +1,12 @@
 """Settings refuse what they do not know, and the names an editor offers are the names there are."""
 
-from typing import get_type_hints
+from typing import Any, get_type_hints
 
 import pytest
 
+from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
+from rocketshim.consumer.pull.pull_consumer import PullConsumer
+from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.allocate import AllocateMessageQueueAveragely
 from rocketshim.errors import ConfigError
 from rocketshim.producer.producer import Producer
@@ -33,6 +36,14 @@ def test_a_producer_refuses_settings_and_their_fields_together() -> None:
     for values in ({"namespace": "shop"}, {"client": {"acks": 1}}, {"bootstrap": "other:9092"}):
         with pytest.raises(ConfigError, match="not both"):
             Producer(settings=settings, **values)
+
+
+@pytest.mark.parametrize("client", [Producer, PushConsumer, LitePullConsumer, PullConsumer])
+def test_a_client_refuses_the_settings_of_another(client: Any) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^{client.__name__} takes {client.__name__}Settings as settings=, not Worker"
+    ):
+        client(settings=WorkerSettings(bootstrap="broker:9092", allow=("orders",)))
 
 
 def test_the_options_of_a_push_consumer_are_its_settings() -> None:

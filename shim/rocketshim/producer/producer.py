@@ -26,7 +26,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, check_codec
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.errors import ClosedError, ConfigError, SendTimeoutError, TopicMissingError
+from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
@@ -81,11 +81,7 @@ class Producer:
         codec: Codec[Any] | None = None,
         **values: Unpack[ProducerOptions],
     ) -> None:
-        if settings is None:
-            settings = ProducerSettings.make(bootstrap=bootstrap or "", **values)
-        elif bootstrap is not None or values:
-            raise ConfigError("Producer takes settings=, or its fields as arguments, not both")
-        self.settings = settings
+        settings = self.settings = ProducerSettings.given(settings, values, bootstrap=bootstrap)
         self.names = TopicNames(settings.namespace)
         self._clients = clients
         self._codec = None if codec is None else check_codec(codec)

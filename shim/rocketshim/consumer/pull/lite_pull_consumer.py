@@ -72,7 +72,7 @@ class LitePullConsumer:
         clock: Clock | None = None,
         **values: Unpack[LitePullConsumerOptions],
     ) -> None:
-        settings = LitePullConsumerSettings.of_consumer("LitePullConsumer", settings, bootstrap, group, values)
+        settings = LitePullConsumerSettings.given(settings, values, bootstrap=bootstrap, group=group)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._partitions = PullPartitions(settings, self.names, clients, clock)

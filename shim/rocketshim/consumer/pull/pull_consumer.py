@@ -108,7 +108,7 @@ class PullConsumer:
         clock: Clock | None = None,
         **values: Unpack[PullConsumerOptions],
     ) -> None:
-        settings = PullConsumerSettings.of_consumer("PullConsumer", settings, bootstrap, group, values)
+        settings = PullConsumerSettings.given(settings, values, bootstrap=bootstrap, group=group)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._session = PullSession(settings, clients, clock, self._close)

@@ -87,7 +87,7 @@ class PushConsumer:
         codec: Codec[Any] | None = None,
         **values: Unpack[PushConsumerOptions],
     ) -> None:
-        settings = PushConsumerSettings.of_consumer("PushConsumer", settings, bootstrap, group, values)
+        settings = PushConsumerSettings.given(settings, values, bootstrap=bootstrap, group=group)
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
