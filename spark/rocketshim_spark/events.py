@@ -58,6 +58,7 @@ from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 from rocketshim_topics.limits import INT_MAX, LONG_MAX
+from rocketshim_topics.names import SHIM_TOPIC
 from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, LARGEST, UNREADABLE
 
 __all__ = [
@@ -261,9 +262,8 @@ def _is_true(condition: Column) -> Column:
 def _kind(namespace: str) -> Column:
     names = TopicNames(namespace)
     topic = F.col("topic")
-    foreign = (topic.contains("rmq.") | topic.contains("SCHEDULE_TOPIC_XXXX")) & topic.rlike(
-        r"\A(?:[A-Za-z0-9_-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)\z"
-    )  # the regular expression is slow, so `contains` selects few topics for it
+    is_candidate = topic.contains("rmq.") | topic.contains("SCHEDULE_TOPIC_XXXX")  # the regular expression is slow
+    foreign = is_candidate & topic.rlike(rf"\A(?:{SHIM_TOPIC.pattern})\z")
     return (
         F.when(topic == names.schedule, "schedule")
         .when(topic == names.parked, "parked")

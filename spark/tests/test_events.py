@@ -135,6 +135,7 @@ def test_clock_probes_group_logs_and_other_namespaces_give_no_events(events: Cal
         record("rmq.redrive", None),
         record("other.rmq.retry.pay", None),
         record("other.SCHEDULE_TOPIC_XXXX", None),
+        record("us.west.rmq.dlq.pay", None),
     )
 
 

@@ -38,6 +38,7 @@ __all__ = [
     "MAX_GROUP_BYTES",
     "RETRY_PREFIX",
     "SCHEDULE_TOPIC",
+    "SHIM_TOPIC",
     "TopicNames",
     "check_group",
     "check_topic",
@@ -52,14 +53,16 @@ DEAD_LETTER_PREFIX: Final = "%DLQ%"
 MAX_GROUP_BYTES: Final = 255
 """Longest group name in bytes of UTF-8 (RocketMQ: 255 characters), so that the shim's headers stay within 4 KiB."""
 
+SHIM_TOPIC: Final = re.compile(
+    r"(?:[A-Za-z0-9._-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
+)
+"""The physical name of a shim topic, in any namespace, with any prefix that MirrorMaker 2 gave it."""
+
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
 _LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OURS: Final = re.compile(
-    r"(?:[A-Za-z0-9._-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
-)
 
 
 def retry_topic(group: str) -> str:
@@ -218,4 +221,4 @@ class TopicNames:
         Topic patterns and target rules use this: such a name is never a user's topic. It may have more prefixes:
         MirrorMaker 2 puts the name of the source cluster before the names of the topics that it copies.
         """
-        return _OURS.fullmatch(physical) is not None
+        return SHIM_TOPIC.fullmatch(physical) is not None
