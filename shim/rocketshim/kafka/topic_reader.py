@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
@@ -18,12 +18,14 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
-from rocketshim.kafka.lookups import in_parts, partition_bounds
+from rocketshim.kafka.lookups import check_answers, in_parts, partition_bounds
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
 
 __all__ = ["TopicReader"]
+
+AnswerT = TypeVar("AnswerT")
 
 _METADATA_S: Final = 10.0
 _POLL_S: Final = 0.2
@@ -98,14 +100,7 @@ class TopicReader:
         """
         if partition > INT_MAX:  # for example in a forged header; the client would raise OverflowError
             raise TopicMissingError(f"there is no partition {topic}/{partition}: Kafka's numbers end at {INT_MAX}")
-        until_s = time.monotonic() + _METADATA_S
-        while True:
-            try:
-                return partition_bounds(self._consumer, TopicPartition(topic, partition), _METADATA_S)
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() >= until_s:
-                    raise self.typed(error) from error
-                time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
+        return self._ask(lambda: partition_bounds(self._consumer, TopicPartition(topic, partition), _METADATA_S))
 
     def read(
         self,
@@ -209,10 +204,7 @@ class TopicReader:
         Args:
             times: existing partitions, each with a time, epoch ms.
         """
-        found = self._at_times(times) if times else []
-        failed = next((each.error for each in found if each.error is not None), None)
-        if failed is not None:
-            raise self.typed(KafkaException(failed))
+        found = self._ask(lambda: check_answers(self._at_times(times))) if times else []
         return {TopicPartitionKey.of(each): each.offset for each in found if each.offset >= 0}
 
     def read_at(self, topic: str, positions: Iterable[tuple[int, int]]) -> Generator[Any]:
@@ -343,10 +335,18 @@ class TopicReader:
             ends.pop(TopicPartitionKey(message.topic(), message.partition()), None)
 
     def _metadata(self) -> Any:
-        try:
-            return self._consumer.list_topics(timeout=_METADATA_S)
-        except KafkaException as error:
-            raise self.typed(error) from error
+        return self._ask(lambda: self._consumer.list_topics(timeout=_METADATA_S))
+
+    def _ask(self, request: Callable[[], AnswerT]) -> AnswerT:
+        """Return the answer to a request; ask again while the leader of a partition has just moved."""
+        until_s = time.monotonic() + _METADATA_S
+        while True:
+            try:
+                return request()
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() >= until_s:
+                    raise self.typed(error) from error
+                time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
 
     def _bounds(self, topics: Sequence[str]) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return the bounds of all partitions of these topics, all of which must exist."""
@@ -368,10 +368,9 @@ class TopicReader:
 
     def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         asked = [TopicPartition(*key, at_ms) for key, at_ms in times.items()]
-        try:
-            return in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=_METADATA_S), asked)
-        except KafkaException as error:
-            raise self.typed(error) from error
+        return self._ask(
+            lambda: in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=_METADATA_S), asked)
+        )
 
     def typed(self, error: KafkaException) -> RocketshimError:
         """Return the typed error for an error of the client, with this cluster's address."""

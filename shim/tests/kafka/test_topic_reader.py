@@ -13,26 +13,30 @@ from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.partition_result import PartitionResult, named
 
 
-def test_bounds_are_asked_again_where_the_leader_has_just_moved() -> None:
+@pytest.mark.parametrize("request_name", ["get_watermark_offsets", "offsets_for_times", "list_topics"])
+def test_a_leader_that_has_just_moved_is_asked_again(request_name: str) -> None:
+    """The client raises if all partitions of a request are refused, as those of a topic that was just made."""
     kafka = InMemoryKafka(VirtualClock())
     kafka.create_topic("orders", 1)
+    kafka.append("orders", b"x")
     clients = kafka.clients()
     refusals = [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
 
     def consumer(settings: dict[str, Any]) -> Any:
         made = clients.consumer(settings)
-        ask = made.get_watermark_offsets
+        ask = getattr(made, request_name)
 
         def refuse_once(*args: Any, **kwargs: Any) -> Any:
             if refusals:
                 raise refusals.pop()
             return ask(*args, **kwargs)
 
-        made.get_watermark_offsets = refuse_once  # type: ignore[method-assign]
+        setattr(made, request_name, refuse_once)
         return made
 
     with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
-        assert reader.bounds("orders", 0) == (0, 0)
+        assert reader.bounds("orders", 0) == (0, 1)
+        assert [record.value() for record in reader.read(["orders"], since_ms=0)] == [b"x"]
     assert not refusals
 
 
@@ -76,9 +80,9 @@ def test_a_partition_whose_offset_of_a_time_is_not_known_is_not_passed_over() ->
         ask = made.offsets_for_times
 
         def answer(partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-            moved = KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)
+            away = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
             found = ask(partitions, timeout)
-            return [PartitionResult.of(named(each), -1, error=moved) if each.partition else each for each in found]
+            return [PartitionResult.of(named(each), -1, error=away) if each.partition else each for each in found]
 
         made.offsets_for_times = answer  # type: ignore[method-assign]
         return made
