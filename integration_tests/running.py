@@ -1,8 +1,10 @@
-"""A delay worker in a thread of the test's own process."""
+"""What a test has running beside it: a delay worker in a thread, or a process."""
 
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from subprocess import Popen
+from typing import Any
 
 from rocketshim import DelayWorker
 
@@ -17,3 +19,12 @@ def running(worker: DelayWorker) -> Iterator[DelayWorker]:
     finally:
         worker.stop()
         thread.join()
+
+
+@contextmanager
+def killed_at_last(child: Popen[Any]) -> Iterator[None]:
+    """A process that has not ended afterwards is killed: `with Popen(…)` would wait for it after a failure."""
+    try:
+        yield
+    finally:
+        child.kill()

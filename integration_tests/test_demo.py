@@ -15,6 +15,7 @@ from rocketshim_local import Broker
 
 from .conftest import delete_topics
 from .console_stage import Browser, await_port
+from .running import killed_at_last
 
 DAY = Path(__file__).parents[1] / "examples" / "data" / "flights-2013-12-10.csv"
 ADDRESS = re.compile(r"http://127\.0\.0\.1:(?P<port>\d+)(?P<login>/login\?token=\S+)")
@@ -76,7 +77,7 @@ def test_kept_topics_are_shown_in_the_console_until_ctrl_c(
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment,
         start_new_session=True,
-    ) as demo:  # fmt: skip
+    ) as demo, killed_at_last(demo):  # fmt: skip
         lines: list[str] = []
         for line in demo.stdout or ():
             lines.append(line)

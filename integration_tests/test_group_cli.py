@@ -19,6 +19,7 @@ from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
+from .running import killed_at_last
 from .waiting import add_partitions
 
 LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
@@ -123,7 +124,7 @@ def test_lag_is_followed_until_ctrl_c_and_the_group_stays_as_it_was(
     with subprocess.Popen(
         [sys.executable, "-m", "rocketshim", *words, "--json"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    ) as child:  # fmt: skip
+    ) as child, killed_at_last(child):  # fmt: skip
         assert child.stdout is not None
 
         def first_with(position: int, records: int) -> None:

@@ -17,6 +17,8 @@ from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
+from .running import killed_at_last
+
 LEVELS = "1s 1s 1s"
 CAUSES: tuple[type[Exception], ...] = (KeyError, ValueError, OSError, ZeroDivisionError, LookupError)
 
@@ -164,9 +166,12 @@ def test_following_shows_what_comes_until_ctrl_c(
     producer = KafkaProducer({"bootstrap.servers": broker.bootstrap})
     words = [word.format(group=members) for word in words]
     command = [sys.executable, "-m", "rocketshim", *words, "--bootstrap", broker.bootstrap, "--namespace", namespace]
-    with subprocess.Popen(
-        [*command, "--follow", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
+    with (
+        subprocess.Popen(
+            [*command, "--follow", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child,
+        killed_at_last(child),
+    ):
         assert child.stdout is not None
         for number in range(3):
             headers: list[tuple[str, str | bytes | None]] = [("UNIQ_KEY", b"m%d" % number), ("REAL_TOPIC", b"orders")]

@@ -22,6 +22,7 @@ from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 
 from . import waiting
+from .running import killed_at_last
 
 GUARD_S = 90.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
@@ -215,11 +216,14 @@ def test_a_second_ctrl_c_a_second_later_does_not_wait_for_listeners(stage: Stage
 @pytest.mark.parametrize("state", ["started", "starting"])
 def test_a_worker_ends_well_whatever_signals_its_group_gets(broker: Broker, namespace: str, state: str) -> None:
     command = [sys.executable, "-m", "rocketshim", "worker", "--bootstrap", broker.bootstrap, "--allow", "none"]
-    with subprocess.Popen(
-        [*command, "--namespace", namespace, "--delay-levels", LEVELS, "--log-format", "json"],
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as running:
+    with (
+        subprocess.Popen(
+            [*command, "--namespace", namespace, "--delay-levels", LEVELS, "--log-format", "json"],
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        ) as running,
+        killed_at_last(running),
+    ):
         assert running.stderr is not None
         events: list[str] = []
         while f"worker.{'assigned' if state == 'started' else 'started'}" not in events:
