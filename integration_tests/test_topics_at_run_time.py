@@ -5,6 +5,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -15,9 +16,14 @@ from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
 from rocketshim.errors import TopicMissingError
+from rocketshim.kafka.positions import LATEST, listed_offsets
+from rocketshim.kafka.queue_lookup import QueueLookup
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import Broker
 from rocketshim_topics import provision
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
+from rocketshim_topics.message_queue import MessageQueue
 
 from . import waiting
 
@@ -37,10 +43,11 @@ def topics(admin: AdminClient) -> Iterator[Callable[[str], None]]:
     """Make a topic of a certain name; deleted after the test."""
     made: list[str] = []
 
-    def make(name: str, partitions: int = 2) -> None:
+    def make(name: str, partitions: int = 2, *, wait: bool = True) -> None:
         admin.create_topics([NewTopic(name, num_partitions=partitions)])[name].result(GUARD_S)
         made.append(name)
-        wait_until(lambda: len(leaders(admin, name)) == partitions)
+        if wait:
+            wait_until(lambda: len(leaders(admin, name)) == partitions)
 
     yield make
     for future in admin.delete_topics(made).values() if made else ():
@@ -188,3 +195,38 @@ def test_a_member_that_was_there_first_hears_of_the_one_that_differs(
             send(broker, orders, *(str(number).encode() for number in range(100)))  # of which each commits its share
             wait_until(lambda: bool(one.subscription_conflicts))
     assert one.subscription_conflicts == {orders: f"{orders}=paid"}
+
+
+def listed(broker: Broker, topic: str) -> dict[TopicPartitionKey, int]:
+    return listed_offsets(AdminClient({"bootstrap.servers": broker.bootstrap}), keys(topic), LATEST)
+
+
+def bounds(broker: Broker, topic: str) -> dict[TopicPartitionKey, int]:
+    with TopicReader(broker.bootstrap) as reader:
+        return {key: end for key, (_, end) in reader.bounds_of_all(keys(topic)).items()}
+
+
+def times(broker: Broker, topic: str) -> dict[TopicPartitionKey, int]:
+    with closing(Consumer({"bootstrap.servers": broker.bootstrap, "group.id": topic})) as client:
+        lookup = QueueLookup(TopicNames(), lambda: client)
+        return {key: lookup.offset_for_timestamp(MessageQueue(topic, queue_id=key.partition), 0) for key in keys(topic)}
+
+
+def keys(topic: str) -> list[TopicPartitionKey]:
+    return [TopicPartitionKey(topic, number) for number in range(20)]
+
+
+@pytest.mark.parametrize("look_up", [listed, bounds, times])
+def test_offsets_of_a_topic_are_known_as_soon_as_the_topic_is(
+    broker: Broker,
+    admin: AdminClient,
+    topics: Callable[..., None],
+    look_up: Callable[[Broker, str], dict[TopicPartitionKey, int]],
+) -> None:
+    """For some milliseconds more, the broker that should lead its partitions denies that it does."""
+    for _ in range(3):
+        name = f"new-{uuid.uuid4().hex[:8]}"
+        topics(name, 20, wait=False)
+        while len(leaders(admin, name)) < 20:
+            pass
+        assert look_up(broker, name) == dict.fromkeys(keys(name), 0)

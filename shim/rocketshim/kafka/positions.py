@@ -131,19 +131,27 @@ def listed_offsets(
     """
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     requested = {TopicPartition(*partition): spec for partition in partitions}
-    if not requested:
-        return {}
     found: dict[TopicPartitionKey, int] = {}
-    admin.list_topics(timeout=timeout_s)
-    for key, future in admin.list_offsets(requested, isolation_level=level, request_timeout=timeout_s).items():
-        try:
-            found[TopicPartitionKey.of(key)] = answer_of(future, timeout_s).offset
-        except KafkaException as error:
-            if error.args[0].code() in MISSING:
-                continue
-            if failed is None:
-                raise
-            failed[TopicPartitionKey.of(key)] = error
+    until_s = time.monotonic() + timeout_s
+    while requested:
+        admin.list_topics(timeout=timeout_s)
+        answers = admin.list_offsets(requested, isolation_level=level, request_timeout=timeout_s)
+        requested = {}
+        for key, future in answers.items():
+            try:
+                found[TopicPartitionKey.of(key)] = answer_of(future, timeout_s).offset
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code == KafkaError.NOT_LEADER_FOR_PARTITION and time.monotonic() < until_s:
+                    requested[key] = spec  # see `leader_answer`
+                elif code in MISSING:
+                    continue
+                elif failed is None:
+                    raise
+                else:
+                    failed[TopicPartitionKey.of(key)] = error
+        if requested:
+            time.sleep(LOOK_AGAIN_S)
     return found
 
 

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers, offsets_at, partition_bounds
+from rocketshim.kafka.lookups import check_answers, leader_answer, offsets_at, partition_bounds
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
@@ -103,7 +103,8 @@ class QueueLookup:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
         """
         with cluster_errors(f"cannot look up the offsets of {queue}", self._complaint):
-            return partition_bounds(self._client(), TopicPartition(*self.key_of(queue)), _TIMEOUT_S)
+            partition = TopicPartition(*self.key_of(queue))
+            return leader_answer(lambda: partition_bounds(self._client(), partition, _TIMEOUT_S), _TIMEOUT_S)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message that is not older than `timestamp_ms` (epoch ms), or else the end.
@@ -118,7 +119,7 @@ class QueueLookup:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         key = self.key_of(queue)
         with cluster_errors(f"cannot look up the offset of {queue} at a time", self._complaint):
-            return offsets_at(self._client(), [key], timestamp_ms, _TIMEOUT_S)[key]
+            return leader_answer(lambda: offsets_at(self._client(), [key], timestamp_ms, _TIMEOUT_S), _TIMEOUT_S)[key]
 
     def committed(self, queue: MessageQueue, client: ConsumerClient) -> int | None:
         """Return the offset that a client's group has committed for a queue; None if there is none.

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
@@ -18,18 +18,15 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
-from rocketshim.kafka.lookups import check_answers, in_parts, partition_bounds
+from rocketshim.kafka.lookups import AnswerT, check_answers, in_parts, leader_answer, partition_bounds
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.limits import INT_MAX
 
 __all__ = ["TopicReader"]
 
-AnswerT = TypeVar("AnswerT")
-
 _METADATA_S: Final = 10.0
 _POLL_S: Final = 0.2
-_LEADER_S: Final = 0.05
 _FETCH_COUNT: Final = 1_000
 _FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end delays the next read (500 by default, measured)
 
@@ -338,15 +335,11 @@ class TopicReader:
         return self._ask(lambda: self._consumer.list_topics(timeout=_METADATA_S))
 
     def _ask(self, request: Callable[[], AnswerT]) -> AnswerT:
-        """Return the answer to a request; ask again while the leader of a partition has just moved."""
-        until_s = time.monotonic() + _METADATA_S
-        while True:
-            try:
-                return request()
-            except KafkaException as error:
-                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() >= until_s:
-                    raise self.typed(error) from error
-                time.sleep(_LEADER_S)  # the client asks for the new leader meanwhile
+        """Return the answer to a request; raise a typed error."""
+        try:
+            return leader_answer(request, _METADATA_S)
+        except KafkaException as error:
+            raise self.typed(error) from error
 
     def _bounds(self, topics: Sequence[str]) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return the bounds of all partitions of these topics, all of which must exist."""
