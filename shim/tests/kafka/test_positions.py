@@ -1,6 +1,7 @@
 """Positions that a group has committed, and offsets that an admin client lists."""
 
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,41 @@ def test_a_client_that_keeps_no_time_limit_is_kafkas_error() -> None:
     with pytest.raises(KafkaException) as caught:
         listed_offsets(admin, [TopicPartitionKey("orders", 0)], EARLIEST)
     assert caught.value.args[0].code() == KafkaError._TIMED_OUT
+
+
+class MovingAdmin:
+    """Its partition 1 has a leader that denies for a number of requests that it is one."""
+
+    def __init__(self, denials: int) -> None:
+        self.denials = denials
+        self.asked: list[list[int]] = []
+
+    def list_topics(self, timeout: float) -> None: ...
+
+    def list_offsets(self, requested: dict[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+        self.asked.append([each.partition for each in requested])
+        answers = {each: Future[Any]() for each in requested}
+        for each, answer in answers.items():
+            if each.partition == 1 and len(self.asked) <= self.denials:
+                answer.set_exception(KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION)))
+            else:
+                answer.set_result(SimpleNamespace(offset=7))
+        return answers
+
+
+def test_only_the_partition_whose_leader_has_just_moved_is_asked_again() -> None:
+    admin: Any = MovingAdmin(denials=1)
+    asked = [TopicPartitionKey("orders", number) for number in (0, 1)]
+    assert listed_offsets(admin, asked, EARLIEST) == dict.fromkeys(asked, 7)
+    assert admin.asked == [[0, 1], [1]]
+
+
+def test_a_leader_that_is_still_moving_after_the_time_limit_is_an_error() -> None:
+    admin: Any = MovingAdmin(denials=1)
+    asked = [TopicPartitionKey("orders", number) for number in (0, 1)]
+    failed: dict[TopicPartitionKey, KafkaException] = {}
+    assert listed_offsets(admin, asked, EARLIEST, timeout_s=0, failed=failed) == {asked[0]: 7}
+    assert list(failed) == [asked[1]]
 
 
 class CountingConsumer:
