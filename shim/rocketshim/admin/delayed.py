@@ -7,15 +7,15 @@ affect the worker. A record that is being delivered at this moment may still be 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Self
+from functools import partial
+from typing import Any, Self
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from rocketshim.errors import MalformedRecordError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import committed_positions
+from rocketshim.kafka.positions import positions_from_outside
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import due_ms, is_probe
@@ -24,8 +24,6 @@ from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["DelayedReader", "QueueSummary", "WaitingRecord", "waiting_record"]
-
-_TIMEOUT_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +118,8 @@ class DelayedReader:
     ) -> None:
         self._topic = names.schedule
         self._levels = levels
-        self._clients = clients or confluent_clients()
-        self._position_config = merge(
-            client or {},
-            defaults={"client.id": "rocketshim-read"},
-            required={"bootstrap.servers": bootstrap, "group.id": names.worker_group, "enable.auto.commit": False},
+        self._positions = partial(
+            positions_from_outside, clients or confluent_clients(), client or {}, bootstrap, names.worker_group
         )
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
 
@@ -187,10 +182,14 @@ class DelayedReader:
 
     def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
-        positions = {TopicPartitionKey.of(item): item.offset for item in self._positions(self._count())}
+        queues = [TopicPartitionKey(self._topic, number) for number in range(self._count())]
+        try:
+            positions = self._positions(queues)
+        except KafkaException as error:
+            raise self._reader.typed(error) from error
         spans = {}
-        for key, (low, high) in self._reader.bounds_of_all(list(positions)).items():
-            start = max(low, positions[key])
+        for key, (low, high) in self._reader.bounds_of_all(queues).items():
+            start = max(low, positions.get(key, 0))
             if everywhere or start < high:
                 spans[key] = (start, high)
         return spans
@@ -213,14 +212,3 @@ class DelayedReader:
                 f"the topic {self._topic} does not exist; create it with: rocketshim init. {OR_HIDDEN}"
             )
         return count
-
-    def _positions(self, count: int) -> list[TopicPartition]:
-        """Return the worker's committed positions of the first `count` partitions."""
-        consumer = self._clients.consumer(self._position_config)
-        try:
-            partitions = [TopicPartition(self._topic, number) for number in range(count)]
-            return committed_positions(consumer, partitions, _TIMEOUT_S)
-        except KafkaException as error:
-            raise self._reader.typed(error) from error
-        finally:
-            consumer.close()

@@ -12,16 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.redrive import log_records
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.kafka.bounded_reading import Ending
-from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.kafka.positions import committed_positions
+from rocketshim.kafka.positions import positions_from_outside
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -31,7 +30,6 @@ from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
 __all__ = ["Behind", "Verdict", "left_of", "verdict"]
 
-_TIMEOUT_S = 10.0
 _CLOCKS_MS = 60_000  # the clocks of two brokers differ by less
 
 
@@ -197,20 +195,10 @@ def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: st
 
 def _positions(console: Console, group: str, topic: str, partitions: int) -> dict[int, int]:
     """Return the position of a group in each partition of a topic; empty: it has none, or we may not see it."""
-    if not partitions:
-        return {}
-    config = merge(
-        console.settings.client,
-        defaults={"client.id": "rocketshim-read"},
-        required={"bootstrap.servers": console.settings.bootstrap, "group.id": group, "enable.auto.commit": False},
-    )
-    consumer = (console.clients or confluent_clients()).consumer(config)
+    clients, settings = console.clients or confluent_clients(), console.settings
+    keys = [TopicPartitionKey(topic, number) for number in range(partitions)]
     try:
-        found = committed_positions(consumer, [TopicPartition(topic, each) for each in range(partitions)], _TIMEOUT_S)
+        found = positions_from_outside(clients, settings.client, settings.bootstrap, group, keys)
     except KafkaException:  # our rights may not suffice: the rest of the verdict is still right
         return {}
-    finally:
-        consumer.close()
-    if all(each.offset < 0 for each in found):
-        return {}
-    return {each.partition: max(0, each.offset) for each in found}
+    return {key.partition: found.get(key, 0) for key in keys} if found else {}

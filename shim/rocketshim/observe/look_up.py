@@ -22,14 +22,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError
-from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import committed_positions
+from rocketshim.kafka.positions import positions_from_outside
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
@@ -161,18 +160,10 @@ class OffsetLookup:
         return found
 
     def _committed(self, group: str, partitions: list[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
-        if not partitions:
-            return {}
-        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
-        settings = merge(self._client, defaults={"client.id": "rocketshim-read"}, required=required)
-        asker = self._clients.consumer(settings)  # it never joins the group
         try:
-            answer = committed_positions(asker, [TopicPartition(*key) for key in partitions], _TIMEOUT_S)
+            return positions_from_outside(self._clients, self._client, self._bootstrap, group, partitions)
         except KafkaException as error:
             raise self._reader.typed(error) from error
-        finally:
-            asker.close()
-        return {TopicPartitionKey.of(each): each.offset for each in answer if each.offset >= 0}
 
     def _first_unread_ms(self, offsets: Offsets) -> dict[tuple[TopicPartitionKey, int], int]:
         """Return the append times of the first unread records; one is read once while its position stands still."""
