@@ -3,8 +3,6 @@
 import json
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, BinaryIO, Final, NamedTuple
 
 import typer
@@ -12,6 +10,8 @@ import typer
 from rocketshim.errors import RocketshimError, SendError, SendTimeoutError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from rocketshim.producer.producer import Producer
     from rocketshim.producer.result import SendResult
     from rocketshim_topics import Message
@@ -108,7 +108,7 @@ class LineSender:
         number, future = self._waiting.popleft()
         try:
             result = future.result(self._timeout_s)
-        except FutureTimeoutError:
+        except TimeoutError:
             self._fail(number, SendTimeoutError(f"no delivery report within {self._timeout_s:g} s"))
         except RocketshimError as error:
             self._fail(number, error)

@@ -11,7 +11,6 @@ import random
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import partial
 from typing import Any, Final, cast
 
@@ -84,7 +83,7 @@ class HopStore:
             raise SendTimeoutError(
                 f"the queue of the inner producer stayed full; nothing was sent to {out.topic!r}"
             ) from error
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             raise SendTimeoutError(
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error

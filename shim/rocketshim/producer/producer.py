@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
 from functools import lru_cache, partial
 from typing import Any, Final, Self, Unpack, overload
 
@@ -163,7 +162,7 @@ class Producer:
         future = self._send(made, selector, arg, deadline)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             raise SendTimeoutError(self._no_report(made.topic, deadline - timeout_s, timeout_s)) from error
 
     @overload
@@ -241,7 +240,7 @@ class Producer:
         futures = [self._send(message, None, None, deadline) for message in messages_of(messages)]
         try:
             return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
-        except FutureTimeoutError as error:
+        except TimeoutError as error:
             waiting = sum(not future.done() for future in futures)
             raise SendTimeoutError(
                 f"no delivery report for {waiting} of {len(futures)} messages within {timeout_s} s"
