@@ -215,8 +215,8 @@ def user_line(name: str, role: str, password: str) -> str:
     return f"{name}:{role}:{_hashed(password)}"
 
 
-def _hashed(password: str, salt: bytes | None = None) -> str:
-    salt = secrets.token_bytes(16) if salt is None else salt
+def _hashed(password: str) -> str:
+    salt = secrets.token_bytes(16)
     digest = hashlib.scrypt(password.encode(), salt=salt, n=_N, r=_R, p=_P)
     return "$".join(
         ["scrypt", str(_N), str(_R), str(_P), *(base64.b64encode(each).decode() for each in (salt, digest))]
