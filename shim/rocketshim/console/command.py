@@ -3,9 +3,8 @@
 import ctypes
 import os
 from contextlib import suppress
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -192,17 +191,10 @@ def _allow_many_files() -> None:
 
 
 def _welcome(settings: ConsoleSettings, token: Token) -> list[str]:
-    scheme: Literal["https", "http"] = "https" if settings.tls_cert is not None else "http"
-    host = f"[{settings.host}]" if _is_v6(settings.host) else settings.host
+    scheme = "https" if settings.tls_cert is not None else "http"
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = (settings.public_url or f"{scheme}://{host}:{settings.port}").rstrip("/")
     mode = "operators may change things" if settings.operate else "read-only"
     if settings.auth == "token":
         return [f"console ({mode}): {url}/login?token={token.token}", "Open this address once; then the cookie counts."]
     return [f"console ({mode}): {url}/"]
-
-
-def _is_v6(host: str) -> bool:
-    try:
-        return ip_address(host).version == 6
-    except ValueError:
-        return False
