@@ -86,7 +86,7 @@ def instrument(
             RuntimeWarning,
             stacklevel=2,
         )
-    hook = _Telemetry(_Names(), tracer_provider, meter_provider, parent)
+    hook = _Telemetry(tracer_provider, meter_provider, parent)
     if isinstance(target, Producer):
         target.register_send_message_hook(hook)
     else:
@@ -118,13 +118,9 @@ class _Telemetry:
     """The hooks of one producer or consumer. Many threads call them at the same time; it has no state of its own."""
 
     def __init__(
-        self,
-        names: _Names,
-        tracer_provider: TracerProvider | None,
-        meter_provider: MeterProvider | None,
-        parent: Parent,
+        self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None, parent: Parent
     ) -> None:
-        self._names = names
+        self._names = _Names()
         self._parent = parent
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
