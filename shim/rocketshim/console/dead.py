@@ -1,7 +1,6 @@
 """Dead letters: the topics that have them, their causes, and lists of them."""
 
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
@@ -118,8 +117,7 @@ def _read(
 ) -> ReadRecords:
     """Read the newest selected dead letters of a topic."""
     choice = selection.record_filter()
-    with ExitStack() as stack:
-        reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
+    with console.reader() as reader, console.reader() as sources:
         log = read_log(reader, console.names.redrive_log, topic)
         decoder = Decoder(console.names, topic, fetch=sources.fetch)
 

@@ -4,7 +4,6 @@ A button acts on a plan: on partitions, offsets and digests. It never acts on a 
 records a minute later.
 """
 
-from contextlib import ExitStack
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -93,8 +92,7 @@ def make(request: Request, form: Form) -> Response:
         max_replays=min(whole(form, "max_replays") or DEFAULT_MAX_REPLAYS, 2**31 - 1),
         again=bool(given(form, "again")),
     )
-    with ExitStack() as stack:
-        reader, sources = (stack.enter_context(console.reader()) for _ in range(2))
+    with console.reader() as reader, console.reader() as sources:
         plan = make_plan(reader, sources, topic, rules, selection.record_filter())
     console.plans.save(plan)
     return RedirectResponse(console.url("plans", plan.id), 303)

@@ -6,7 +6,6 @@ by its time index: one request for each bar, for all queues together. Counts are
 """
 
 from collections.abc import Iterable
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,10 +122,9 @@ def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRe
     def is_wanted(record: Any) -> bool:
         return not is_probe(record) and bool(wanted(record, waiting_record(record, levels)))
 
-    with ExitStack() as stack:
-        delayed = DelayedReader(settings.bootstrap, names, levels, client=settings.client, clients=console.clients)
-        spans = stack.enter_context(delayed).spans()
-        reader = stack.enter_context(console.reader())
+    with DelayedReader(settings.bootstrap, names, levels, client=settings.client, clients=console.clients) as delayed:
+        spans = delayed.spans()
+    with console.reader() as reader:
         read = read_newest(console, reader, [names.schedule], is_wanted, results=_ON_A_PAGE, spans=spans)
     found = [waiting_record(record, levels) for record in read.records]
     return sorted(found, key=lambda entry: entry.due_ms or 0), read
