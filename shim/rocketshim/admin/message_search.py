@@ -104,12 +104,7 @@ def history(
     reader: TopicReader, names: TopicNames, levels: DelayLevels, entries: Iterable[RecordView]
 ) -> list[TraceStep | Missing]:
     """Return the records of one message in the order in which they were stored, with what is missing between them."""
-    return life(
-        entries,
-        is_schedule=lambda name: name == names.schedule,
-        levels=levels,
-        low_offset=partial(_low_offset, reader),
-    )
+    return life(entries, schedule=names.schedule, levels=levels, low_offset=partial(_low_offset, reader))
 
 
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:

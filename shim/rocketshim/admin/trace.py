@@ -52,7 +52,7 @@ class Missing:
 def life(
     entries: Iterable[RecordView],
     *,
-    is_schedule: Callable[[str], bool],
+    schedule: str,
     levels: DelayLevels,
     low_offset: Callable[[str, int], int],
 ) -> list[TraceStep | Missing]:
@@ -60,7 +60,7 @@ def life(
 
     Args:
         entries: records of one message; a repeated record counts once.
-        is_schedule: whether a topic is the schedule topic.
+        schedule: the schedule topic.
         levels: the level table of the schedule topic.
         low_offset: the earliest remaining offset of a partition.
     """
@@ -80,9 +80,9 @@ def life(
                 attempts = (failures + 1, new_failures - 1) if has_gap else None
                 result.append(Missing(source, _is_expired(source, low_offset), attempts))
         failures = new_failures
-        due_ms = _due_ms(entry, levels) if is_schedule(entry.topic) else None
+        due_ms = _due_ms(entry, levels) if entry.topic == schedule else None
         late_ms = None
-        if due_ms is None and origin is not None and is_schedule(origin.topic):
+        if due_ms is None and origin is not None and origin.topic == schedule:
             late_ms = entry.stored_ms - _due_ms(origin, levels)
         result.append(TraceStep(entry, due_ms, late_ms))
     return result

@@ -71,7 +71,7 @@ class Audit:
         """Return the records of a message in the order in which the brokers stored them."""
         steps = life(
             self._records[uniq_key].values(),
-            is_schedule=lambda topic: topic == self.schedule,
+            schedule=self.schedule,
             levels=self._levels,
             low_offset=lambda *_: 0,
         )

@@ -63,7 +63,7 @@ def test_a_malformed_record_is_found_by_its_id_in_the_history_of_its_message() -
     parked_record = record(names.parked, 0, out.headers, stored_ms=2_000)
     hops = life(
         [schedule, RecordView.of(parked_record)],
-        is_schedule=names.schedule.__eq__, levels=DelayLevels.parse("1s"), low_offset=lambda *_: 0,
+        schedule=names.schedule, levels=DelayLevels.parse("1s"), low_offset=lambda *_: 0,
     )  # fmt: skip
     assert [hop.entry.id for hop in hops if isinstance(hop, TraceStep)] == ["m1", "m1"]
     assert [step_text(hop, names) for hop in hops if isinstance(hop, TraceStep)] == [
@@ -163,7 +163,7 @@ def test_the_sample_of_a_cause_does_not_depend_on_the_order_of_reading() -> None
 def lived(
     entries: list[RecordView], low: Callable[[str, int], int] = lambda _topic, _partition: 0
 ) -> list[TraceStep | Missing]:
-    return life(entries, is_schedule="schedule".__eq__, levels=DelayLevels.parse("1s"), low_offset=low)
+    return life(entries, schedule="schedule", levels=DelayLevels.parse("1s"), low_offset=low)
 
 
 def test_a_trace_is_in_order_with_due_times_and_lateness() -> None:
