@@ -12,7 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
 from rocketshim.cli.escaping import plain
-from rocketshim.observe.sampler import Watch
+from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.tables import Cell, Table, summary, tables
 
@@ -37,7 +37,7 @@ class TopScreen(App[None]):
     """Shows the newest snapshot in tabs.
 
     Args:
-        watch: gives the snapshots.
+        sampler: gives the snapshots; it is watched.
     """
 
     TITLE = "rocketshim top"
@@ -53,9 +53,9 @@ class TopScreen(App[None]):
         Binding("q", "quit", "Quit"),
     ]
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, sampler: Sampler) -> None:
         super().__init__()
-        self._watch = watch
+        self._sampler = sampler
         self._drawn: Snapshot | None = None
         self._is_held = False
         self._sorted: dict[str, int] = {}
@@ -76,7 +76,7 @@ class TopScreen(App[None]):
 
     def look(self) -> None:
         """Draw the newest snapshot, if it is not drawn yet."""
-        newest = self._watch.newest()
+        newest = self._sampler.newest()
         if self._is_held or newest is None or newest is self._drawn:
             return
         self._drawn = newest

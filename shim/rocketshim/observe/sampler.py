@@ -23,7 +23,7 @@ from rocketshim.observe.snapshot import Offsets, Snapshot, WorkerSnapshot, snaps
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Lookup", "Sampler", "Watch"]
+__all__ = ["Lookup", "Sampler"]
 
 _LOG = safe_logger("rocketshim.observe")
 _EVERY_S: Final = 5.0
@@ -85,8 +85,8 @@ class Sampler:
         self.moved_ns = self._clock.monotonic_ns()
 
     @contextmanager
-    def watch(self) -> Iterator["Watch"]:
-        """Watch, until the block ends. The thread runs at least until then.
+    def watch(self) -> Iterator[Self]:
+        """Keep the thread running until the block ends, and yield this sampler.
 
         Raises:
             ClosedError: the sampler is closed.
@@ -101,7 +101,7 @@ class Sampler:
                 self._thread = thread
             self._watchers += 1
         try:
-            yield Watch(self)
+            yield self
         finally:
             with self._changed:
                 self._watchers -= 1
@@ -129,11 +129,24 @@ class Sampler:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def newest(self, after: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Return the newest snapshot as soon as it is not `after`; None: there was none in time."""
+    def newest(self) -> Snapshot | None:
+        """Return the newest snapshot; None before the first."""
         with self._changed:
-            self._changed.wait_for(lambda: self._newest is not after or self._is_closed, timeout_s)
-            return self._newest if self._newest is not after else None
+            return self._newest
+
+    def wait_newer(self, than: Snapshot | None, timeout_s: float) -> Snapshot | None:
+        """Wait for a snapshot that is newer than another one.
+
+        Args:
+            than: a snapshot of this sampler; None: wait for the first.
+            timeout_s: longest wait, in seconds.
+
+        Returns:
+            The newest snapshot; None: there was none in time.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._newest is not than or self._is_closed, timeout_s)
+            return self._newest if self._newest is not than else None
 
     def _run(self) -> None:
         lookup: Lookup | None = None
@@ -187,29 +200,3 @@ class Sampler:
     def _pause(self, until_s: float) -> None:
         with self._changed:
             self._changed.wait_for(lambda: self._is_closed or self._is_idle(), max(0.0, until_s - time.monotonic()))
-
-
-class Watch:
-    """One watcher of a sampler, as `Sampler.watch` gives it.
-
-    Thread-safety: any thread may call it.
-    """
-
-    def __init__(self, sampler: Sampler) -> None:
-        self._sampler = sampler
-
-    def newest(self) -> Snapshot | None:
-        """Return the newest snapshot; None before the first."""
-        return self._sampler.newest(None, 0.0)
-
-    def wait_newer(self, than: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Wait for a snapshot that is newer than another one; None: for the first.
-
-        Args:
-            than: a snapshot of this sampler, or None.
-            timeout_s: longest wait, in seconds.
-
-        Returns:
-            The newest snapshot; None: there was none in time.
-        """
-        return self._sampler.newest(than, timeout_s)
