@@ -22,6 +22,7 @@ from rocketshim.cli.options import (
     client_settings,
 )
 from rocketshim.cli.records import (
+    Coordinates,
     Follow,
     Limit,
     Tags,
@@ -119,9 +120,7 @@ def _by_due(entry: WaitingRecord) -> int:
 @app.command(epilog="Example: rocketshim delayed show 2/17")
 def show(
     *,
-    coordinates: Annotated[
-        str, typer.Argument(metavar="PARTITION/OFFSET", help="Partition and offset, as `ls` shows them.")
-    ],
+    coordinates: Coordinates,
     bootstrap: Bootstrap,
     client: Client = None,
     namespace: Namespace = "",

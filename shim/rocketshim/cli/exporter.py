@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rocketshim.cli.completion import complete_group, complete_topic
+from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.options import (
     LONGEST_S,
     Bootstrap,
@@ -14,6 +14,7 @@ from rocketshim.cli.options import (
     LogFormatOption,
     LogLevelOption,
     Namespace,
+    WatchedGroups,
     client_settings,
 )
 from rocketshim.stop_signals import StopSignals
@@ -35,15 +36,7 @@ def exporter(
             metavar="[HOST:]PORT", help="Serve /metrics, /live, /ready and /state here. Default HOST: 127.0.0.1."
         ),
     ] = "9464",
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group",
-            "-g",
-            help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
-            autocompletion=complete_group,
-        ),
-    ] = None,
+    group: WatchedGroups = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(

@@ -15,8 +15,17 @@ from rich.table import Table
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count, oldest_ms
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.completion import complete_group
-from rocketshim.cli.options import LONGEST_S, OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings
+from rocketshim.cli.options import (
+    LONGEST_S,
+    OUTPUT,
+    Bootstrap,
+    Client,
+    GroupName,
+    Json,
+    Namespace,
+    Quiet,
+    client_settings,
+)
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -28,8 +37,6 @@ app = typer.Typer(
     epilog="Example: rocketshim group lag payments --bootstrap localhost:9092",
     no_args_is_help=True,
 )
-
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 
 
 def _read(groups: GroupReader, group: str) -> GroupStanding:

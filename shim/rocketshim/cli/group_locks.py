@@ -9,8 +9,7 @@ from rich.table import Table
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.completion import complete_group
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.options import Bootstrap, Client, GroupName, Json, Namespace, client_settings
 from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
@@ -24,8 +23,6 @@ from rocketshim_topics.message_queue import MessageQueue
 __all__ = ["locks", "members", "release"]
 
 _FLUSH_TIMEOUT_S: Final = 30.0
-
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
 
 
 def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> GroupLogStanding:

@@ -12,8 +12,8 @@ from rich.table import Table
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.completion import complete_topic
+from rocketshim.cli.options import Bootstrap, Client, GroupName, Json, Namespace, client_settings
 from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim_topics import TopicNames
 
@@ -27,7 +27,7 @@ EXAMPLE = (
 
 def reset(
     *,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)],
+    group: GroupName,
     to: Annotated[
         str,
         typer.Option(

@@ -10,6 +10,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
+from rocketshim.cli.completion import complete_group
 from rocketshim.errors import ConfigError
 
 __all__ = [
@@ -23,11 +24,14 @@ __all__ = [
     "Client",
     "DelayLevelsText",
     "DryRun",
+    "GroupName",
     "Json",
     "LogFormatOption",
     "LogLevelOption",
     "Namespace",
     "Quiet",
+    "Supervised",
+    "WatchedGroups",
     "WorkerUrls",
     "client_settings",
     "config_file",
@@ -90,6 +94,19 @@ DelayLevelsText = Annotated[
 ]
 """Default None: RocketMQ's table. The text goes through `DelayLevels.parse`, whose error names what is wrong."""
 
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
+
+WatchedGroups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group",
+        "-g",
+        help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
+        autocompletion=complete_group,
+    ),
+]
+"""Default None."""
+
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")]
 """Default False."""
 
@@ -113,6 +130,9 @@ Client = Annotated[
     ),
 ]
 """Default None. Put passwords into a file: every user of the machine can read command lines."""
+
+Supervised = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
+"""Default False. `rocketshim.cli.supervisor` starts processes with it."""
 
 WorkerUrls = Annotated[
     list[str] | None,

@@ -17,6 +17,7 @@ from rocketshim.admin.redrive_planning import ensure_log
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import (
+    Coordinates,
     Everything,
     Follow,
     Limit,
@@ -121,9 +122,7 @@ def _redriven_by(log: RedriveLog, message: Any) -> str | None:
 @app.command(epilog="Example: rocketshim parked show 0/3")
 def show(
     *,
-    coordinates: Annotated[
-        str, typer.Argument(metavar="PARTITION/OFFSET", help="Partition and offset, as `ls` shows them.")
-    ],
+    coordinates: Coordinates,
     bootstrap: Bootstrap,
     client: Client = None,
     namespace: Namespace = "",

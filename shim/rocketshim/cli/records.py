@@ -1,4 +1,4 @@
-"""Select records of a topic and print them: what `dlq`, `retry`, `delayed`, `parked` and `group` share."""
+"""Select records of a topic and print them: what the commands that look into topics share."""
 
 import difflib
 import json
@@ -84,6 +84,9 @@ Limit = Annotated[
 Everything = Annotated[
     bool,
     typer.Option("--all", "-a", help="Also show messages that were sent again or discarded.", rich_help_panel=OUTPUT),
+]
+Coordinates = Annotated[
+    str, typer.Argument(metavar="PARTITION/OFFSET", help="Partition and offset, as `ls` shows them.")
 ]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Continue with new records until Ctrl-C.", rich_help_panel=OUTPUT)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketshim.cli.options import LogFormatOption, LogLevelOption
+from rocketshim.cli.options import LogFormatOption, LogLevelOption, Supervised
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError
@@ -47,9 +47,7 @@ def run(
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",
     json_log: Annotated[bool, typer.Option("--json-log", hidden=True, help="The former --log-format json.")] = False,
-    supervised: Annotated[
-        bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
-    ] = False,
+    supervised: Supervised = False,
 ) -> None:
     """Run your consumer until SIGTERM. Use several processes for several cores: Python's threads share one core.
 

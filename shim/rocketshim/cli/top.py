@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from rocketshim.cli.completion import complete_group
 from rocketshim.cli.options import (
     LONGEST_S,
     Bootstrap,
@@ -15,6 +14,7 @@ from rocketshim.cli.options import (
     DelayLevelsText,
     Json,
     Namespace,
+    WatchedGroups,
     WorkerUrls,
     client_settings,
 )
@@ -33,15 +33,7 @@ def top(
     client: Client = None,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
-    group: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--group",
-            "-g",
-            help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
-            autocompletion=complete_group,
-        ),
-    ] = None,
+    group: WatchedGroups = None,
     worker_url: WorkerUrls = None,
     every: Annotated[
         float, typer.Option(min=1, max=LONGEST_S, help="Seconds from one look at the cluster to the next.")

@@ -17,6 +17,7 @@ from rocketshim.cli.options import (
     LogFormatOption,
     LogLevelOption,
     Namespace,
+    Supervised,
     client_settings,
 )
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
@@ -80,9 +81,7 @@ def worker(
     ] = 1,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",
-    supervised: Annotated[
-        bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")
-    ] = False,
+    supervised: Supervised = False,
 ) -> None:
     """Deliver delayed and retried messages when they are due, until SIGTERM. Exit code 1 if it cannot continue.
 
