@@ -4,6 +4,7 @@ import json
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -273,7 +274,5 @@ def _send(
         progress=progress,
         client=client,
     )
-    try:
+    with closing(redriver):
         redriver.run()
-    finally:
-        redriver.close()
