@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -72,8 +72,8 @@ def peek(
     physical = names.physical(name)
     with TopicReader(bootstrap, client=client_settings(client)) as reader:
         require_topic(reader, physical, f"there is no topic {physical}")
-        keys = _partitions(reader, physical, number)
-        entries = peeked(reader, keys, choice, last=limit if newest else None, follow=follow, trusted=names.is_ours)
+        keys, last = _partitions(reader, physical, number), limit if newest else None
+        entries = peeked(reader, keys, choice, last=last, follow=follow, trusted=names.is_ours(physical))
         _show(entries, None if follow else limit, lines=as_json or follow, as_json=as_json)
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
@@ -86,7 +86,7 @@ def peeked(
     *,
     last: int | None,
     follow: bool,
-    trusted: Any,
+    trusted: bool,
 ) -> Iterator[RecordView]:
     """Return the selected records of these partitions.
 
@@ -96,7 +96,7 @@ def peeked(
         choice: what the user selected.
         last: only this many of the last offsets of each partition; None: all.
         follow: continue with new records.
-        trusted: whether a topic is one of rocketshim's own, by name.
+        trusted: whether their topic is one of rocketshim's own.
     """
     bounds = {each: reader.bounds(*each) for each in keys}
     if last is not None:
@@ -109,7 +109,7 @@ def peeked(
     for message in messages:
         if message is None or TopicPartitionKey(message.topic(), message.partition()) not in bounds:
             continue
-        entry = RecordView.of(message, trusted=trusted(message.topic()))
+        entry = RecordView.of(message, trusted=trusted)
         if choice.wants(entry):
             yield entry
 

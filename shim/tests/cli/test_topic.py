@@ -30,7 +30,7 @@ def kafka() -> InMemoryKafka:
 def seen(kafka: InMemoryKafka, *, last: int | None = None, keys: Any = KEYS, **choice: Any) -> list[int]:
     selected = RecordFilter(**{"where": None, "tags": None, "key": None, "since": None, **choice})
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        found = list(peeked(reader, keys, selected, last=last, follow=False, trusted=lambda _: False))
+        found = list(peeked(reader, keys, selected, last=last, follow=False, trusted=False))
     return sorted(int((entry.value or b"").split()[1]) for entry in found)
 
 
@@ -62,7 +62,7 @@ def test_a_missing_partition_is_refused(kafka: InMemoryKafka) -> None:
 def test_the_table_ends_at_the_limit(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
         choice = RecordFilter(where=None, tags=None, key=None, since=None)
-        entries = peeked(reader, KEYS[:1], choice, last=None, follow=False, trusted=lambda _: False)
+        entries = peeked(reader, KEYS[:1], choice, last=None, follow=False, trusted=False)
         _show(entries, 2, lines=False, as_json=False)
     out, err = capsys.readouterr()
     assert ("body 1" in out, "body 2" in out) == (True, False)
