@@ -75,7 +75,7 @@ from rocketshim_topics.redrive_log import (
 from rocketshim_topics.redrive_plan import PlannedLetter
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
-__all__ = ["Redriver", "log_records", "read_log", "whoami"]
+__all__ = ["Redriver", "log_records", "read_log", "replay_id_of", "whoami"]
 
 _TRANSACTION_MS: Final = 15_000
 _API_TIMEOUT_S: Final = 10.0
@@ -125,6 +125,12 @@ def log_records(reader: TopicReader, topic: str) -> Iterator[tuple[int, RedriveR
     if reader.topics().get(topic):
         for message in reader.read([topic]):
             yield message.timestamp()[1], decode_redrive_record(message.value())
+
+
+def replay_id_of(record: Any) -> bytes:
+    """Return the id that a redrive gave to a record, or to the record that it was made from; empty: none did."""
+    headers = dict(headers_shown(record))
+    return headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
 
 
 class Redriver:
@@ -393,9 +399,7 @@ class Redriver:
         message = next(self._new_records)
         if message is None:
             return False
-        headers = dict(headers_shown(message))
-        replay = headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
-        plan, *position = replay.decode("utf-8", "replace").rsplit(".", 2)
+        plan, *position = replay_id_of(message).decode("utf-8", "replace").rsplit(".", 2)
         if plan == self._plan and len(position) == 2 and all(_NUMBER.fullmatch(number) for number in position):
             self._progress.died_again(int(position[0]), int(position[1]))
         return True

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from confluent_kafka import KafkaException
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.redrive import log_records
+from rocketshim.admin.redrive import log_records, replay_id_of
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.kafka.bounded_reading import Ending
@@ -26,7 +26,6 @@ from rocketshim.observe.snapshot import has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import PlannedLetter, RedrivePlan
-from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
 __all__ = ["Behind", "Verdict", "left_of", "verdict"]
 
@@ -134,8 +133,8 @@ def verdict(console: Console, plan: RedrivePlan) -> Verdict:
             behind = _behind(console, reader, plan)
             read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
         records = [] if read is None else read.records
-        dead_again = {_replay_id(record) for record in records if record.topic() == plan.source}
-        failing = {_replay_id(record) for record in records} - dead_again
+        dead_again = {replay_id_of(record) for record in records if record.topic() == plan.source}
+        failing = {replay_id_of(record) for record in records} - dead_again
         return Verdict(marks.done, marks.elsewhere, marks.left, len(dead_again), len(failing), read, behind)
 
 
@@ -146,17 +145,12 @@ def _failed_again(
     prefix, schedule = f"{plan.id}.".encode(), console.names.schedule
 
     def matching(record: Any) -> bool:
-        if not _replay_id(record).startswith(prefix):
+        if not replay_id_of(record).startswith(prefix):
             return False
         return bool(record.topic() == plan.source or record.offset() >= waiting_from.get(record.partition(), 0))
 
     topics = [plan.source, *([schedule] if reader.topics().get(schedule) else [])]
     return read_newest(console, reader, topics, matching, results=2 * len(plan.letters), since_ms=since_ms)
-
-
-def _replay_id(record: Any) -> bytes:
-    headers = dict(headers_shown(record))
-    return headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
 
 
 def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Behind]:
