@@ -1,1 +1,1 @@
-"""The commands of this package: `rocketshim broker` and `rocketshim demo`."""
+"""The commands of this package: `rocketshim broker`, `rocketshim demo` and `rocketshim dev`."""
