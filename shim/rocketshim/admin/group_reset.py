@@ -203,13 +203,13 @@ class GroupResetter:
         self._client = dict(client or {})
         self._groups = GroupReader(bootstrap, self._client)
 
-    def plan(self, group: str, topics: Sequence[str], target: ResetTarget) -> ResetPlan:
+    def plan(self, group: str, topics: Sequence[tuple[str, int | None]], target: ResetTarget) -> ResetPlan:
         """Plan new positions.
 
         Args:
             group: the consumer group.
-            topics: physical topics, or `topic/partition`; empty: those that the group has committed, without its retry
-                topic.
+            topics: physical topics, each with a partition, or None for all of them; empty: those that the group has
+                committed, without its retry topic.
             target: where the positions shall be.
 
         Raises:
@@ -267,7 +267,7 @@ class GroupResetter:
             consumer.close()
 
     def _selected(
-        self, standing: GroupStanding, topics: Sequence[str], known: Mapping[str, int]
+        self, standing: GroupStanding, topics: Sequence[tuple[str, int | None]], known: Mapping[str, int]
     ) -> set[TopicPartitionKey]:
         if not topics:
             retry = self._names.retry(standing.group)
@@ -282,14 +282,13 @@ class GroupResetter:
                 )
             return found
         found = set()
-        for text in topics:
-            topic, slash, number = text.partition("/")
-            count = known.get(topic, 0)
+        for topic, number in topics:
+            text, count = topic if number is None else f"{topic}/{number}", known.get(topic, 0)
             if not count:
                 raise TopicMissingError(f"--topic {text}: there is no topic {topic}; nothing was changed")
-            if slash and not (number.isdecimal() and int(number) < count):
+            if number is not None and number >= count:
                 raise TopicMissingError(f"--topic {text}: {topic} has the partitions 0 to {count - 1}")
-            found |= {TopicPartitionKey(topic, each) for each in ([int(number)] if slash else range(count))}
+            found |= {TopicPartitionKey(topic, each) for each in (range(count) if number is None else [number])}
         return found
 
 

@@ -60,10 +60,7 @@ def reset(
     """
     names = TopicNames(namespace)
     resetter = GroupResetter(bootstrap, names, client_settings(client))
-    topics = [
-        names.physical(name) + ("" if number is None else f"/{number}")
-        for name, number in map(split_partition, topic or ())
-    ]
+    topics = [(names.physical(name), number) for name, number in map(split_partition, topic or ())]
     plan = resetter.plan(group, topics, _target(to))
     if apply:
         resetter.apply(plan)
