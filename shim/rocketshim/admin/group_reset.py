@@ -12,7 +12,7 @@ Only the token of an orderly group's owner is left out: a position without a tok
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
-from rocketshim.kafka.positions import EARLIEST, LATEST
+from rocketshim.kafka.positions import EARLIEST, LATEST, LOOK_AGAIN_S
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
@@ -36,7 +36,6 @@ __all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTar
 
 _TIMEOUT_S: Final = 10.0
 _CLOCKS_MS: Final = 10_000
-_LOOK_AGAIN_S: Final = 0.1
 _JOINED: Final = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
 )
@@ -258,7 +257,7 @@ class GroupResetter:
         ]
         try:
             if positions:
-                _commit(lambda: consumer.commit(offsets=positions, asynchronous=False), plan.group)
+                _commit(consumer, positions, plan.group)
         except KafkaException as error:
             done = "" if error.args[0].code() in AWAY else _set_now(consumer, positions)
             what = f"positions of group {plan.group}{done}"
@@ -292,19 +291,19 @@ class GroupResetter:
         return found
 
 
-def _commit(commit: Callable[[], object], group: str) -> None:
+def _commit(consumer: ConsumerClient, positions: list[TopicPartition], group: str) -> None:
     """Commit, and ask again while the coordinator is starting."""
     until_s = time.monotonic() + _TIMEOUT_S
     while True:
         try:
-            commit()
+            consumer.commit(offsets=positions, asynchronous=False)
         except KafkaException as error:
             code = error.args[0].code()
             if code in _JOINED:
                 raise GroupActiveError(f"a member has joined group {group} since: nothing was changed") from error
             if code not in COORDINATOR_AWAY or time.monotonic() > until_s:
                 raise
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(LOOK_AGAIN_S)
         else:
             return
 
