@@ -79,7 +79,7 @@ def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biograp
     """Lay out the history of a message.
 
     Args:
-        hops: what `rocketshim.admin.trace.life` returns.
+        hops: what `rocketshim.admin.message_search.history` returns.
         names: topic and group names of the namespace.
     """
     used = [_lane(_topic(hop), names) for hop in hops]

@@ -59,7 +59,7 @@ def show(request: Request) -> Response:
 
 
 def listed(request: Request) -> Response:
-    """List waiting records, newest first, by target, condition and tags."""
+    """List the newest waiting records of a target, condition and tags, the first that is due first."""
     console = Console.of(request)
     selection, target = Selection.of(request.query_params, console.settings), request.query_params.get("target")
     selects = selecting(selection.where, selection.tags)
@@ -115,7 +115,7 @@ def waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord]
 
 
 def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRecords]:
-    """Return the newest waiting records, and how the reading ended."""
+    """Return the newest waiting records, the first that is due first, and how the reading ended."""
     settings, names = console.settings, console.names
     levels = settings.levels
 
