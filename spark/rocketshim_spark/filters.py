@@ -23,8 +23,8 @@ Texts are compared with the session's default collation, which must be Spark's d
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Final
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
@@ -182,12 +182,6 @@ def _text(column: Column) -> Column:
     return F.when(column != "", column)
 
 
-@dataclass(frozen=True, slots=True)
-class _Constant:
-    type: LiteralType
-    value: Any
-
-
 class _Translation:
     """The translation of one SQL92 tree, by recursive descent; `outcome` translates a node."""
 
@@ -284,25 +278,25 @@ class _Translation:
         folded = Compare(operator, left, right, start=whole.start, end=whole.end)
         return self._constant_outcome(folded)
 
-    def _operand(self, node: Expression) -> Column | _Constant:
+    def _operand(self, node: Expression) -> Column | Literal:
         match node:
             case Property(name=name):
                 return self._columns[name]
-            case Literal(value=value, type=kind):
-                return _Constant(kind, value)
+            case Literal():
+                return node
             case Negate(operand=operand):
                 inner = self._operand(operand)
-                if isinstance(inner, _Constant) and inner.type in _NUMBERS:
-                    return _Constant(inner.type, -inner.value)
+                if isinstance(inner, Literal) and isinstance(inner.value, int | float) and inner.type in PARSERS:
+                    return replace(inner, value=-inner.value)
                 raise self._refusal(node, "is a minus before something that is not a number")
             case _:
                 raise self._refusal(node, "is a comparison of a truth value")
 
     def _compare_with_constant(
-        self, operator: Operator, text: Column, constant: _Constant, missing: bool | None
+        self, operator: Operator, text: Column, constant: Literal, missing: bool | None
     ) -> SqlOutcome:
         """Compare a text with a constant; `missing` is the result where there is no text."""
-        if constant.type is LiteralType.STRING:
+        if isinstance(constant.value, str):
             return SqlOutcome(
                 _with_value_if_missing(
                     text, _apply_operator(operator, text, F.lit(self._string(constant.value))), missing
@@ -331,7 +325,6 @@ class _Translation:
         return FilterNotTranslatedError(self._source[node.start : node.end], reason)
 
 
-_NUMBERS = (LiteralType.INTEGER, LiteralType.LONG, LiteralType.DOUBLE)
 _MIRRORED = {
     Operator.GREATER: Operator.LESS,
     Operator.GREATER_OR_EQUAL: Operator.LESS_OR_EQUAL,
@@ -415,5 +408,5 @@ def _ordered_texts(operator: Operator, left: Column, right: Column) -> SqlOutcom
 # --- numbers ------------------------------------------------------------------------------------------------------
 
 
-def _number_literal(constant: _Constant) -> Column:
+def _number_literal(constant: Literal) -> Column:
     return F.lit(constant.value).cast("double" if constant.type is LiteralType.DOUBLE else "bigint")
