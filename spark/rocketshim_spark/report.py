@@ -33,6 +33,11 @@ class Table:
     columns: Sequence[str]
     rows: Sequence[Sequence[Any]]
 
+    @classmethod
+    def of(cls, title: str, columns: Sequence[str], rows: Sequence[Any]) -> "Table":
+        """Make a table of these columns of collected rows."""
+        return cls(title, columns, [tuple(row[name] for name in columns) for row in rows])
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

@@ -184,13 +184,13 @@ def report(account: DataFrame, missing: DataFrame, gaps: DataFrame, malformed_re
     if listed:
         fields = ("topic", "grp", "msg_id", "reason", "explained", "state", "origin")
         title = f"residual, message by message (the first {_LISTED})"
-        tables.append(Table(title, fields, [tuple(row[name] for name in fields) for row in listed]))
+        tables.append(Table.of(title, fields, listed))
     if broken:
         of_broken = ("topic", "reason", "records", "first_at", "sample")
-        tables.append(Table("malformed records", of_broken, [tuple(row[name] for name in of_broken) for row in broken]))
+        tables.append(Table.of("malformed records", of_broken, broken))
     if holes:
         of_gap = ("topic", "partition", "gap_from", "gap_to", "reason")
-        tables.append(Table("gaps", of_gap, [tuple(row[name] for name in of_gap) for row in holes]))
+        tables.append(Table.of("gaps", of_gap, holes))
     return Report(
         job="audit",
         verdict=(

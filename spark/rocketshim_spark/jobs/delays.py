@@ -167,15 +167,10 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
     bad = found.filter(F.col("early") | F.col("overtaken") | F.col("outcome").isin("never", "stuck", "parked"))
     listed = ("coordinates", "msg_id", "grp", "real_topic", "outcome", "early", "overtaken", "due_at", "late_ms")
     worst = bad.orderBy("outcome", "due_at", "coordinates").limit(_LISTED).collect()
-    tables = [Table("by level and hour", fields, [tuple(row[name] for name in fields) for row in counted])]
+    tables = [Table.of("by level and hour", fields, counted)]
     if worst:
-        tables.append(
-            Table(
-                f"early, overtaken, stuck, parked or never delivered (the first {_LISTED})",
-                listed,
-                [tuple(r[n] for n in listed) for r in worst],
-            )
-        )
+        title = f"early, overtaken, stuck, parked or never delivered (the first {_LISTED})"
+        tables.append(Table.of(title, listed, worst))
     latest: dict[str, int] = {}
     for row in counted:
         if row.late_p99_ms is not None:

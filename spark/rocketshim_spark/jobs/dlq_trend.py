@@ -159,8 +159,8 @@ def report(days: DataFrame, left: DataFrame, params: TrendParams) -> Report:
         ),
         fine=not soon,
         tables=(
-            Table("left", of_group, [tuple(row[name] for name in of_group) for row in groups]),
-            Table("by day", of_day, [tuple(row[name] for name in of_day) for row in rows]),
+            Table.of("left", of_group, groups),
+            Table.of("by day", of_day, rows),
         ),
         bars=tuple(sorted(by_day.items()))[-31:],
         bars_title="dead letters by day",

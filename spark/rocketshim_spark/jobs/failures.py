@@ -152,7 +152,7 @@ def report(found: DataFrame, limit: int = 30) -> Report:
         job="failures",
         verdict=f"{failures} failures of {count} causes: {dead} ended dead, {new} causes are new",
         fine=not dead and not new,
-        tables=(Table("causes", fields, [tuple(row[name] for name in fields) for row in rows]),),
+        tables=(Table.of("causes", fields, rows),),
         bars=tuple((f"{utc(row.hour):%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
         bars_title="failures by hour, UTC (the last 48)",
     )

@@ -130,7 +130,7 @@ def report(found: DataFrame) -> Report:
             f"{violations or 0} of them where order matters"
         ),
         fine=not poison and not violations,
-        tables=(Table("keys with failures", fields, [tuple(row[name] for name in fields) for row in rows]),),
+        tables=(Table.of("keys with failures", fields, rows),),
         bars=tuple((f"{row.grp} {bytes(row.key).decode('utf-8', 'replace')}", row.failed) for row in rows[:20]),
         bars_title="failed messages by key",
         notes=("overtaken is inferred: committed positions show which messages were handled",),

@@ -227,13 +227,7 @@ def plan_report(planned: DataFrame) -> Report:
         job="replay-plan",
         verdict=f"{total} dead letters: {sent} to send, {total - sent} skipped",
         fine=True,
-        tables=(
-            Table(
-                f"what would be done (at most {_LISTED_CAUSES} rows)",
-                (*fields, "letters"),
-                [(*row[:5], row.letters) for row in rows],
-            ),
-        ),
+        tables=(Table.of(f"what would be done (at most {_LISTED_CAUSES} rows)", (*fields, "letters"), rows),),
         bars=tuple((f"{row.fail_class}: {row.fingerprint}"[:40], row.letters) for row in rows[:20]),
         bars_title="dead letters by cause",
     )
@@ -319,7 +313,7 @@ def verify_report(checked: DataFrame) -> Report:
             f"{sums.get('twice', 0)} twice, {sums.get('altered', 0)} altered, {sums.get('elsewhere', 0)} by others"
         ),
         fine=not sums.get("missing") and not sums.get("altered"),
-        tables=(Table("what is not as planned", fields, [tuple(row[name] for name in fields) for row in bad]),),
+        tables=(Table.of("what is not as planned", fields, bad),),
         bars=tuple(sums.items()),
     )
 
