@@ -10,7 +10,6 @@ The setting `retention.ms` of a topic decides when its dead letters are deleted;
 Kafka deletes whole segments, so a dead letter *may* be deleted after the reported hours, or later.
 """
 
-import datetime as dt
 from collections.abc import Mapping
 from typing import Final
 
@@ -116,7 +115,7 @@ def open_letters(found: DataFrame, params: TrendParams) -> DataFrame:
         grp, topic, depth, oldest_at, oldest (coordinates), oldest_age_hours, asked (whether the retention was read from
         the brokers), hours_left (null: retention is unlimited).
     """
-    now = F.lit(params.now.astimezone(dt.UTC))
+    now = F.lit(params.now)
     age_ms = F.unix_millis(now) - F.unix_millis("oldest_at")
     left = found.filter("replayed_at IS NULL AND discarded_at IS NULL").groupBy("grp", "topic")
     counted = left.agg(

@@ -10,8 +10,6 @@ fingerprint) is *new* if the given events do not contain it before `new_since`; 
 it reports.
 """
 
-import datetime as dt
-
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
@@ -97,11 +95,11 @@ def transform(events: DataFrame, params: FailureParams | None = None) -> DataFra
     causes = found.groupBy(*_CAUSE).agg(F.min("failed_at").alias("cause_since"))
     reported = found
     if params.since is not None:
-        reported = reported.filter(F.col("failed_at") >= F.lit(_utc(params.since)))
+        reported = reported.filter(F.col("failed_at") >= F.lit(params.since))
     if params.until is not None:
-        reported = reported.filter(F.col("failed_at") < F.lit(_utc(params.until)))
+        reported = reported.filter(F.col("failed_at") < F.lit(params.until))
     new_since = params.new_since or params.since
-    is_new = F.lit(col=False) if new_since is None else F.col("cause_since") >= F.lit(_utc(new_since))
+    is_new = F.lit(col=False) if new_since is None else F.col("cause_since") >= F.lit(new_since)
     coordinates = F.col("coordinates")
     samples = F.array(
         F.min_by(coordinates, "failed_at"),
@@ -156,7 +154,3 @@ def report(found: DataFrame, limit: int = 30) -> Report:
         bars=tuple((f"{utc(row.hour):%Y-%m-%d %H:00}", row.failures) for row in reversed(hours)),
         bars_title="failures by hour, UTC (the last 48)",
     )
-
-
-def _utc(when: dt.datetime) -> dt.datetime:
-    return when.astimezone(dt.UTC)
