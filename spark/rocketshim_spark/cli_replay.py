@@ -268,13 +268,13 @@ def _check_sources(view: "OpenLake", planned: "DataFrame", cluster: "Cluster") -
 
 def record_target_ends(view: "OpenLake", plan_name: str, bounds: "list[PartitionBounds]") -> None:
     """Record the end offsets of the plan's target topics, once per plan: everything it sends lies beyond them."""
-    from rocketshim_spark.jobs import replay as job  # noqa: PLC0415 Spark is installed
-    from rocketshim_spark.running import find_published, publish  # noqa: PLC0415
+    from rocketshim_spark.running import find_published, publish  # noqa: PLC0415 Spark is installed
+    from rocketshim_spark.small_frames import small_frame  # noqa: PLC0415
 
     name = f"replay-{plan_name}-ends"
     if find_published(view, name) is None:
         ends = [(each.topic, each.partition, each.end) for each in bounds]
-        publish(view, name, job.target_ends(view.spark, ends))
+        publish(view, name, small_frame(view.spark, ends, "topic string, partition int, end bigint"))
 
 
 def _bounds_to_verify(

@@ -34,11 +34,10 @@ A replay does not empty the dead-letter topic. `dlq-trend` counts a dead letter 
 mark.
 """
 
-from collections.abc import Sequence
 from typing import Final
 
 from pydantic import BaseModel, ConfigDict, Field
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
@@ -338,8 +337,3 @@ def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
         )
     found = todo.join(records, position)
     return found.select(*found.columns, F.unix_millis("timestamp").alias("stored_ms")).orderBy(*position)
-
-
-def target_ends(spark: SparkSession, ends: Sequence[tuple[str, int, int]]) -> DataFrame:
-    """Return the end offsets of the targets as a frame: topic, partition, end."""
-    return small_frame(spark, ends, "topic string, partition int, end bigint")
