@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -85,7 +86,7 @@ def send(
     max_per_second: float | None = None,
     stop_ratio: float = DEFAULT_STOP_RATIO,
     dry_run: bool = False,
-    report: Callable[[str, RedriveProgress], None] | None = None,
+    report: Callable[[str, RedriveProgress], None] = lambda _topic, _progress: None,
     point: Callable[[str], None] = lambda _name: None,
 ) -> RunResult:
     """Send the planned dead letters that are not settled yet, topic by topic, in the order of their partitions.
@@ -104,7 +105,7 @@ def send(
         stop_ratio: stop if more than this share of a topic's dead letters fails, or of the sent ones is dead again; 0
             to 1.
         dry_run: make every record, but send none.
-        report: called with topic and progress after each transaction; None: no reports.
+        report: called with topic and progress after each transaction.
         point: as for `Redriver`, for fault tests.
 
     Raises:
@@ -136,7 +137,7 @@ def send(
                 make=_record_maker(names, plan_id, targets, to_source=to_source),
                 fetch=_fetcher(landed, source),
                 progress=progress,
-                report=_reporter(report, source, progress),
+                report=partial(report, source, progress),
                 client=config,
                 point=point,
             )
@@ -186,9 +187,3 @@ def _fetcher(landed: DataFrame, source: str) -> Callable[[Container[tuple[int, i
                 yield _LandedRecord(row)
 
     return fetch
-
-
-def _reporter(
-    report: Callable[[str, RedriveProgress], None] | None, source: str, progress: RedriveProgress
-) -> Callable[[], None]:
-    return lambda: None if report is None else report(source, progress)
