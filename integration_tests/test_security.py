@@ -478,11 +478,11 @@ def test_spark_reads_everything_and_joins_no_group(secured: Secured) -> None:
     dead_letter(secured, b"for spark")
     topics = [TOPIC, NAMES.schedule, NAMES.dead_letter(GROUP), NAMES.retry(GROUP), NAMES.parked]
     client = secured.client("spark")
-    with Cluster(secured.bootstrap, client) as cluster:
-        assert {each.topic for each in cluster.bounds(topics)} == set(topics)
-        assert set(cluster.retention_ms(topics)) == {NAMES.dead_letter(GROUP)}
-        for group in (NAMES.worker_group, GROUP):
-            assert {topic for topic, _ in cluster.committed(group, topics)} <= set(topics)  # it may ask
+    cluster = Cluster(secured.bootstrap, client)
+    assert {each.topic for each in cluster.bounds(topics)} == set(topics)
+    assert set(cluster.retention_ms(topics)) == {NAMES.dead_letter(GROUP)}
+    for group in (NAMES.worker_group, GROUP):
+        assert {topic for topic, _ in cluster.committed(group, topics)} <= set(topics)  # it may ask
     with TopicReader(secured.bootstrap, client=client) as reader:
         assert b"for spark" in [record.value() for record in reader.read([NAMES.dead_letter(GROUP)])]
 

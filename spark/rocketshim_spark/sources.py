@@ -21,7 +21,7 @@ by offsets, and `min_tasks` sets a minimum number of tasks. No Python code runs 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from confluent_kafka import (
     Consumer,
@@ -95,12 +95,6 @@ class Cluster:
             self._admin = AdminClient(self._config)
         except KafkaException as error:
             raise ConfigError(f"the driver's Kafka client refuses its settings: {error.args[0].str()}") from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: librdkafka's client is closed with the object."""
 
     def topics(self) -> list[str]:
         """Return the names of all visible topics without Kafka's internal ones, sorted.
