@@ -57,7 +57,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
-from rocketshim_topics.limits import INT_MAX, LONG_MAX
+from rocketshim_topics.limits import CONTROL_CHARACTERS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SHIM_TOPIC
 from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, LARGEST, UNREADABLE
 
@@ -73,7 +73,6 @@ __all__ = [
 _NUMBERS: Final = {name: largest for name, largest in LARGEST.items() if largest is not None}
 _COORDINATES: Final = r"\A[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}\z"
 _DIGITS: Final = r"\A[0-9]{1,19}\z"
-_CONTROL: Final = r"[\x00-\x1f\x7f-\x9f]"
 _LATEST_MS: Final = 253_402_214_399_999  # 9999-12-30: Python has no later time in all time zones
 _FINGERPRINT_CHARS: Final = 120
 FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
@@ -101,9 +100,10 @@ def kind_of(topic: str, namespace: str = "") -> str | None:
         return "schedule"
     if topic == names.parked:
         return "parked"
-    for kind in ("retry", "dlq"):
-        if topic.startswith(f"{names.prefix}rmq.{kind}."):
-            return kind
+    if topic.startswith(names.retry_prefix):
+        return "retry"
+    if topic.startswith(names.dead_letter_prefix):
+        return "dlq"
     return None if names.is_ours(topic) else "source"
 
 
@@ -320,7 +320,10 @@ def _decode_error() -> Column:
     repeated = F.filter(F.array_distinct(names), lambda name: F.size(F.array_remove(names, name)) < F.size(names) - 1)
     valueless = F.filter("checked", lambda header: header["value"].isNull())
     fault = F.when(
-        F.exists("headers", lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(_CONTROL)),
+        F.exists(
+            "headers",
+            lambda header: ~header["key"].isin(*HEADER_ORDER) & header["key"].rlike(CONTROL_CHARACTERS.pattern),
+        ),
         BAD_HEADER_KEY,
     )
     fault = fault.when(F.size(repeated) > 0, F.concat(F.lit("duplicate-header:"), F.get(repeated, F.lit(0))))
