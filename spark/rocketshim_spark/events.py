@@ -54,6 +54,7 @@ from pydantic import BaseModel, ConfigDict
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
+from rocketshim.admin.statistics import FINGERPRINT_PATTERN, MAX_FINGERPRINT_CHARS
 from rocketshim_spark.session import require
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
@@ -62,7 +63,6 @@ from rocketshim_topics.names import SHIM_TOPIC
 from rocketshim_topics.wire import BAD_HEADER_KEY, HEADER_ORDER, LARGEST, UNREADABLE
 
 __all__ = [
-    "FINGERPRINT_PATTERN",
     "EventParams",
     "event_topics",
     "fingerprint",
@@ -74,9 +74,6 @@ _NUMBERS: Final = {name: largest for name, largest in LARGEST.items() if largest
 _COORDINATES: Final = r"\A[a-zA-Z0-9._-]{1,249}/[0-9]{1,10}/[0-9]{1,19}\z"
 _DIGITS: Final = r"\A[0-9]{1,19}\z"
 _LATEST_MS: Final = 253_402_214_399_999  # 9999-12-30: Python has no later time in all time zones
-_FINGERPRINT_CHARS: Final = 120
-FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
-"""The texts that a fingerprint replaces by `#`; the same as in `rocketshim dlq stats`."""
 
 
 class EventParams(BaseModel):
@@ -250,7 +247,7 @@ def _replay_count(trusted: Column) -> Column:
 def fingerprint(text: Column) -> Column:
     """Replace numbers and ids in a failure text by `#` and cut it to 120 characters, as `rocketshim dlq stats` does."""
     return F.substring(
-        F.regexp_replace(F.substring(text, 1, MAX_FAIL_TEXT_BYTES), FINGERPRINT_PATTERN, "#"), 1, _FINGERPRINT_CHARS
+        F.regexp_replace(F.substring(text, 1, MAX_FAIL_TEXT_BYTES), FINGERPRINT_PATTERN, "#"), 1, MAX_FINGERPRINT_CHARS
     )
 
 

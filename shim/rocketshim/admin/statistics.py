@@ -12,10 +12,14 @@ from typing import Final
 from rocketshim.admin.record_view import RecordView
 from rocketshim_topics.hops import MAX_FAIL_TEXT_BYTES
 
-__all__ = ["CauseCount", "by_cause", "fingerprint"]
+__all__ = ["FINGERPRINT_PATTERN", "MAX_FINGERPRINT_CHARS", "CauseCount", "by_cause", "fingerprint"]
 
-_ID: Final = re.compile(r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+")
-_MAX_CHARS: Final = 120
+FINGERPRINT_PATTERN: Final = r"\b(?=[0-9a-fA-F-]*\d)[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*\b|\d+"
+"""The texts that a fingerprint replaces by `#`."""
+
+MAX_FINGERPRINT_CHARS: Final = 120
+
+_ID: Final = re.compile(FINGERPRINT_PATTERN)
 
 
 def fingerprint(text: str | None) -> str:
@@ -24,7 +28,7 @@ def fingerprint(text: str | None) -> str:
     Only the first 1,024 characters, the longest text that rocketshim writes, are examined: a long foreign text could
     take hours.
     """
-    return _ID.sub("#", (text or "")[:MAX_FAIL_TEXT_BYTES])[:_MAX_CHARS]
+    return _ID.sub("#", (text or "")[:MAX_FAIL_TEXT_BYTES])[:MAX_FINGERPRINT_CHARS]
 
 
 @dataclass(slots=True)
