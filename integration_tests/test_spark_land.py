@@ -21,7 +21,7 @@ from rocketshim_spark import land as landing
 from rocketshim_spark import sources
 from rocketshim_spark.errors import LakeError, TopicRecreatedError
 from rocketshim_spark.jobs.lineage import HIGH_CARDINALITY
-from rocketshim_spark.lake import Gap, positions, read_gaps, read_records
+from rocketshim_spark.lake import Gap, batch_positions, read_gaps, read_records
 from rocketshim_spark.land import land
 from rocketshim_spark.running import open_lake, publish_lifecycles
 from rocketshim_spark.session import connector_jars
@@ -196,7 +196,7 @@ def test_a_second_landing_lands_nothing_and_a_third_only_what_is_new(
     assert (third.rows, third.gaps) == (8, ())
     landed = coordinates(read_records(spark, lake))
     assert len(landed) == len(set(landed)) == 28
-    assert positions(spark, lake) == {(name, 0): 11, (name, 1): 11, (name, 2): 1, (second, 0): 5}
+    assert batch_positions(spark, lake)[0] == {(name, 0): 11, (name, 1): 11, (name, 2): 1, (second, 0): 5}
     assert read_records(spark, lake, first.version).count() == 20  # the snapshot of an earlier report
 
 
@@ -312,7 +312,7 @@ def test_rows_whose_batch_was_never_noted_are_neither_landed_again_nor_called_a_
             file.unlink()
 
     forget(0)
-    assert positions(spark, lake) == {}
+    assert batch_positions(spark, lake)[0] == {}
     delete_before(admin, name, 0, 7)
     produce(name, 5)
     assert land(spark, broker.bootstrap, [name], lake).gaps == ()

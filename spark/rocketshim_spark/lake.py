@@ -23,7 +23,6 @@ __all__ = [
     "batch_positions",
     "find_table",
     "latest_version",
-    "positions",
     "read_gaps",
     "read_records",
     "read_snapshot",
@@ -79,15 +78,6 @@ class Snapshot:
     taken_at: dt.datetime | None
     committed: Mapping[str, Mapping[TopicPartitionKey, int]]
     held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
-
-
-def positions(spark: SparkSession, lake: str) -> dict[TopicPartitionKey, int]:
-    """Return the next offset to land for every partition, after the last committed batch; empty before the first.
-
-    Raises:
-        LakeError: the checkpoint does not belong to a Kafka source.
-    """
-    return batch_positions(spark, lake)[0]
 
 
 def batch_positions(

@@ -63,7 +63,6 @@ from rocketshim_spark.lake import (
     batch_positions,
     find_table,
     latest_version,
-    positions,
     read_records,
 )
 from rocketshim_spark.session import conf_set, require, without_dictionaries
@@ -300,7 +299,7 @@ def _stream(spark: SparkSession, options: Mapping[str, str], lake: str) -> int:
 def _next_after_rows(spark: SparkSession, lake: str, gaps: Iterable[Gap]) -> dict[TopicPartitionKey, int]:
     """Return the offset after the last landed row inside each gap.
 
-    After a crash between Delta's commit and the checkpoint, rows are landed that `positions` does not know yet.
+    After a crash between Delta's commit and the checkpoint, rows are landed that `batch_positions` does not know yet.
     """
     if latest_version(spark, lake) is None:
         return {}
@@ -326,7 +325,7 @@ def _expired_while_landing(
 
     Tasks read a partition in pieces, one after the other, so a gap may lie between landed records.
     """
-    landed, ids, ranges = positions(spark, lake), dict[str, str](), []
+    landed, ids, ranges = batch_positions(spark, lake)[0], dict[str, str](), []
     for each in after:
         key = TopicPartitionKey.of(each)
         start, end = starts.get(key, each.earliest), min(each.earliest, landed.get(key, each.earliest))
