@@ -36,7 +36,6 @@ __all__ = [
     "HEADER_ORDER",
     "MAX_SHIM_HEADERS_BYTES",
     "RESERVED",
-    "SCHEDULING",
     "USER_PREFIX",
     "WIRE_VERSION",
     "Envelope",
@@ -122,9 +121,6 @@ RESERVED: Final = frozenset(HEADER_ORDER)
 
 SENT_TEXTS: Final = frozenset({UNIQ_KEY, TAGS, KEYS})
 """Texts of the message itself, the same on every topic. A repeated one travels under `USER.` and never counts."""
-
-SCHEDULING: Final = frozenset({REAL_TOPIC, REAL_QID, DELAY, DELAY_MS, DELIVER_AT_MS})
-"""Headers that exist on the schedule topic only. The worker removes them on delivery."""
 
 LARGEST: Final = {name: largest for name, _, largest in _TABLE}
 """Largest value of each number header; None: the header is a text."""

@@ -40,7 +40,7 @@ from rocketshim_topics.hops import (
     source_record,
     value_reference,
 )
-from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, RESERVED, SCHEDULING, Header
+from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, RESERVED, Header
 
 Store = Callable[..., Any]
 Foreign = Callable[..., Any]
@@ -50,6 +50,7 @@ LEVELS = DelayLevels.default()
 FAILURE = Failure("ValueError", "no such customer", 1_700_000_009_000)
 IDENTITY = {"UNIQ_KEY", "TAGS", "KEYS", "BORN_TIMESTAMP", "MAX_RECONSUME_TIMES"}
 SCHEDULE = {"REAL_TOPIC", "DELAY", "DELAY_MS"}
+SCHEDULING = {*SCHEDULE, "REAL_QID", "DELIVER_AT_MS"}
 FAILED = {
     "RETRY_TOPIC",
     "ORIGIN_MESSAGE_ID",
