@@ -30,7 +30,7 @@ from rocketshim_topics.errors import (
 )
 from rocketshim_topics.limits import CONTROL_CHARACTERS, EPOCH_SECONDS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
-from rocketshim_topics.wire import RESERVED, Envelope, Header, Record, coordinates, own_name, read_headers
+from rocketshim_topics.wire import RESERVED, TAGS, Envelope, Header, Record, coordinates, own_name, read_headers
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -49,8 +49,6 @@ MAX_PROPERTIES_BYTES: Final = 16_384
 
 Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 """User properties: a mapping, or pairs if order or repeated names matter. Text is sent as UTF-8."""
-
-_TAGS: Final = "TAGS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,14 +322,15 @@ class MessageView(Generic[ValueT]):
     def tag(self) -> str | None:
         """The message's tag, None if it has none. The first of several headers counts."""
         for name, value in read_headers(self._record) or ():
-            if name == _TAGS:
+            if name == TAGS:
                 return None if value is None else value.decode("utf-8", "surrogateescape")
         return None
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Business keys."""
-        return tuple((self._envelope.keys or "").split(" ")) if self._envelope.keys else ()
+        keys = self._envelope.keys
+        return tuple(keys.split(" ")) if keys else ()
 
     @property
     def msg_id(self) -> str:
