@@ -22,7 +22,7 @@ then, it waits in a next queue. `DelayLevels.queue_for` alone chooses that queue
 import unicodedata
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from typing import ClassVar, Final
 
 from rocketshim_topics.errors import ConfigError
@@ -32,7 +32,6 @@ __all__ = ["DelayLevels", "time_in_queue_ms"]
 
 _UNIT_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SHORTEST_HOP_LEVEL_MS: Final = 1_000
-_MAX_LEVELS: Final = 27
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,7 @@ class DelayLevels:
     """RocketMQ's default table (`MessageStoreConfig.messageDelayLevel`): 18 levels."""
     STRIDE: ClassVar[int] = 32
     """Partitions per lane. This never changes, so that a longer table or more lanes never move a queue."""
-    MAX_LEVELS: ClassVar[int] = _MAX_LEVELS
+    MAX_LEVELS: ClassVar[int] = 27
     """Most levels of a table. The five queues behind them are the fine levels."""
     FINE_MS: ClassVar[tuple[int, ...]] = (512, 256, 128, 64, 32)
     """Delays of the fine levels in ms, in the order of their partitions."""
@@ -114,9 +113,10 @@ class DelayLevels:
         return cls(tuple(_entry_ms(entry, level, text) for level, entry in enumerate(entries, start=1)))
 
     @classmethod
+    @cache
     def default(cls) -> "DelayLevels":
         """Return RocketMQ's default table of 18 levels, 1 s to 2 h."""
-        return _default()
+        return cls.parse(cls.DEFAULT)
 
     @property
     def max_level(self) -> int:
@@ -205,11 +205,6 @@ def time_in_queue_ms(levels: DelayLevels, partition: int) -> int:
     """Return how long a record stays in a queue, in ms: the queue's delay, or 1000 if the table has no such level."""
     delay_ms = levels.queue_delay_ms(partition)
     return levels.UNKNOWN_LEVEL_MS if delay_ms is None else delay_ms
-
-
-@lru_cache(maxsize=1)
-def _default() -> DelayLevels:
-    return DelayLevels.parse(DelayLevels.DEFAULT)
 
 
 def _entry_ms(entry: str, level: int, text: str) -> int:
