@@ -114,9 +114,7 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
         )
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise ConfigError(
-            f"--{'-'.join(str(wrong['loc'][0]).split('_'))} {wrong['input']!r}: {wrong['msg']}"
-        ) from error
+        raise ConfigError(f"--{str(wrong['loc'][0]).replace('_', '-')} {wrong['input']!r}: {wrong['msg']}") from error
     running = SparkSession.getActiveSession()
     spark = create(settings)
     if running is None:

@@ -23,8 +23,8 @@ def settled(records: DataFrame, namespace: str = "") -> DataFrame:
     """Return the last mark of each dead letter in the redrive log (docs/wire-format.md), from any writer.
 
     Args:
-        records: as for `transform`; only records of the redrive log are used. Marks of an unknown version are ignored
-            here; `Redriver`, which sends dead letters, stops at them.
+        records: as for `rocketshim_spark.events.transform`; only records of the redrive log are used. Marks of an
+            unknown version are ignored here; `Redriver`, which sends dead letters, stops at them.
         namespace: namespace of the shim's topics.
 
     Returns:

@@ -327,7 +327,7 @@ class Planner:
         return target, None
 
     def _remember(self, position: tuple[int, int], envelope: Envelope) -> None:
-        """The failed attempt of a dead letter that was redriven or discarded."""
+        """Note the failed attempt of a dead letter that was redriven or discarded: its duplicates are held back."""
         attempt = _attempt(envelope)
         if attempt is not None:
             self._settled_attempts.setdefault(attempt, f"{position[0]}/{position[1]}")
