@@ -19,13 +19,13 @@ is `32·l + 27 + k`. A record leaves a queue when the queue's own delay has pass
 then, it waits in a next queue. `DelayLevels.queue_for` alone chooses that queue, for sender and worker.
 """
 
-import unicodedata
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar, Final
 
 from rocketshim_topics.errors import ConfigError
+from rocketshim_topics.java_integers import parse_java_long
 from rocketshim_topics.limits import CONTROL_CHARACTERS, LONG_MAX
 
 __all__ = ["DelayLevels", "time_in_queue_ms"]
@@ -211,7 +211,7 @@ def _entry_ms(entry: str, level: int, text: str) -> int:
     where = f"entry {level} ({_shown(entry)}) of the level table {_shown(text)}"
     if not entry:
         raise ConfigError(f"{where} is empty: separate entries with exactly one space, with none at the start")
-    number = _java_long(entry[:-1])
+    number = parse_java_long(entry[:-1])
     unit_ms = _UNIT_MS.get(entry[-1])
     if number is None or unit_ms is None:
         raise ConfigError(f"{where} is not an integer and one of the units s, m, h, d (lower case): write 30s, 5m, 2h")
@@ -221,24 +221,6 @@ def _entry_ms(entry: str, level: int, text: str) -> int:
     if delay_ms > LONG_MAX:
         raise ConfigError(f"{where} overflows 64 bits of milliseconds; RocketMQ wraps it around silently")
     return delay_ms
-
-
-def _java_long(text: str) -> int | None:
-    """Parse as `Long.parseLong`: an optional sign and digits of the basic plane, 64 bits; None if Java throws."""
-    digits = text[1:] if text[:1] in {"+", "-"} else text
-    values = [unicodedata.decimal(char, None) if char <= "\uffff" else None for char in digits]
-    if not values:
-        return None
-    number = 0
-    for value in values:
-        if value is None:
-            return None
-        number = number * 10 + value
-        if number > LONG_MAX + 1:
-            return None
-    if text[0] == "-":
-        return -number
-    return number if number <= LONG_MAX else None
 
 
 def _text_of(delay_ms: int) -> str:

@@ -22,8 +22,9 @@ value, and −0.0 is less than 0.0.
 
 import math
 import re
-import unicodedata
 from typing import Final
+
+from rocketshim_topics.java_integers import parse_java_long
 
 __all__ = [
     "DECIMAL_PATTERN",
@@ -31,7 +32,6 @@ __all__ = [
     "INT32_MAX",
     "INT32_MIN",
     "INT64_MAX",
-    "INT64_MIN",
     "TRIMMED_CHARACTERS",
     "double_key",
     "parse_bool",
@@ -42,7 +42,6 @@ __all__ = [
 
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
-INT64_MIN: Final = -(2**63)
 INT64_MAX: Final = 2**63 - 1
 
 TRIMMED_CHARACTERS: Final = "".join(map(chr, range(0x21)))
@@ -51,18 +50,16 @@ TRIMMED_CHARACTERS: Final = "".join(map(chr, range(0x21)))
 DECIMAL_PATTERN: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[fFdD]?"
 HEXADECIMAL_PATTERN: Final = r"[+-]?0[xX](?:[0-9a-fA-F]++\.?|[0-9a-fA-F]*+\.[0-9a-fA-F]++)[pP][+-]?[0-9]++[fFdD]?"
 
-_INTEGER = re.compile(r"([+-]?)(\d+)")
 _DECIMAL = re.compile(DECIMAL_PATTERN)
 _HEXADECIMAL = re.compile(HEXADECIMAL_PATTERN)
 _ZERO_SIGNIFICAND = re.compile(r"[+-]?0[xX][0.]*[pP]")
-_INT64_DIGITS: Final = 19
 _SAFE_EXPONENT_DIGITS: Final = 9
 _SHOWN_CHARACTERS: Final = 64
 
 
 def parse_int32(text: str) -> int:
     """Return `Integer.valueOf(text)`."""
-    value = _parse_integer(text)
+    value = parse_java_long(text)
     if value is None or not INT32_MIN <= value <= INT32_MAX:
         raise ValueError(f"{_shown(text)} is not a 32-bit integer")
     return value
@@ -70,26 +67,10 @@ def parse_int32(text: str) -> int:
 
 def parse_int64(text: str) -> int:
     """Return `Long.valueOf(text)`."""
-    value = _parse_integer(text)
-    if value is None or not INT64_MIN <= value <= INT64_MAX:
+    value = parse_java_long(text)
+    if value is None:
         raise ValueError(f"{_shown(text)} is not a 64-bit integer")
     return value
-
-
-def _parse_integer(text: str) -> int | None:
-    """Return the integer in a text; None if there is none or it certainly exceeds 64 bits."""
-    found = _INTEGER.fullmatch(text)
-    if found is None:
-        return None
-    sign, digits = found.groups()
-    if not digits.isascii():
-        if max(digits) > "\uffff":
-            return None
-        digits = "".join(str(unicodedata.decimal(digit)) for digit in digits)
-    digits = digits.lstrip("0") or "0"
-    if len(digits) > _INT64_DIGITS:
-        return None
-    return int(sign + digits)
 
 
 def parse_double(text: str) -> float:
