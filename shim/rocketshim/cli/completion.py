@@ -1,4 +1,4 @@
-"""Completion of groups, topics and more in the shell: a quick look at the cluster that the command line names.
+"""Options that the shell completes, by a quick look at the cluster that the command line names.
 
 The answer must come while the user waits, so each look takes two seconds at most. Whatever goes wrong, nothing is
 offered: a shell that asks for completions shows no error.
@@ -6,11 +6,11 @@ offered: a shell that asks for completions shows no error.
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 
-__all__ = ["complete_group", "complete_topic"]
+__all__ = ["GroupName", "WatchedGroups", "complete_group", "complete_topic"]
 
 _TIMEOUT_S: Final = 2.0
 
@@ -51,3 +51,17 @@ def _looked_up(given: Mapping[str, Any], incomplete: str, look: Callable[[Any], 
         admin = confluent_admin(merge(client_settings(given.get("client")), defaults=defaults, required=required))
         return sorted(name for name in look(admin) if name.startswith(incomplete))
     return []
+
+
+GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
+
+WatchedGroups = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--group",
+        "-g",
+        help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
+        autocompletion=complete_group,
+    ),
+]
+"""Default None."""

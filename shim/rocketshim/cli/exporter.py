@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from rocketshim.cli.completion import complete_topic
+from rocketshim.cli.completion import WatchedGroups, complete_topic
 from rocketshim.cli.options import (
     LONGEST_S,
     Bootstrap,
@@ -14,7 +14,6 @@ from rocketshim.cli.options import (
     LogFormatOption,
     LogLevelOption,
     Namespace,
-    WatchedGroups,
     client_settings,
 )
 from rocketshim.stop_signals import StopSignals

@@ -15,12 +15,12 @@ from rich.table import Table
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count, oldest_ms
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
+from rocketshim.cli.completion import GroupName
 from rocketshim.cli.options import (
     LONGEST_S,
     OUTPUT,
     Bootstrap,
     Client,
-    GroupName,
     Json,
     Namespace,
     Quiet,

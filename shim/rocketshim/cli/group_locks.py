@@ -9,7 +9,8 @@ from rich.table import Table
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, GroupName, Json, Namespace, client_settings
+from rocketshim.cli.completion import GroupName
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge

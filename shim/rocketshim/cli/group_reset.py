@@ -12,8 +12,8 @@ from rich.table import Table
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.options import Bootstrap, Client, GroupName, Json, Namespace, client_settings
+from rocketshim.cli.completion import GroupName, complete_topic
+from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
 from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim_topics import TopicNames
 

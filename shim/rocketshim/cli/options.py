@@ -10,7 +10,6 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from rocketshim.cli.completion import complete_group
 from rocketshim.errors import ConfigError
 
 __all__ = [
@@ -24,14 +23,12 @@ __all__ = [
     "Client",
     "DelayLevelsText",
     "DryRun",
-    "GroupName",
     "Json",
     "LogFormatOption",
     "LogLevelOption",
     "Namespace",
     "Quiet",
     "Supervised",
-    "WatchedGroups",
     "WorkerUrls",
     "client_settings",
     "config_file",
@@ -93,19 +90,6 @@ DelayLevelsText = Annotated[
     ),
 ]
 """Default None: RocketMQ's table. The text goes through `DelayLevels.parse`, whose error names what is wrong."""
-
-GroupName = Annotated[str, typer.Argument(metavar="GROUP", help="The consumer group.", autocompletion=complete_group)]
-
-WatchedGroups = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--group",
-        "-g",
-        help="Another group to watch, besides those with a retry or dead-letter topic; repeatable.",
-        autocompletion=complete_group,
-    ),
-]
-"""Default None."""
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")]
 """Default False."""

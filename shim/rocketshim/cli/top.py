@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from rocketshim.cli.completion import WatchedGroups
 from rocketshim.cli.options import (
     LONGEST_S,
     Bootstrap,
@@ -14,7 +15,6 @@ from rocketshim.cli.options import (
     DelayLevelsText,
     Json,
     Namespace,
-    WatchedGroups,
     WorkerUrls,
     client_settings,
 )
