@@ -13,10 +13,12 @@ import hmac
 import ipaddress
 import secrets
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal, Protocol
+
+from starlette.datastructures import Headers
 
 from rocketshim.errors import ConfigError
 
@@ -117,6 +119,8 @@ class Users:
 class ProxyUsers:
     """Users that a proxy has authenticated. Its headers count only in connections from the proxy.
 
+    A header that is there twice names nobody: the first one may be its client's, which the proxy did not remove.
+
     Args:
         header: names the user.
         groups_header: names the user's groups, separated by commas; None: none are named.
@@ -132,16 +136,19 @@ class ProxyUsers:
         self._operators = operators
         self._trusted = [ipaddress.ip_network(each) for each in trusted]
 
-    def person(self, address: str | None, headers: Mapping[str, str]) -> Person | None:
+    def person(self, address: str | None, headers: Headers) -> Person | None:
         """Return who sends a request; None: it does not come from the proxy, or names nobody."""
         try:
             client = ipaddress.ip_address(address or "")
         except ValueError:
             return None
-        name = headers.get(self._header, "").strip()
-        if not name or not name.isprintable() or not any(client in network for network in self._trusted):
+        names, groups_headers = headers.getlist(self._header), headers.getlist(self._groups_header)
+        if len(names) != 1 or len(groups_headers) > 1 or not any(client in network for network in self._trusted):
             return None
-        groups = {each.strip() for each in headers.get(self._groups_header, "").split(",")}
+        name = names[0].strip()
+        if not name or not name.isprintable():
+            return None
+        groups = {each.strip() for listed in groups_headers for each in listed.split(",")}
         is_operator = self._operators is not None and self._operators in groups
         return Person(name[:200], "operator" if is_operator else "viewer")
 

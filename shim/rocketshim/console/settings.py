@@ -112,8 +112,8 @@ class ConsoleSettings(Settings):
         """Return the names under which browsers may call the console, in lower case and without a port."""
         named = {(urlsplit(self.public_url).hostname or "").lower()} if self.public_url is not None else set()
         if self.is_loopback:
-            return frozenset(named | {"localhost", "127.0.0.1", "::1", self.host})
-        return frozenset(named | {self.host, socket.gethostname().lower(), socket.getfqdn().lower()})
+            return frozenset(named | {"localhost", "127.0.0.1", "::1", self.host.lower()})
+        return frozenset(named | {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
 
     @property
     def origin(self) -> str | None:

@@ -233,6 +233,8 @@ def test_a_proxy_names_users_only_in_its_own_connections(stage: Stage) -> None:
     assert from_proxy.get("/").status_code == 403
     assert "ada, may change things" in from_proxy.get("/", headers=named).text
     assert "read-only" in from_proxy.get("/", headers={**named, "x-forwarded-groups": "opsx"}).text
+    for repeated in named.keys() & {"x-forwarded-user", "x-forwarded-groups"}:
+        assert from_proxy.get("/", headers=[(repeated, "forged"), *named.items()]).status_code == 403
     assert from_proxy.get("/login", headers=named).status_code == 404
     plan = f"/plans/{'0' * 20}/apply"
     assert from_proxy.post(plan, headers={**named, "x-forwarded-groups": ""}).status_code == 403
@@ -261,6 +263,7 @@ def test_an_unsafe_console_refuses_to_start(stage: Stage, given: dict[str, Any],
 
 def test_a_console_for_others_starts_with_tls_or_behind_a_proxy_with_tls(stage: Stage) -> None:
     assert stage.settings(host="10.0.0.1", public_url="https://ops.example").hosts >= {"ops.example"}
+    assert stage.settings(host="Ops.Example", tls_cert=Path("c"), tls_key=Path("k")).hosts >= {"ops.example"}
     assert stage.settings(host="10.0.0.1", tls_cert=Path("c"), tls_key=Path("k")).is_https
 
 
