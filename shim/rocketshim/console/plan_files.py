@@ -4,6 +4,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from rocketshim.errors import ConfigError
@@ -54,8 +55,11 @@ class PlanFiles:
 
     def listed(self, most: int = 100) -> Iterator[RedrivePlan]:
         """Yield the plans, the newest first, one in memory at a time; leave out a file that is not a plan."""
-        paths = sorted(self._folder.glob("*.json"), key=lambda path: -path.stat().st_mtime_ns)
-        for path in paths[:most]:
+        ages_ns = {}
+        for path in self._folder.glob("*.json"):
+            with suppress(OSError):  # removed meanwhile
+                ages_ns[path] = -path.stat().st_mtime_ns
+        for path in sorted(ages_ns, key=ages_ns.__getitem__)[:most]:
             try:
                 plan = self.load(path.stem)
             except ConfigError:

@@ -90,6 +90,7 @@ class Runs:
                 del self._runs[old]
             thread = threading.Thread(target=self._apply, args=(run,), name=f"apply-{plan.id}", daemon=True)
             thread.start()
+            self._runs.pop(plan.id, None)  # the new run is the newest one, also of a plan that was applied before
             self._runs[plan.id] = run
             self._threads = [each for each in self._threads if each.is_alive()] + [thread]
         return run

@@ -316,6 +316,12 @@ def test_a_plan_for_which_there_is_no_room_is_an_error_and_leaves_nothing(tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_plan_that_was_removed_meanwhile_does_not_hide_the_others(tmp_path: Path) -> None:
+    PlanFiles(tmp_path).save(empty_plan(1))
+    (tmp_path / f"{'0' * 20}.json").symlink_to(tmp_path / "gone")
+    assert [plan.id for plan in PlanFiles(tmp_path).listed()] == [empty_plan(1).id]
+
+
 def test_the_plans_file_is_the_one_of_the_command_line(stage: Stage) -> None:
     stage.add_dead(5)
     browser = stage.browser(operate=True)
@@ -393,6 +399,9 @@ def test_runs_that_have_ended_are_not_kept_forever(stage: Stage, wait_for: Wait)
     for plan in plans:
         wait_for(start_run(runs, plan).is_over.is_set)
     assert [runs.of(plan.id) is None for plan in plans] == [True] * 4 + [False] * 21
+    for plan in (plans[5], *plans[:2]):
+        wait_for(start_run(runs, plan).is_over.is_set)
+    assert runs.of(plans[5].id) is not None, "a plan that was applied again is as new as its last run"
     runs.close()
 
 
