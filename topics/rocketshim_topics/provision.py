@@ -173,7 +173,8 @@ def create_on_use(admin: AdminClient, names: Iterable[str], *, timeout_s: float 
         if settings.get("auto.create.topics.enable") != "true":
             return False
         partitions = int(settings.get("num.partitions", "1"))
-        apply(admin, plan(admin, [TopicSpec(name, partitions, grows=False) for name in names]), timeout_s=timeout_s)
+        specs = [TopicSpec(name, partitions, grows=False) for name in names]
+        apply(admin, plan(admin, specs, timeout_s=timeout_s), timeout_s=timeout_s)
     except NotAuthorizedError:
         return False
     return True
@@ -292,7 +293,7 @@ def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ..
             return
         if time.monotonic() > until:
             raise BrokerUnavailableError(
-                f"after {timeout_s:g} s not every partition of {', '.join(waiting)} has a leader"
+                f"after {timeout_s:g} s not every broker knows all leaders of {', '.join(waiting or wanted)}"
             )
         if waiting:
             time.sleep(_LOOK_AGAIN_S)

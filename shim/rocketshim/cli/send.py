@@ -76,7 +76,7 @@ def send(
         )
 
     first = None if lines else message(sys.stdin.buffer.read() if body == "-" else os.fsencode(body or ""))
-    levels = delay_levels or DelayLevels.default()
+    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
     producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=client_settings(client))
     try:
         if first is None:
