@@ -112,17 +112,20 @@ class Console:
         """Return how much one page may read."""
         return ReadLimits(results=results, size_bytes=self.settings.read_limit_bytes, time_s=_PAGE_S)
 
-    def command(self, words: str, *arguments: str, **options: str | None) -> str:
+    def command(self, words: str, *arguments: str, **options: str | bool | None) -> str:
         """Return the command line that shows or does the same as a page.
 
         Args:
             words: the command.
             arguments: its arguments.
-            options: its options; those that are None or empty are left out.
+            options: its options, True for one without a value; those that are None, empty or False are left out.
         """
         given = {"bootstrap": self.settings.bootstrap, "namespace": self.settings.namespace, **options}
-        pairs = [word for name, value in given.items() if value for word in (f"--{name.replace('_', '-')}", value)]
-        return f"rocketshim {words} {shlex.join([*arguments, *pairs])}"
+        line = [*arguments]
+        for name, value in given.items():
+            if value:
+                line += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
+        return f"rocketshim {words} {shlex.join(line)}"
 
     @property
     def delay_levels(self) -> str | None:

@@ -72,7 +72,7 @@ def causes(request: Request) -> Response:
         total=sum(each.count for each in read.records),
         read=read,
         newest=_NEWEST,
-        command=console.command("dlq stats", topic=topic, **selection.query),
+        command=console.command("dlq stats", topic=topic, all=everything, **selection.query),
     )
 
 
@@ -91,7 +91,7 @@ def letters(request: Request) -> Response:
         everything=everything,
         letters=read.records,
         read=read,
-        command=console.command("dlq ls", topic=topic, **selection.query),
+        command=console.command("dlq ls", topic=topic, all=everything, **selection.query),
     )
 
 

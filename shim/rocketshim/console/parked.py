@@ -39,7 +39,7 @@ def show(request: Request) -> Response:
         found=[(record.partition(), record.offset(), entry) for record, entry in found],
         reasons=Counter(entry.reason for _, entry in found).most_common(),
         read=read,
-        command=console.command("parked ls"),
+        command=console.command("parked ls", all=everything),
     )
 
 

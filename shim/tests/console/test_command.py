@@ -104,6 +104,16 @@ def test_commands_name_a_level_table_that_is_not_the_default(stage: Stage) -> No
             assert_is_a_command(words[1:])
 
 
+@pytest.mark.parametrize("page", [f"/dead/{DEAD}", f"/dead/{DEAD}/letters", "/parked"])
+@pytest.mark.parametrize("everything", [False, True])
+def test_the_command_of_a_page_shows_as_much_as_the_page(stage: Stage, page: str, everything: bool) -> None:
+    stage.add_dead(1)
+    text = stage.browser().get(page, params={"all": "1"} if everything else {}).text
+    words = shlex.split(html.unescape(re.findall(r"command line: <code>(.*?)</code>", text)[0]))
+    assert ("--all" in words) == everything
+    assert_is_a_command(words[1:])
+
+
 def test_a_command_names_the_namespace_only_where_it_can(stage: Stage) -> None:
     stage.browser(namespace="pay")
     console = stage.consoles[-1]
