@@ -222,7 +222,7 @@ def test_no_command_shows_a_none_where_there_is_nothing(place: Place, capsys: py
 def test_where_no_broker_answers_each_command_ends_and_says_so(tmp_path: Path) -> None:
     nowhere = "127.0.0.1:1"
     verbs = [
-        "init", "doctor", "send orders x --timeout 1", "delayed ls", "delayed stats", "delayed show 0/0", "parked ls",
+        "init", "doctor", "send orders x --timeout 10", "delayed ls", "delayed stats", "delayed show 0/0", "parked ls",
         "parked show 0/0", "parked redrive 0/0", "dlq stats --group g", "dlq ls --group g", "dlq show 0/0 --group g",
         "dlq plan --group g", "dlq discard --group g", "dlq export --group g", "retry ls --group g", "trace x",
         "trace orders/0/1", "group lag g", "group members g", "group locks g", "group subscriptions g",

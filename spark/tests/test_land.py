@@ -32,7 +32,7 @@ def test_what_expired_in_many_partitions_while_landing_is_found_in_one_query(
     starts[TopicPartitionKey("d", 0)] = 0
     landed = {TopicPartitionKey("b", 0): 31, TopicPartitionKey("a", 1): 12}
     monkeypatch.setattr(landing, "read_records", read_records)
-    monkeypatch.setattr(landing, "positions", lambda *_: landed)
+    monkeypatch.setattr(landing, "batch_positions", lambda *_: (landed, {}))
     found = _expired_while_landing(spark, "lake", after, starts)
     assert [(gap.topic, gap.topic_id, gap.partition, gap.gap_from, gap.gap_to) for gap in found] == [
         ("a", "id of a", 0, 10, 12), ("a", "id of a", 0, 13, 15), ("a", "id of a", 0, 16, 17),

@@ -8,7 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError
 
-__all__ = ["AWAY", "COORDINATOR_AWAY", "DENIED", "MISSING", "NO_LOGIN", "REBALANCING", "TOO_LARGE"]
+__all__ = ["AWAY", "COORDINATOR_AWAY", "DENIED", "LEADER_MOVES", "MISSING", "NO_LOGIN", "REBALANCING", "TOO_LARGE"]
 
 MISSING: Final = frozenset(
     {
@@ -53,24 +53,34 @@ REBALANCING: Final = frozenset(
 )
 """The group rebalances, or has rebalanced without this member. The next poll tells what it has now."""
 
-AWAY: Final = COORDINATOR_AWAY | frozenset(
+LEADER_MOVES: Final = frozenset(
     {
-        KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._TRANSPORT,
-        KafkaError._RESOLVE,
-        KafkaError._TIMED_OUT,
-        KafkaError._WAIT_COORD,
-        KafkaError._DESTROY_BROKER,  # the broker is no longer in the metadata: it stopped or is starting
-        KafkaError.REQUEST_TIMED_OUT,
-        KafkaError.BROKER_NOT_AVAILABLE,
-        KafkaError.NETWORK_EXCEPTION,
-        KafkaError.LEADER_NOT_AVAILABLE,  # this one and those below: the partition's leader is away, moving or starting
         KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.REPLICA_NOT_AVAILABLE,
-        KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.UNKNOWN_LEADER_EPOCH,
     }
+)
+"""A broker does not know yet that it leads the partition, or does so no longer. This passes within milliseconds."""
+
+AWAY: Final = (
+    COORDINATOR_AWAY
+    | LEADER_MOVES
+    | frozenset(
+        {
+            KafkaError._ALL_BROKERS_DOWN,
+            KafkaError._TRANSPORT,
+            KafkaError._RESOLVE,
+            KafkaError._TIMED_OUT,
+            KafkaError._WAIT_COORD,
+            KafkaError._DESTROY_BROKER,  # the broker is no longer in the metadata: it stopped or is starting
+            KafkaError.REQUEST_TIMED_OUT,
+            KafkaError.BROKER_NOT_AVAILABLE,
+            KafkaError.NETWORK_EXCEPTION,
+            KafkaError.LEADER_NOT_AVAILABLE,  # this one and those below: the partition's leader is away or starting
+            KafkaError.REPLICA_NOT_AVAILABLE,
+            KafkaError.OFFSET_NOT_AVAILABLE,
+        }
+    )
 )
 """No broker answers, or not yet: try again."""
 

@@ -17,6 +17,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.kafka.clients import ConsumerClient, LookupClient, close_consumer
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import LEADER_MOVES
 
 __all__ = [
     "AnswerT",
@@ -105,7 +106,7 @@ def leader_answer(request: Callable[[], AnswerT], timeout_s: float) -> AnswerT:
         try:
             return request()
         except KafkaException as error:
-            if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() >= until_s:
+            if error.args[0].code() not in LEADER_MOVES or time.monotonic() >= until_s:
                 raise
             time.sleep(_LEADER_S)
 

@@ -16,7 +16,7 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LookupClient
 from rocketshim.kafka.lookups import check_answers, in_parts
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, MISSING
+from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, LEADER_MOVES, MISSING
 
 __all__ = [
     "EARLIEST",
@@ -171,7 +171,7 @@ def listed_offsets(
                 found[TopicPartitionKey.of(key)] = answer_of(future, timeout_s).offset
             except KafkaException as error:
                 code = error.args[0].code()
-                if code == KafkaError.NOT_LEADER_FOR_PARTITION and time.monotonic() < until_s:
+                if code in LEADER_MOVES and time.monotonic() < until_s:
                     requested[key] = spec  # see `leader_answer`
                 elif code in MISSING:
                     continue

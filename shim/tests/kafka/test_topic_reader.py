@@ -11,16 +11,18 @@ from rocketshim.errors import BrokerUnavailableError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.partition_result import PartitionResult, named
+from rocketshim_topics.kafka_codes import LEADER_MOVES
 
 
+@pytest.mark.parametrize("code", sorted(LEADER_MOVES))
 @pytest.mark.parametrize("request_name", ["get_watermark_offsets", "offsets_for_times", "list_topics"])
-def test_a_leader_that_has_just_moved_is_asked_again(request_name: str) -> None:
+def test_a_leader_that_has_just_moved_is_asked_again(request_name: str, code: int) -> None:
     """The client raises if all partitions of a request are refused, as those of a topic that was just made."""
     kafka = InMemoryKafka(VirtualClock())
     kafka.create_topic("orders", 1)
     kafka.append("orders", b"x")
     clients = kafka.clients()
-    refusals = [KafkaException(KafkaError(KafkaError.NOT_LEADER_FOR_PARTITION))]
+    refusals = [KafkaException(KafkaError(code))]
 
     def consumer(settings: dict[str, Any]) -> Any:
         made = clients.consumer(settings)
