@@ -27,11 +27,11 @@ from rocketshim.errors import (
 )
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, LastClientError, confluent_admin, confluent_clients
+from rocketshim.kafka.lookups import LOOK_AGAIN_S
 from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.positions import (
     EARLIEST,
     LATEST,
-    LOOK_AGAIN_S,
     group_positions,
     listed_groups,
     listed_offsets,

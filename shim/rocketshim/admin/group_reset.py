@@ -25,7 +25,8 @@ from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
-from rocketshim.kafka.positions import EARLIEST, LATEST, LOOK_AGAIN_S
+from rocketshim.kafka.lookups import ask_again
+from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
@@ -293,19 +294,12 @@ class GroupResetter:
 
 def _commit(consumer: ConsumerClient, positions: list[TopicPartition], group: str) -> None:
     """Commit, and ask again while the coordinator is starting."""
-    until_s = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            consumer.commit(offsets=positions, asynchronous=False)
-        except KafkaException as error:
-            code = error.args[0].code()
-            if code in _JOINED:
-                raise GroupActiveError(f"a member has joined group {group} since: nothing was changed") from error
-            if code not in COORDINATOR_AWAY or time.monotonic() > until_s:
-                raise
-            time.sleep(LOOK_AGAIN_S)
-        else:
-            return
+    try:
+        ask_again(lambda: consumer.commit(offsets=positions, asynchronous=False), COORDINATOR_AWAY, _TIMEOUT_S)
+    except KafkaException as error:
+        if error.args[0].code() in _JOINED:
+            raise GroupActiveError(f"a member has joined group {group} since: nothing was changed") from error
+        raise
 
 
 def _set_now(consumer: ConsumerClient, positions: list[TopicPartition]) -> str:

@@ -17,15 +17,15 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.kafka.clients import ConsumerClient, LookupClient, close_consumer
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import LEADER_MOVES
 
 __all__ = [
+    "LOOK_AGAIN_S",
     "AnswerT",
     "Lookups",
+    "ask_again",
     "check_answers",
     "found_topics",
     "in_parts",
-    "leader_answer",
     "offsets_at",
     "partition_bounds",
     "partitions_of",
@@ -34,7 +34,7 @@ __all__ = [
 AnswerT = TypeVar("AnswerT")
 
 _LEAVE_S: Final = 1.0
-_LEADER_S: Final = 0.05
+LOOK_AGAIN_S: Final = 0.1
 _MOST_BY_NAME: Final = 20
 _MOST_PARTITIONS: Final = 1_000
 
@@ -91,24 +91,20 @@ def in_parts(
     return [answer for at in starts for answer in ask(partitions[at : at + _MOST_PARTITIONS])]
 
 
-def leader_answer(request: Callable[[], AnswerT], timeout_s: float) -> AnswerT:
-    """Return the answer to a request; ask again while a leader does not know yet that it is one.
-
-    The broker that the metadata names answers so for some milliseconds after a topic was made, or a leader moved: of 80
-    requests that were made as soon as the metadata had a new topic, 59 to 80 (our measurement). The client asks for new
-    metadata meanwhile.
+def ask_again(request: Callable[[], AnswerT], passing: Collection[int], timeout_s: float) -> AnswerT:
+    """Return the answer to a request; ask again while it fails with one of these codes, which pass by themselves.
 
     Raises:
-        KafkaException: another error, or still the same one after this time.
+        KafkaException: another error, or still one of these after this time.
     """
     until_s = time.monotonic() + timeout_s
     while True:
         try:
             return request()
         except KafkaException as error:
-            if error.args[0].code() not in LEADER_MOVES or time.monotonic() >= until_s:
+            if error.args[0].code() not in passing or time.monotonic() >= until_s:
                 raise
-            time.sleep(_LEADER_S)
+            time.sleep(LOOK_AGAIN_S)
 
 
 def offsets_at(

@@ -14,14 +14,13 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers, in_parts
+from rocketshim.kafka.lookups import LOOK_AGAIN_S, ask_again, check_answers, in_parts
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, LEADER_MOVES, MISSING
 
 __all__ = [
     "EARLIEST",
     "LATEST",
-    "LOOK_AGAIN_S",
     "answer_of",
     "committed_positions",
     "group_positions",
@@ -31,7 +30,6 @@ __all__ = [
     "visible_partitions",
 ]
 
-LOOK_AGAIN_S: Final = 0.1
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _GRACE_S: Final = 5.0
@@ -57,14 +55,9 @@ def committed_positions(
 
 
 def _committed(consumer: ConsumerClient, timeout_s: float, partitions: list[TopicPartition]) -> list[TopicPartition]:
-    until = time.monotonic() + timeout_s
-    while True:
-        try:
-            return check_answers(consumer.committed(partitions, timeout=timeout_s))
-        except KafkaException as error:
-            if error.args[0].code() not in COORDINATOR_AWAY or time.monotonic() > until:
-                raise
-            time.sleep(LOOK_AGAIN_S)
+    return ask_again(
+        lambda: check_answers(consumer.committed(partitions, timeout=timeout_s)), COORDINATOR_AWAY, timeout_s
+    )
 
 
 def visible_partitions(
@@ -172,7 +165,7 @@ def listed_offsets(
             except KafkaException as error:
                 code = error.args[0].code()
                 if code in LEADER_MOVES and time.monotonic() < until_s:
-                    requested[key] = spec  # see `leader_answer`
+                    requested[key] = spec  # only this one is asked for again
                 elif code in MISSING:
                     continue
                 elif failed is None:

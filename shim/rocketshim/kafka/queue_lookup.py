@@ -12,10 +12,10 @@ from confluent_kafka import KafkaException, TopicPartition
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
-from rocketshim.kafka.lookups import check_answers, leader_answer, offsets_at, partition_bounds
+from rocketshim.kafka.lookups import ask_again, check_answers, offsets_at, partition_bounds
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
+from rocketshim_topics.kafka_codes import AWAY, DENIED, LEADER_MOVES, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["QueueLookup", "cluster_errors", "no_such_topics"]
@@ -104,7 +104,7 @@ class QueueLookup:
         """
         with cluster_errors(f"cannot look up the offsets of {queue}", self._complaint):
             partition = TopicPartition(*self.key_of(queue))
-            return leader_answer(lambda: partition_bounds(self._client(), partition, _TIMEOUT_S), _TIMEOUT_S)
+            return ask_again(lambda: partition_bounds(self._client(), partition, _TIMEOUT_S), LEADER_MOVES, _TIMEOUT_S)
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message that is not older than `timestamp_ms` (epoch ms), or else the end.
@@ -119,7 +119,9 @@ class QueueLookup:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         key = self.key_of(queue)
         with cluster_errors(f"cannot look up the offset of {queue} at a time", self._complaint):
-            return leader_answer(lambda: offsets_at(self._client(), [key], timestamp_ms, _TIMEOUT_S), _TIMEOUT_S)[key]
+            return ask_again(
+                lambda: offsets_at(self._client(), [key], timestamp_ms, _TIMEOUT_S)[key], LEADER_MOVES, _TIMEOUT_S
+            )
 
     def committed(self, queue: MessageQueue, client: ConsumerClient) -> int | None:
         """Return the offset that a client's group has committed for a queue; None if there is none.

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Self
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
@@ -18,9 +19,9 @@ from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, Rocket
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
-from rocketshim.kafka.lookups import AnswerT, check_answers, in_parts, leader_answer, partition_bounds
+from rocketshim.kafka.lookups import AnswerT, ask_again, check_answers, in_parts, partition_bounds
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import DENIED, MISSING
+from rocketshim_topics.kafka_codes import DENIED, LEADER_MOVES, MISSING
 from rocketshim_topics.limits import INT_MAX
 
 __all__ = ["TopicReader"]
@@ -155,8 +156,8 @@ class TopicReader:
         if not wanted:
             return {}
         lows, ends = (
-            {TopicPartitionKey.of(each): each.offset for each in self._at_times(asked) if each.error is None}
-            for asked in (dict.fromkeys(wanted, OFFSET_BEGINNING), dict.fromkeys(wanted, OFFSET_END))
+            {TopicPartitionKey.of(each): each.offset for each in self._ask(request) if each.error is None}
+            for request in (partial(self._at_times, dict.fromkeys(wanted, at)) for at in (OFFSET_BEGINNING, OFFSET_END))
         )
         return {key: (low, ends[key]) for key, low in lows.items() if key in ends}
 
@@ -337,7 +338,7 @@ class TopicReader:
     def _ask(self, request: Callable[[], AnswerT]) -> AnswerT:
         """Return the answer to a request; raise a typed error."""
         try:
-            return leader_answer(request, _METADATA_S)
+            return ask_again(request, LEADER_MOVES, _METADATA_S)
         except KafkaException as error:
             raise self.typed(error) from error
 
@@ -361,9 +362,7 @@ class TopicReader:
 
     def _at_times(self, times: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         asked = [TopicPartition(*key, at_ms) for key, at_ms in times.items()]
-        return self._ask(
-            lambda: in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=_METADATA_S), asked)
-        )
+        return in_parts(lambda part: self._consumer.offsets_for_times(part, timeout=_METADATA_S), asked)
 
     def typed(self, error: KafkaException) -> RocketshimError:
         """Return the typed error for an error of the client, with this cluster's address."""
