@@ -16,16 +16,7 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, co
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName
-from rocketshim.cli.options import (
-    LONGEST_S,
-    OUTPUT,
-    Bootstrap,
-    Client,
-    Json,
-    Namespace,
-    Quiet,
-    client_settings,
-)
+from rocketshim.cli.options import LONGEST_S, OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader

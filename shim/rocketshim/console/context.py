@@ -124,7 +124,7 @@ class Console:
         line = [*arguments]
         for name, value in given.items():
             if value:
-                line += [f"--{name.replace('_', '-')}"] if value is True else [f"--{name.replace('_', '-')}", value]
+                line += [f"--{name.replace('_', '-')}", *([] if value is True else [value])]
         return f"rocketshim {words} {shlex.join(line)}"
 
     @property

@@ -110,10 +110,11 @@ class ConsoleSettings(Settings):
     @property
     def hosts(self) -> frozenset[str]:
         """Return the names under which browsers may call the console, in lower case and without a port."""
-        named = {(urlsplit(self.public_url).hostname or "").lower()} if self.public_url is not None else set()
-        if self.is_loopback:
-            return frozenset(named | {"localhost", "127.0.0.1", "::1", self.host.lower()})
-        return frozenset(named | {self.host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
+        named = {self.host}
+        if self.public_url is not None:
+            named.add(urlsplit(self.public_url).hostname or "")
+        named |= {"localhost", "127.0.0.1", "::1"} if self.is_loopback else {socket.gethostname(), socket.getfqdn()}
+        return frozenset(map(str.lower, named))
 
     @property
     def origin(self) -> str | None:
