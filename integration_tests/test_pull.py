@@ -55,7 +55,12 @@ def test_a_group_shares_the_queues_and_goes_on_where_it_was(
     fill(broker, orders, 25, 4)
 
     def member() -> LitePullConsumer:
-        one = LitePullConsumer(broker.bootstrap, group=mine, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
+        one = LitePullConsumer(
+            broker.bootstrap,
+            group=mine,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+            auto_commit_interval_ms=3_600_000,  # a commit refused while the group rebalances may cost the queues
+        )
         one.subscribe(orders)
         one.start()
         return one
