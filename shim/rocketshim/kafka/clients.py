@@ -73,7 +73,9 @@ _NO_TLS: Final = re.compile(
     r"PLAINTEXT broker listener|wrong version number|unknown protocol|packet length too long"
     r"|Disconnected.*in state SSL_HANDSHAKE"
 )
-_CLOSED_EARLY: Final = re.compile(r"Disconnected.*\(after [0-9]{1,3}ms in state (APIVERSION_QUERY|AUTH_\w+|UP)")
+_CLOSED_EARLY: Final = re.compile(
+    r"Disconnected.*(in state (APIVERSION_QUERY|AUTH_\w+)|\(after [0-9]{1,3}ms in state UP)"
+)
 
 # `close` of a producer whose transaction was fenced warns about an abort that can no longer succeed.
 warnings.filterwarnings(
