@@ -22,7 +22,9 @@ def clocks_ahead_ms(
     now_ms: Callable[[], int],
     timeout_s: float,
 ) -> dict[int, int]:
-    """Write probes to one partition of each leader; return how far each leader's clock is ahead, in ms.
+    """Write probes to one partition of each leader; return how far each leader's clock is surely ahead, in ms.
+
+    A clock that shows a time between the sending of the probe and its answer may be right: 0.
 
     Args:
         make: creates the producer, which is closed afterwards.
@@ -56,7 +58,8 @@ def clocks_ahead_ms(
                 error, message = reports[0]
                 if error is not None:
                     raise KafkaException(error)
-                ahead[node] = message.timestamp()[1] - (sent_ms + now_ms()) // 2
+                appended_ms, answered_ms = message.timestamp()[1], now_ms()
+                ahead[node] = max(0, appended_ms - answered_ms) + min(0, appended_ms - sent_ms)
     finally:
         close_producer(producer, timeout_s)
     return ahead
