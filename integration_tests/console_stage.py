@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
+from test_support.ports import free_ports
 
 DEADLINE_S = 60.0
 _SENT_WITHIN_S = 240.0  # 10,000 dead letters, on a machine that others use
@@ -72,9 +73,7 @@ class Browser:
 @contextmanager
 def console(broker: Broker, namespace: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Browser]]:
     """Start the console as its users do; it is killed afterwards."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     words = ["console", "--operate", "--listen", str(port), "--state-dir", str(folder), "--namespace", namespace]
     words += ["--worker-url", "http://127.0.0.1:1"]  # where no worker is
     command = [sys.executable, "-m", "rocketshim", *words, "--bootstrap", broker.bootstrap]

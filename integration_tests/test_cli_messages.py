@@ -20,12 +20,13 @@ def test_lines_are_sent_and_peeked_at_without_a_group(
 ) -> None:
     name, at = topic(1), ["--bootstrap", broker.bootstrap]
     lines = "".join(f"order {number}\n" for number in range(2_500))
+    words = ["--key", "k", "--tag", "new", "--timeout", "60"]
     done = subprocess.run(
-        [sys.executable, "-m", "rocketshim", "send", name, "--lines", "--key", "k", "--tag", "new", *at],
+        [sys.executable, "-m", "rocketshim", "send", name, "--lines", *words, *at],
         input=lines, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "2500 messages stored\n")
-    assert main(["send", name, "paid", "--tag", "paid", "--property", "price=11", *at]) == 0
+    assert main(["send", name, "paid", "--tag", "paid", "--property", "price=11", "--timeout", "60", *at]) == 0
     capsys.readouterr()
 
     def peeked(*words: str) -> list[str]:
@@ -71,7 +72,9 @@ def test_a_message_is_delivered_at_a_time(
     assert main(["init", *at]) == 0
 
     due = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
-    assert main(["send", name, "later", "--deliver-at", due.strftime("%Y-%m-%dT%H:%M:%SZ"), *at]) == 0
+    assert (
+        main(["send", name, "later", "--deliver-at", due.strftime("%Y-%m-%dT%H:%M:%SZ"), "--timeout", "60", *at]) == 0
+    )
     capsys.readouterr()
     assert main(["delayed", "ls", "--json", *at]) == 0
     [row] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -34,14 +34,14 @@ for exactly_once in (False, True):
     consumer.start()
     with Producer(bootstrap) as producer:
         producer.send(Message("orders", b"x", delay="50ms"), timeout_s=30)
-    assert got.wait(60)
+    assert got.wait(150)
     consumer.stop()
     worker.stop()
     working.join()
 print("done")
 """
 STARTS = {
-    "producer": "Producer(bootstrap, client=client).send(Message('orders', b'x'))",
+    "producer": "Producer(bootstrap, client=client).send(Message('orders', b'x'), timeout_s=30)",
     "push": "PushConsumer(bootstrap, group='g', client=client)",
     "lite": "LitePullConsumer(bootstrap, group='g', client=client)",
     "pull": "PullConsumer(bootstrap, group='g', client=client)",

@@ -31,7 +31,13 @@ def test_a_message_that_fails_and_one_that_waits_are_received(
 ) -> None:
     provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
     worker = DelayWorker(
-        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
+        WorkerSettings.make(
+            bootstrap=broker.bootstrap,
+            namespace=namespace,
+            allow=("*",),
+            delay_levels=LEVELS,
+            target_patience_ms=30_000,
+        )
     )
     moving = threading.Thread(target=worker.run)
     moving.start()

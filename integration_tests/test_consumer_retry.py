@@ -37,7 +37,7 @@ from .running import running
 
 LEVELS = "1s 1s 1s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 2s"
 """18 levels as RocketMQ's table has; retries wait at level 3 to 18."""
-GUARD_S = 60.0
+GUARD_S = 180.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 NAMESPACE = f"consumer{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
@@ -47,7 +47,13 @@ NAMES = TopicNames(NAMESPACE)
 def worker(broker: Broker) -> Iterator[DelayWorker]:
     """The delay worker of this file's namespace."""
     worker = DelayWorker(
-        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=NAMESPACE, allow=("*",), delay_levels=LEVELS)
+        WorkerSettings.make(
+            bootstrap=broker.bootstrap,
+            namespace=NAMESPACE,
+            allow=("*",),
+            delay_levels=LEVELS,
+            target_patience_ms=30_000,
+        )
     )
     worker.start()
     with running(worker):
@@ -78,7 +84,7 @@ def consumer(broker: Broker, worker: DelayWorker) -> Iterator[Callable[..., Push
 
     yield make
     for one in made:
-        one.stop(5)
+        one.stop(GUARD_S)
 
 
 @dataclass(frozen=True)
@@ -362,6 +368,7 @@ def test_a_group_never_sees_the_retries_of_another(stage: Stage) -> None:
     stage.plain.produce(name, b"x")
     stage.plain.flush()
     assert retried.wait(GUARD_S)
+    wait_until(lambda: bool(seen["works"]))
     assert seen == {"fails": [0, 1, 2], "works": [0]}
 
 
@@ -458,7 +465,8 @@ def test_a_hop_that_cannot_be_stored_holds_the_commit_until_it_can(stage: Stage,
         admin, Layout(NAMES, DelayLevels.parse(LEVELS)).for_group(mine, with_log=False), create=True
     )
     wait_until(lambda: committed(stage.broker, mine, name) == 4, "the commit goes on")
-    assert [record.text("RECONSUME_TIMES") for record in read(stage.broker, dead_topic)] == ["1"]
+    times = {record.text("RECONSUME_TIMES") for record in read(stage.broker, dead_topic)}
+    assert times == {"1"}, "twice, if an answer came after hop_timeout_ms"
 
 
 PROGRAM = """

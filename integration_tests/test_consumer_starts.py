@@ -4,6 +4,7 @@ import os
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
 from rocketshim.consumer_metrics import ConsumerState
+from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim_local import Broker
 from rocketshim_topics import provision
@@ -143,11 +145,11 @@ def test_the_policy_counts_for_queues_that_were_there_and_no_others(
     second = member(broker, mine, where, **after)
     second.register_message_listener(orders, heard)
     with second:
-        wait_until(lambda: len(heard.bodies) >= 2)
+        wait_until(lambda: len(set(heard.bodies)) >= 2)
         waiting.add_partitions(admin, orders, 3)
         send(broker, orders, b"before it was noticed", partition=2, timestamp_ms=1_500_000)
-        wait_until(lambda: len(heard.bodies) >= 3)
-    assert sorted(heard.bodies) == [b"before it was noticed", b"new", b"while nobody consumed"]
+        wait_until(lambda: len(set(heard.bodies)) >= 3)
+    assert set(heard.bodies) == {b"before it was noticed", b"new", b"while nobody consumed"}
 
 
 def test_a_new_group_that_crashes_before_its_first_commit_loses_nothing(
@@ -171,7 +173,8 @@ def test_a_new_group_that_crashes_before_its_first_commit_loses_nothing(
     wait_until(lambda: committed(broker, mine, orders, 1) == [1])
     send(broker, orders, uuid.uuid4().bytes)
     assert reached.wait(GUARD_S)
-    first.stop(timeout_s=0)  # nothing was finished, so nothing is committed, as after a crash
+    with suppress(ConsumerError):  # not in that time
+        first.stop(timeout_s=0)  # nothing was finished, so nothing is committed, as after a crash
     abandoned.set()
     heard = Heard()
     second = member(broker, mine, ConsumeFromWhere.LAST_OFFSET, **at_end)

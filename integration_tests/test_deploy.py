@@ -71,16 +71,15 @@ def healthy(broker: Broker, namespace: str, topic: Callable[..., str]) -> Iterat
             processes.append(running.enter_context(started(words, environment)))
             wait_until(partial(_is_well, f"http://127.0.0.1:{port}/ready"), name, within_s=DEADLINE_S)
         with Producer(broker.bootstrap, namespace=namespace) as producer:
-            producer.send(orders, b"1")
-            producer.send(orders, b"2", delay="1s")
-            producer.send(orders, b"3", delay="1h")
+            for body, delay in ((b"1", None), (b"2", "1s"), (b"3", "1h")):
+                producer.send(orders, body, delay=delay, timeout_s=DEADLINE_S)
         yield ports
         assert [process.poll() for process in processes] == [None] * len(NAMES)
 
 
 def test_every_service_of_the_compose_file_runs_and_becomes_healthy(healthy: dict[str, int]) -> None:
     for port in healthy.values():
-        assert _is_well(f"http://127.0.0.1:{port}/live")
+        wait_until(partial(_is_well, f"http://127.0.0.1:{port}/live"), "live", within_s=DEADLINE_S)
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus: install it or set ROCKETSHIM_PROMETHEUS")

@@ -81,7 +81,7 @@ def test_what_was_acknowledged_is_charged_or_dead(  # noqa: PLR0917 - fixtures
         producer.produce(orders, b"%d" % order)
     assert producer.flush(GUARD_S) == 0
 
-    out, deadline = tmp_path / "charged", time.monotonic() + GUARD_S
+    out = tmp_path / "charged"
     command = [sys.executable, "-c", PROGRAM, broker.bootstrap, orders, payments, namespace, commits, str(out)]
     expected = {order for order in range(COUNT) if order % 10 != 9}
     dead: set[int] = set()
@@ -99,6 +99,7 @@ def test_what_was_acknowledged_is_charged_or_dead(  # noqa: PLR0917 - fixtures
             os.kill(program.pid, signal.SIGKILL)
             program.wait()
             program = subprocess.Popen(command)
+        deadline = time.monotonic() + GUARD_S
         reader.subscribe([names.dead_letter(payments)])
         while set(charged(out)) != expected or dead != set(range(COUNT)) - expected:
             assert time.monotonic() < deadline, (expected - set(charged(out)), dead)

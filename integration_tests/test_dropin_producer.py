@@ -47,7 +47,9 @@ def config(broker: Broker, admin: AdminClient, namespace: str) -> dict[str, Any]
 @pytest.fixture
 def worker(broker: Broker, namespace: str, config: dict[str, Any]) -> Iterator[DelayWorker]:
     del config
-    settings = WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS)
+    settings = WorkerSettings.make(
+        bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS, target_patience_ms=30_000
+    )
     with running(DelayWorker(settings)) as worker:
         yield worker
 

@@ -105,7 +105,11 @@ def worker(stage: Stage) -> Iterator[DelayWorker]:
     """The delay worker of this test's namespace."""
     worker = DelayWorker(
         WorkerSettings.make(
-            bootstrap=stage.bootstrap, namespace=stage.names.namespace, allow=("*",), delay_levels=LEVELS
+            bootstrap=stage.bootstrap,
+            namespace=stage.names.namespace,
+            allow=("*",),
+            delay_levels=LEVELS,
+            target_patience_ms=30_000,
         )
     )
     worker.start()

@@ -23,7 +23,7 @@ def test_an_example_runs(example: Path, broker: Broker, tmp_path: Path) -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

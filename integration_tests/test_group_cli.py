@@ -20,7 +20,7 @@ from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
 from .running import killed_at_last
-from .waiting import add_partitions
+from .waiting import add_partitions, await_ends_of_transactions
 
 LOADING = {KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR, KafkaError.COORDINATOR_NOT_AVAILABLE}
 Topic = Callable[..., str]
@@ -97,7 +97,7 @@ def test_lag_is_shown_by_partition_with_what_retention_took(
 
 
 def test_counting_reads_records_and_not_offsets(
-    broker: Broker, topic: Topic, group: Group, capsys: pytest.CaptureFixture[str]
+    broker: Broker, admin: AdminClient, topic: Topic, group: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, members = topic(1), group()
     producer = Producer({"bootstrap.servers": broker.bootstrap, "transactional.id": members})
@@ -109,6 +109,7 @@ def test_counting_reads_records_and_not_offsets(
         producer.flush(60)
         producer.commit_transaction(60) if commits else producer.abort_transaction(60)
     commit(broker.bootstrap, members, TopicPartition(name, 0, 0))
+    await_ends_of_transactions(admin)
     assert main(["group", "lag", members, "--bootstrap", broker.bootstrap, "--json", "--count"]) == 0
     [row] = json.loads(capsys.readouterr().out)["lag"]
     assert (row["behind"], row["records"]) == (12, 6), "three markers and three aborted records are no messages"

@@ -115,7 +115,8 @@ def test_mutated_records_stop_nothing_and_go_nowhere(
     with stage.sender() as producer, consumer(stage, CONCURRENT) as one, consumer(stage, ORDERLY) as other:
         sound = {b"sound %d" % number for number in range(2 * len(LEVELS.split()))}
         for number, body in enumerate(sorted(sound)):
-            producer.send(Message(orders, body, delay_level=number // 2 + 1 if number % 2 else None))
+            level = number // 2 + 1 if number % 2 else None
+            producer.send(Message(orders, body, delay_level=level), timeout_s=DEADLINE_S)
         wait_until(lambda: sound <= one.bodies and sound <= other.bodies, within_s=DEADLINE_S)
         for group, read in ends.items():
             wait_until(partial(has_read, stage.bootstrap, group, read), within_s=2 * DEADLINE_S)

@@ -32,7 +32,13 @@ def world(
     names = TopicNames(namespace)
     provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
     worker = DelayWorker(
-        WorkerSettings.make(bootstrap=broker.bootstrap, namespace=namespace, delay_levels=LEVELS, allow=(name,))
+        WorkerSettings.make(
+            bootstrap=broker.bootstrap,
+            namespace=namespace,
+            delay_levels=LEVELS,
+            allow=(name,),
+            target_patience_ms=30_000,
+        )
     )
     thread = threading.Thread(target=worker.run)
     thread.start()

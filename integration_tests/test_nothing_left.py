@@ -93,6 +93,7 @@ class World:
         topic: has `COUNT` messages.
         folder: for files.
         client: librdkafka settings of consumers.
+        stop_s: time that stopping may take.
     """
 
     bootstrap: str
@@ -100,6 +101,7 @@ class World:
     topic: str
     folder: Path
     client: dict[str, Any]
+    stop_s: float = GUARD_S
 
     @property
     def common(self) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def push(*, stop: Callable[[PushConsumer], object] | None = None, **values: Any)
         wait_until(lambda: len(seen) >= COUNT, "all are handled")
         if not orderly and "message_model" not in settings:
             wait_until(lambda: consumer.send_back_counts.retried >= COUNT, "all are sent back")
-        return consumer, lambda: (stop or (lambda each: each.stop(STOP_S)))(consumer)
+        return consumer, lambda: (stop or (lambda each: each.stop(world.stop_s)))(consumer)
 
     return work
 
@@ -159,7 +161,7 @@ def push_that_its_listener_stops(world: World) -> tuple[PushConsumer, Stop]:
 
     @consumer.listener(world.topic)
     def handle(_: Any) -> None:
-        consumer.stop(STOP_S)
+        consumer.stop(world.stop_s)
         asked.set()
 
     consumer.start()
@@ -218,7 +220,7 @@ def producer(world: World) -> tuple[Producer, Stop]:
     made = Producer(world.bootstrap, **world.common)
     made.send(Message(world.topic, b""), timeout_s=GUARD_S)
     made.send(Message(world.topic, b"", delay="1s"), timeout_s=GUARD_S)
-    return made, lambda: made.close(STOP_S)
+    return made, lambda: made.close(world.stop_s)
 
 
 def worker(*, exactly_once: bool) -> Case:
@@ -227,7 +229,7 @@ def worker(*, exactly_once: bool) -> Case:
         made = DelayWorker(
             WorkerSettings.make(
                 bootstrap=world.bootstrap, namespace=names.namespace, delay_levels=LEVELS, allow=("*",),
-                exactly_once=exactly_once, stop_timeout_ms=3_000, client=world.client,
+                exactly_once=exactly_once, stop_timeout_ms=round(world.stop_s * 1_000), client=world.client,
             )
         )  # fmt: skip
         with Producer(world.bootstrap, namespace=names.namespace, delay_levels=LEVELS) as sender:
@@ -250,7 +252,7 @@ def dropin_consumer(*, retry: bool) -> Case:
         }  # fmt: skip
         if retry:
             config |= {"rocketshim.retry.enable": True, "rocketshim.namespace": world.names.namespace}
-            config |= {"rocketshim.delay.levels": LEVELS, "rocketshim.hop.timeout.ms": 5_000}
+            config |= {"rocketshim.delay.levels": LEVELS, "rocketshim.hop.timeout.ms": 60_000}
         consumer = dropin.Consumer(config)
         consumer.subscribe([world.topic])
         message = consumer.poll(GUARD_S)
@@ -272,6 +274,7 @@ def dropin_producer(world: World) -> tuple[confluent_kafka.Producer, Stop]:
 def rocketmq_producer(world: World) -> tuple[rocketmq.Producer, Stop]:
     made = rocketmq.Producer("g")
     made.set_name_server_address(world.bootstrap)
+    made.set_timeout(60_000)
     made.start()
     message = rocketmq.Message(world.topic)
     message.set_body("")
@@ -411,7 +414,7 @@ def test_with_the_cluster_gone_all_end_in_time_and_what_they_leave_behind_ends_w
         client = {**session, "reconnect.backoff.max.ms": 500, "log_level": 0}
         before = Standing.now()
         made = {
-            case: work(World(cluster.bootstrap, TopicNames(), "orders", tmp_path, client))
+            case: work(World(cluster.bootstrap, TopicNames(), "orders", tmp_path, client, STOP_S))
             for case, work in ON_THE_CLUSTER.items()
         }
         (node,) = cluster.nodes

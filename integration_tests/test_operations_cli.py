@@ -22,6 +22,8 @@ from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, TopicNames, encode, provision
 from rocketshim_topics.layout import Layout
 
+from .waiting import await_ends_of_transactions
+
 Run = Callable[..., str]
 Headers = list[tuple[str, bytes | None]]
 
@@ -64,10 +66,12 @@ def place(
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
+def run(admin: AdminClient, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*words: str, code: int = 0) -> str:
         capsys.readouterr()
         assert main(list(words)) == code
+        if words[1] in {"apply", "redrive"}:
+            await_ends_of_transactions(admin)
         return capsys.readouterr().out
 
     return call
@@ -124,6 +128,7 @@ def test_counts_are_of_records_and_not_of_offsets(place: Place, run: Run) -> Non
             producer.produce(names.schedule, b"x", headers=waits, partition=2)  # type: ignore[arg-type]
             producer.produce(names.schedule, None, headers=[("CLOCK", b"1")], partition=2)
         producer.commit_transaction(60) if commits else producer.abort_transaction(60)
+    await_ends_of_transactions(place.admin)
     place.truncate(f"{letters}/0/0")
     [counted] = json.loads(run("dlq", "stats", "--group", place.group, *place.there, "--json"))
     assert counted["count"] == 8
@@ -236,7 +241,7 @@ def test_where_no_broker_answers_each_command_ends_and_says_so(tmp_path: Path) -
         for verb in verbs
     ]  # fmt: skip
     for verb, process in zip(verbs, running, strict=True):
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=600)
         assert (process.returncode, out) == (1, ""), (verb, err)
         assert f"{nowhere}/bootstrap: Connect to" in err, (verb, err)
         assert "Traceback" not in err, verb

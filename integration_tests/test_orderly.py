@@ -26,7 +26,7 @@ from . import waiting
 
 GUARD_S = 120.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
-SHORT: dict[str, Any] = {"lock_lease_ms": 6_000, "lock_hold_ms": 3_000, "lock_renew_ms": 1_000}
+RENEWING: dict[str, Any] = {"lock_lease_ms": 60_000, "lock_hold_ms": 50_000, "lock_renew_ms": 1_000}
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def stage(
             group=name,
             namespace=namespace,
             consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
-            **{"persist_consumer_offset_interval_ms": 200, **SHORT, **values},
+            **{"persist_consumer_offset_interval_ms": 200, **RENEWING, **values},
         )
         for each in topics:
             one.register_message_listener(each, listener, orderly=True)
@@ -116,8 +116,9 @@ def test_what_is_sent_in_order_by_a_sharding_key_or_by_kafkas_key_is_handled_in_
     with rocketshim.Producer(stage.broker.bootstrap, namespace=stage.namespace) as producer:
         for number in range(20):
             for order in ("o-1", "o-2", "支付"):
-                producer.send_orderly(Message(topic, f"sharded-{order} {number}".encode()), order)
-                sent = producer.send(Message(topic, f"keyed-{order} {number}".encode(), key=order))
+                producer.send_orderly(Message(topic, f"sharded-{order} {number}".encode()), order, timeout_s=GUARD_S)
+                keyed = Message(topic, f"keyed-{order} {number}".encode(), key=order)
+                sent = producer.send(keyed, timeout_s=GUARD_S)
                 assert sent.message_queue.queue_id == partition_for(order.encode(), 4), "as the Java client chooses"
     wait_until(lambda: sum(map(len, handled.values())) >= 6 * 20, "everything")
     assert all(numbers == list(range(20)) for numbers in handled.values())
@@ -201,7 +202,8 @@ def test_a_message_of_a_mixed_batch_that_is_at_its_limit_is_dead_lettered_once(s
 
     with rocketshim.Producer(stage.broker.bootstrap, namespace=stage.namespace) as producer:
         for number in range(4):
-            producer.send(Message(topic, b"%d" % number, max_reconsume_times=1 if number == 1 else None))
+            limit = 1 if number == 1 else None
+            producer.send(Message(topic, b"%d" % number, max_reconsume_times=limit), timeout_s=GUARD_S)
     stage.consumer(fail, topic, consume_message_batch_max_size=4, suspend_current_queue_time_ms=10)
     assert done.wait(GUARD_S)
     assert [tried.count(offset) for offset in range(4)] == [4, 2, 4, 4]

@@ -12,7 +12,7 @@ from proof.reader import read_folder
 COURSE = Course(seed=24, minutes=0.3, rate=100, clocks=False)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_a_run_under_faults_breaks_no_promise(tmp_path: Path) -> None:
     said: list[str] = []
     assert chaos(tmp_path / "run", COURSE, said.append) == []

@@ -25,6 +25,8 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
 
+from .waiting import await_ends_of_transactions
+
 CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListener")
 COUNT = 1_000
 ENDED = """
@@ -121,10 +123,12 @@ def world(
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+def run(admin: AdminClient, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     def call(*words: str, code: int = 0) -> str:
         capsys.readouterr()
         assert main(list(words)) == code
+        if "apply" in words:
+            await_ends_of_transactions(admin)
         return capsys.readouterr().out
 
     return call

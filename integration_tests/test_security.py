@@ -52,6 +52,8 @@ from rocketshim_local import LocalCluster
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import DelayLevels, TopicNames
 
+from .waiting import await_ends_of_transactions
+
 DEADLINE_S = 60.0
 LEVELS = "1s 1s 1s"
 NAMES = TopicNames("pay")
@@ -390,6 +392,7 @@ def test_a_target_that_is_denied_in_the_middle_ends_the_redrive_which_goes_on_la
     assert applied(secured, plan, "--json") == 0
     last = json.loads(capsys.readouterr().out)
     assert (last["sent"], last["settled_before"], last["failed"]) == (60 - sent, sent, 0)
+    await_ends_of_transactions(AdminClient(secured.plain("admin")))
     came = arrived(secured, mark)
     assert sorted(number for _, number in came) == list(range(60))
     for key in (b"0", b"1", b"2"):
@@ -461,7 +464,7 @@ def test_with_kip_848_a_consumer_whose_right_to_its_group_is_taken_away_says_so(
         )  # fmt: skip
         admin.delete_acls([taken])[taken].result(DEADLINE_S)
         with pytest.raises(RocketshimError, match="Group authorization failed"):
-            poll_until(consumer, until)
+            poll_until(consumer, time.monotonic() + DEADLINE_S)
 
 
 def poll_until(consumer: LitePullConsumer, until: float) -> None:

@@ -20,6 +20,7 @@ from rocketshim_topics import TopicNames, decode
 from rocketshim_topics.errors import MalformedRecordError
 
 from .test_unreadable_headers import write
+from .waiting import await_ends_of_transactions
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -40,7 +41,9 @@ def test_values_of_10_mb_odd_headers_and_odd_clocks_are_landed_and_read(
             "retention.ms": "-1",
         }
     )
-    producer = Producer({"bootstrap.servers": broker.bootstrap, "message.max.bytes": BIG + 65_536})
+    producer = Producer(
+        {"bootstrap.servers": broker.bootstrap, "message.max.bytes": BIG + 65_536, "enable.idempotence": True}
+    )
     odd: list[Header] = [("TAGS", b"\xff\xfe"), ("TAGS", b"b"), ("KEYS", None), ("", b""), ("n", None), ("n", b"\x00")]
     for value, headers, at_ms in (
         (b"x" * BIG, odd, 1),
@@ -103,7 +106,7 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
         [("CONSUMER_GROUP", b"%RETRY%"), ("RECONSUME_TIMES", b"2147483647"), ("REPLAY_COUNT", b"2147483647")],
         [("REPLAY_ID", b"r"), ("HOP_ID", f"{ours[-1]}/0/0".encode()), ("RETRY_TOPIC", b"%DLQ%/..")],
     ]
-    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "enable.idempotence": True})
     for name in ours:
         for headers in lists:
             producer.produce(name, b"v", headers=headers, on_delivery=confirmed)
@@ -146,6 +149,7 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     written, cluster = str(tmp_path / "plan.json"), ("--bootstrap", broker.bootstrap)
     assert rocketshim(["dlq", "discard", "--group", "pay", "--namespace", namespace, *cluster, "--out", written]) == 0
     assert rocketshim(["dlq", "apply", written, *cluster]) == 0
+    await_ends_of_transactions(admin)
     assert f"discarded: {len(expected)}" in printed()
     assert land(spark, broker.bootstrap, [*ours, names.redrive_log], lake).rows > 0
     view = open_lake(spark, lake, namespace=namespace)

@@ -17,7 +17,6 @@ EXAMPLE: dict[str, Any] = runpy.run_path(str(ROOT / "examples" / "spark" / "flig
 
 
 @pytest.mark.usefixtures("interpreted")
-@pytest.mark.timeout(600)
 def test_a_day_of_flights_is_told_as_a_loop_over_the_file_tells_it(
     spark: SparkSession, broker: Broker, admin: AdminClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

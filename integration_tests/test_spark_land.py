@@ -27,7 +27,7 @@ from rocketshim_spark.running import open_lake, publish_lifecycles
 from rocketshim_spark.session import connector_jars
 from rocketshim_topics.errors import TopicMissingError
 
-from .waiting import add_partitions
+from .waiting import add_partitions, wait_until
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -148,6 +148,11 @@ def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
     producer.abort_transaction(120)
     transaction(b"open")
     cluster = sources.Cluster(broker.bootstrap)
+
+    def await_end(end: int) -> None:  # a commit returns before its marker is written
+        wait_until(lambda: [each.end for each in cluster.bounds([name])] == [end], f"the end {end}", within_s=120)
+
+    await_end(4)
     frame = sources.read_batch(spark, broker.bootstrap, cluster.bounds([name]))
     assert [bytes(row.value) for row in frame.collect()] == [b"committed"]
     first = land(spark, broker.bootstrap, [name], lake)
@@ -156,6 +161,7 @@ def test_an_open_transaction_is_for_a_later_read_and_an_aborted_one_for_none(
     (caveat,) = open_lake(spark, lake).caveats
     assert caveat.startswith(f"{name}/0 ended in an open transaction at {stable}: deliveries after it")
     producer.commit_transaction(120)
+    await_end(6)
     second = land(spark, broker.bootstrap, [name], lake)
     assert (second.rows, second.held) == (1, {})
     assert open_lake(spark, lake).caveats == ()
@@ -362,6 +368,7 @@ def test_a_topic_that_was_made_anew_is_refused_with_the_way_out(
     topic_id = known.first().topic_id  # type: ignore[union-attr]
     assert topic_id == sources.Cluster(broker.bootstrap).bounds([name])[0].topic_id
     admin.delete_topics([name])[name].result(120)
+    wait_until(lambda: name not in admin.list_topics(timeout=120).topics, "it is gone", within_s=120)
     with pytest.raises(TopicRecreatedError, match=r"does not exist any more.*new folder"):
         land(spark, broker.bootstrap, [name], lake)
     recreate(admin, name)

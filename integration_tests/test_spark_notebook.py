@@ -14,12 +14,12 @@ NOTEBOOK = Path(__file__).parents[1] / "examples" / "spark" / "triage.ipynb"
 EXECUTE = """
 import sys, nbclient, nbformat
 notebook = nbformat.read(sys.argv[1], 4)
-nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+nbclient.NotebookClient(notebook, timeout=1_200, kernel_name="python3").execute()
 nbformat.write(notebook, sys.argv[2])
 """
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1_800)
 def test_the_triage_notebook_finds_the_causes_and_the_customers(broker: Broker, tmp_path: Path) -> None:
     executed = tmp_path / "executed.ipynb"
     environment = {

@@ -27,7 +27,7 @@ from rocketshim_topics.message_queue import MessageQueue
 
 from . import waiting
 
-GUARD_S = 60.0
+GUARD_S = 180.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
 NAMESPACE = f"runtime{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
@@ -106,12 +106,12 @@ def test_a_pattern_reads_what_is_there_and_what_comes_and_nothing_of_the_shim(
     consumer.register_message_listener(f"^{mark}[.]", heard)
     with consumer:
         send(broker, f"{mark}.orders", b"1", b"2")
-        wait_until(lambda: len(heard.bodies) == 2)
+        wait_until(lambda: set(heard.bodies) == {b"1", b"2"})
         topics(f"{mark}.refunds")
         send(broker, f"{mark}.rmq.retry.somebody", b"never")
         send(broker, f"{mark}.refunds", b"3", b"4")
-        wait_until(lambda: len(heard.bodies) >= 4)
-    assert sorted(heard.bodies) == [b"1", b"2", b"3", b"4"]
+        wait_until(lambda: len(set(heard.bodies)) >= 4)
+    assert set(heard.bodies) == {b"1", b"2", b"3", b"4"}
 
 
 def test_unsubscribing_while_running_keeps_the_other_topics_going(
@@ -123,14 +123,14 @@ def test_unsubscribing_while_running_keeps_the_other_topics_going(
     consumer.register_message_listener(refunds, heard)
     with consumer:
         send(broker, orders, b"1")
-        wait_until(lambda: heard.bodies == [b"1"])
+        wait_until(lambda: set(heard.bodies) == {b"1"})
         consumer.unsubscribe(orders)
         send(broker, refunds, b"2")
-        wait_until(lambda: sorted(heard.bodies) == [b"1", b"2"])
+        wait_until(lambda: set(heard.bodies) == {b"1", b"2"})
         send(broker, orders, b"nobody")
         send(broker, refunds, b"3")
         wait_until(lambda: b"3" in heard.bodies)
-    assert sorted(heard.bodies) == [b"1", b"2", b"3"]
+    assert set(heard.bodies) == {b"1", b"2", b"3"}
     assert committed(broker, mine, orders) == 1
 
 
@@ -142,19 +142,19 @@ def test_subscribing_while_running_adds_a_topic_and_changes_an_expression(
     consumer.register_message_listener(orders, heard, tags="red")
     with consumer:
         send(broker, orders, b"1", tag=b"red")
-        wait_until(lambda: heard.bodies == [b"1"])
+        wait_until(lambda: set(heard.bodies) == {b"1"})
         with pytest.raises(TopicMissingError):
             consumer.subscribe(f"{orders}-not-there", later)
         consumer.subscribe(refunds, later)
         send(broker, refunds, b"2")
-        wait_until(lambda: later.bodies == [b"2"])
+        wait_until(lambda: set(later.bodies) == {b"2"})
         consumer.subscribe(orders, tags="blue")
         send(broker, orders, b"never", tag=b"red")
         send(broker, orders, b"3", tag=b"blue")
         wait_until(lambda: b"3" in heard.bodies)
         wait_until(lambda: committed(broker, mine, orders) == 3)
         wait_until(lambda: committed(broker, mine, refunds) == 1)
-    assert heard.bodies == [b"1", b"3"]
+    assert set(heard.bodies) == {b"1", b"3"}
     other = member(broker, mine)
     other.subscribe(orders, heard, tags="blue")
     other.subscribe(refunds, later)

@@ -72,12 +72,12 @@ def test_what_async_programs_send_and_fail_on_lies_on_the_topics(broker: Broker,
 
         async with AsyncProducer(broker.bootstrap, namespace=NAMESPACE, codec=JsonCodec()) as producer:
             with pytest.raises(MessageError):
-                await producer.send(topic, {1, 2})
-            await producer.send(topic, 1, key="k")
-            await producer.send(topic, 2)
-            delayed = await producer.send(topic, 9, delay="1h")
+                await producer.send(topic, {1, 2}, timeout_s=60)
+            await producer.send(topic, 1, key="k", timeout_s=60)
+            await producer.send(topic, 2, timeout_s=60)
+            delayed = await producer.send(topic, 9, delay="1h", timeout_s=60)
             assert delayed.message_queue.topic == NAMES.schedule
-            await producer.send(topic, 3)
+            await producer.send(topic, 3, timeout_s=60)
             async with consumer:
                 await asyncio.wait_for(done.wait(), 60)
 
@@ -127,8 +127,8 @@ def test_an_empty_body_stays_empty_and_a_body_that_cannot_be_decoded_is_dead(bro
             decoded.set()
 
         async with AsyncProducer(broker.bootstrap, namespace=NAMESPACE) as producer:
-            await producer.send(topic, b"")
-            await producer.send(topic, b"7")
+            await producer.send(topic, b"", timeout_s=60)
+            await producer.send(topic, b"7", timeout_s=60)
             async with consumer, typed:
                 await asyncio.wait_for(done.wait(), 60)
                 await asyncio.wait_for(decoded.wait(), 60)

@@ -37,7 +37,7 @@ from rocketshim_topics.layout import Layout
 
 from . import waiting
 
-GUARD_S = 90
+GUARD_S = 180
 WARM = 100
 _END, _TOPIC, _VALUE, _COPY, _HEADERS, _PARTITION = 0, 1, 4, 7, 10, 3  # rd_kafka_vtype_t
 
@@ -113,7 +113,7 @@ def stage(
 ) -> Stage:
     names = TopicNames(namespace)
     provision.ensure_topics(admin, Layout(names, DelayLevels.default()).shared())
-    return Stage(broker.bootstrap, namespace, names, topic(), capsys)
+    return Stage(broker.bootstrap, namespace, names, topic(config={"message.timestamp.type": "LogAppendTime"}), capsys)
 
 
 class Watching:
@@ -186,7 +186,9 @@ def test_pull_consumers_say_so_and_go_on(stage: Stage, group: Callable[..., str]
     stage.write(stage.topic, b"TAGS", b"a")
     stage.send(Message(stage.topic, b"good", tag="a"))
     queue = MessageQueue(stage.topic, queue_id=0)
-    with PullConsumer(stage.bootstrap, group=group("pull"), namespace=stage.namespace) as puller:
+    with PullConsumer(
+        stage.bootstrap, group=group("pull"), namespace=stage.namespace, consumer_pull_timeout_ms=60_000
+    ) as puller:
         before = puller.pull(queue, "a", 0, 1_024)
         assert (len(before.messages), before.next_begin_offset) == (WARM, WARM)
         for _ in range(2):
@@ -286,4 +288,5 @@ def test_listings_show_it_and_go_on_and_it_is_not_sent_again(
     stage.run("dlq", "plan", "--topic", stage.topic, "--to-source", code=0)
     stage.run("dlq", "discard", "--group", name, "--out", plan)
     assert main(["dlq", "apply", plan, "--bootstrap", stage.bootstrap]) == 0
+    waiting.await_ends_of_transactions(AdminClient({"bootstrap.servers": stage.bootstrap}))
     assert stage.run("dlq", "ls", "--group", name, "--json") == ""

@@ -187,7 +187,7 @@ def test_bad_records_are_parked_and_hold_up_nobody(stage: WorkerStage, topic: Ca
         b"keyless": "target-refused:INVALID_RECORD",
         b"y" * 20: "target-refused:MSG_SIZE_TOO_LARGE",
     }
-    assert "nowhere-1" not in stage.admin.list_topics(timeout=10).topics
+    assert "nowhere-1" not in stage.admin.list_topics(timeout=DEADLINE_S).topics
 
 
 def test_a_target_deleted_in_mid_stream_ends_parked_and_the_level_goes_on(

@@ -69,8 +69,6 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
                 *tables,
                 "--allow",
                 allow,
-                "--client",
-                "session.timeout.ms=6000",
                 "--stop-timeout",
                 "60",
             ],

@@ -135,13 +135,14 @@ class Stage:
     def send_until_killed(self, process: subprocess.Popen[bytes], producer: Producer, first: int) -> int:
         """Send small batches until the worker has passed its point often enough; the number after the last one."""
         end = time.monotonic() + DEADLINE_S
-        while process.poll() is None:
+        while process.poll() != -signal.SIGKILL:
             assert time.monotonic() < end, f"the worker is still alive; logs in {self.logs}"
+            self.supervise()
+            process = self.processes[-1]
             self.send(producer, first, 20)
             first += 20
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
-        assert process.returncode == -signal.SIGKILL, f"logs in {self.logs}"
         return first
 
     def waiting(self) -> int:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
 
 _LOOK_EVERY_S = 0.02
@@ -24,6 +24,27 @@ def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
     asked = TopicPartition(topic, partition)
     end = admin.list_offsets({asked: OffsetSpec.latest()})[asked]
     return end.exception(_ANSWER_S) is None and end.result().offset > 0
+
+
+def await_ends_of_transactions(admin: AdminClient) -> None:
+    """Wait until readers of committed records get to the ends: a commit returns before its markers are written."""
+
+    topics = admin.list_topics(timeout=_ANSWER_S).topics
+    partitions = [
+        TopicPartition(name, number)
+        for name in topics
+        if not name.startswith("__")
+        for number in topics[name].partitions
+    ]
+
+    def ends(level: IsolationLevel) -> list[int]:
+        answers = admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation_level=level)
+        return [answers[each].result(_ANSWER_S).offset for each in partitions]
+
+    def is_over() -> bool:
+        return ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED)
+
+    wait_until(is_over, "no transaction is open", within_s=3 * _ANSWER_S)
 
 
 def add_partitions(admin: AdminClient, topic: str, count: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.producer.producer import Producer
@@ -71,16 +71,16 @@ class WorkerStage:
             }
         )  # fmt: skip
         try:
-            count = len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
+            count = len(self.admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions)
             consumer.assign([TopicPartition(topic, number, 0) for number in range(count)])
             found, ended = [], 0
             while ended < count:
                 message = consumer.poll(DEADLINE_S)
                 assert message is not None, f"no end of {topic} within {DEADLINE_S} s"
-                if message.error() is not None:
-                    ended += 1
-                else:
+                if message.error() is None:
                     found.append(message)
+                elif message.error().code() == KafkaError._PARTITION_EOF:
+                    ended += 1
             return found
         finally:
             consumer.close()

@@ -36,7 +36,7 @@ def _member(backend: Backend, group: str, strategy: str, **config: Any) -> Consu
         backend,
         group_id=group,
         partition_assignment_strategy=strategy,
-        session_timeout_ms=6_000,
+        session_timeout_ms=30_000,
         heartbeat_interval_ms=200,
         **config,
     )

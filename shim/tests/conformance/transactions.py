@@ -47,6 +47,11 @@ def committed_is_seen_and_aborted_is_not(backend: Backend) -> None:
             wait_for(backend, lambda: producer.flush(backend.poll_s) == 0 or None, "the report")
             producer.abort_transaction(TIMEOUT_S)
     careful = consumer_of(backend, enable_partition_eof=True)
+    wait_for(
+        backend,
+        lambda: careful.get_watermark_offsets(at(topic), timeout=TIMEOUT_S)[1] == 6 or None,
+        "the last marker, which is written after the answer to the commit",
+    )
     careful.assign([at(topic, 0, 0)])
     kept, too, end = receive(backend, careful, 3)
     equal([(kept.value(), kept.offset()), (too.value(), too.offset())], [(b"kept", 0), (b"kept too", 4)])
@@ -103,7 +108,7 @@ def metadata_of_a_former_generation_is_refused(backend: Backend) -> None:
             backend,
             group_id=group,
             partition_assignment_strategy="cooperative-sticky",
-            session_timeout_ms=6_000,
+            session_timeout_ms=30_000,
             heartbeat_interval_ms=200,
         )
         for _ in range(2)

@@ -23,6 +23,10 @@ HANGING = [b"", b"GET /" + HEAD, b"POST /form" + HEAD + b"content-length: 9\r\n\
 class Hasty(ImpatientProtocol):
     CHECK_S = 0.05
     lost: ClassVar[threading.Semaphore]
+    may_end: ClassVar[threading.Event]
+
+    def _look(self, before: tuple[object, int] | None) -> None:
+        super()._look(before if self.may_end.is_set() else None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -33,7 +37,8 @@ class Server:
     """A server whose page `/` takes until `go_on` is set."""
 
     def __init__(self) -> None:
-        self.go_on = threading.Event()
+        self.go_on, self.is_asked = threading.Event(), threading.Event()
+        Hasty.may_end = threading.Event()
         Hasty.lost = threading.Semaphore(0)
         routes = [Route("/", self.slow), Route("/form", self.form, methods=["POST"]), Route("/large", self.large)]
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -42,6 +47,7 @@ class Server:
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],))
 
     def slow(self, _: Request) -> Response:
+        self.is_asked.set()
         assert self.go_on.wait(DEADLINE_S)
         return PlainTextResponse("made")
 
@@ -53,7 +59,8 @@ class Server:
 
     def connect(self, data: bytes) -> socket.socket:
         connection = socket.create_connection(self._listener.getsockname(), DEADLINE_S)
-        connection.sendall(data)
+        with suppress(ConnectionError):  # it may be ended already
+            connection.sendall(data)
         return connection
 
     def await_end_of_connection(self) -> None:
@@ -78,6 +85,8 @@ def server() -> Iterator[Server]:
 
 def test_connections_without_progress_are_ended_and_a_page_that_takes_long_is_made(server: Server) -> None:
     with server.connect(b"GET /" + HEAD + b"connection: close\r\n\r\n") as patient:
+        assert server.is_asked.wait(DEADLINE_S)
+        Hasty.may_end.set()
         for data in HANGING[:3]:
             with server.connect(data) as hanging:
                 assert ended(hanging), data
@@ -86,6 +95,7 @@ def test_connections_without_progress_are_ended_and_a_page_that_takes_long_is_ma
 
 
 def test_a_client_that_does_not_read_its_answer_is_ended(server: Server) -> None:
+    Hasty.may_end.set()
     with server.connect(HANGING[3]) as hanging:
         server.await_end_of_connection()
         received = 0

@@ -17,6 +17,7 @@ from rocketshim_topics.hops import OutgoingRecord
 
 NAMES = TopicNames()
 DAY_MS = 86_400_000
+GUARD_S = 60.0
 
 
 class Kept:
@@ -136,7 +137,7 @@ def kafka() -> InMemoryKafka:
 
 @pytest.fixture
 def store(kafka: InMemoryKafka) -> Iterator[HopStore]:
-    made = HopStore(lambda: kafka.producer({"enable.idempotence": True}), 1.0)
+    made = HopStore(lambda: kafka.producer({"enable.idempotence": True}), GUARD_S)
     yield made
     made.close()
 
@@ -154,9 +155,10 @@ def test_a_hop_that_is_reported_without_an_offset_is_stored_again(kafka: InMemor
     assert {(record.key(), record.value(), record.headers()[0]) for record in found} == {(b"k", b"v", ("HOP_ID", b"x"))}
 
 
-def test_a_hop_that_is_never_confirmed_is_not_stored(kafka: InMemoryKafka) -> None:
+def test_a_hop_that_is_never_confirmed_is_not_stored(kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.kafka.record_sender._AGAIN_S", 2 * GUARD_S)  # after the time of the store
     kafka.fail_produce(None, topic="t", count=1_000)
-    store = HopStore(lambda: kafka.producer({"enable.idempotence": True}), -4.8)
+    store = HopStore(lambda: kafka.producer({"enable.idempotence": True}), GUARD_S)
     with pytest.raises(KafkaException, match="without an offset"):
         store.store(OUT)
     store.close()

@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from rocketshim_local.docker import docker_obstacle, image_environment
 
 
@@ -26,7 +28,8 @@ def an_engine(path: Path, answer: bytes) -> Iterator[str]:
         thread.join()
 
 
-def test_an_engine_that_tells_its_version_can_be_used(tmp_path: Path) -> None:
+def test_an_engine_that_tells_its_version_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim_local.docker._ANSWER_TIMEOUT_S", 60.0)
     version = b'{"ApiVersion": "1.47"}'
     with an_engine(
         tmp_path / "s", b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(version), version)

@@ -27,12 +27,12 @@ def ends(pid: int) -> bool:
         os.close(handle)
 
 
-def guards_of(command_pid: int) -> list[int]:
-    """Return the pids of all guard processes."""
+def guards_of(command_pid: int, starter_pid: int) -> list[int]:
+    """Return the pids of the guard processes of a command of this starter."""
     return [
         process.pid
         for process in psutil.process_iter(["cmdline"])
-        if process.info["cmdline"] and str(WATCHDOG) in process.info["cmdline"] and process.pid != command_pid
+        if {str(WATCHDOG), str(starter_pid)} <= set(process.info["cmdline"] or ()) and process.pid != command_pid
     ]
 
 
@@ -73,7 +73,7 @@ def test_when_the_starter_is_killed_the_command_and_the_guard_end() -> None:
     ) as starter:
         assert starter.stdout is not None
         pid = int(starter.stdout.readline())
-        guards = [g for g in guards_of(pid) if str(starter.pid) in psutil.Process(g).cmdline()]
+        guards = guards_of(pid, starter.pid)
         assert psutil.pid_exists(pid)
         assert len(guards) == 1
         starter.kill()

@@ -133,7 +133,10 @@ def test_a_topic_that_is_answered_keeps_its_answer_if_the_next_one_gets_none() -
     assert found == [("a", 1), ("gone", 0), ("b", None)]
 
 
-def test_a_client_that_cannot_be_made_is_a_failure_and_the_thread_still_ends_when_it_is_closed() -> None:
+def test_a_client_that_cannot_be_made_is_a_failure_and_the_thread_still_ends_when_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("rocketshim.worker.topic_lookup._CLOSE_S", GUARD_S)
     is_tried = threading.Event()
 
     def refuse() -> Any:
@@ -149,7 +152,8 @@ def test_a_client_that_cannot_be_made_is_a_failure_and_the_thread_still_ends_whe
     assert not lookup._thread.is_alive()
 
 
-def test_the_thread_answers_while_the_loop_continues_and_ends_with_its_client() -> None:
+def test_the_thread_answers_while_the_loop_continues_and_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.worker.topic_lookup._CLOSE_S", GUARD_S)
     client = Client({"a": 4})
     lookup = TopicLookup(lambda: client, in_background=True)
     client.may_answer.clear()

@@ -30,8 +30,9 @@ Pools = Callable[..., AsyncPool]
 
 
 @pytest.fixture
-def pools() -> Iterator[Pools]:
-    """Make a pool: `pools(listener, size=2)`; all are stopped after the test."""
+def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
+    """Make a pool: `pools(listener, size=2)`; all are stopped after the test, which takes as long as it needs."""
+    monkeypatch.setattr("rocketshim.consumer.concurrent.async_pool._CANCEL_GRACE_S", GUARD_S)
     made: list[AsyncPool] = []
 
     def make(listener: Callable[..., Any], size: int = 100, batch_count: int = 1, **subscription: Any) -> AsyncPool:

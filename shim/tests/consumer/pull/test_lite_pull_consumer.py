@@ -612,7 +612,7 @@ def test_a_stop_at_the_first_instruction_of_a_call_ends_that_call(make: Make) ->
 
     polling = threading.Thread(target=poll, daemon=True)
     polling.start()
-    polling.join(5)
+    polling.join(60)
     assert not polling.is_alive()
     assert [str(error) for error in errors] == ["the consumer is stopped"]
 
