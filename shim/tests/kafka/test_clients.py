@@ -239,7 +239,6 @@ def test_an_exception_in_a_log_filter_does_not_leave_the_client() -> None:
         (PLAINTEXT_ON_TLS, "does it expect TLS or SASL? security.protocol=PLAINTEXT; "),
         (PLAINTEXT_ON_TLS.replace("2ms", "2000ms"), "does it expect TLS or SASL? security.protocol=PLAINTEXT; "),
         (f"sasl_plaintext://{PLAINTEXT_ON_TLS}", "does it expect TLS or SASL? security.protocol=SASL_PLAINTEXT; "),
-        (IDLE, ""),
         ("127.0.0.1:1/bootstrap: Connect to ipv4#127.0.0.1:1 failed: Connection refused", ""),
     ],
 )
