@@ -13,6 +13,8 @@ from rocketshim.health import HealthServer
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.snapshot import Snapshot
 
+PATIENT = ("--timeout", "60")
+
 
 @pytest.fixture
 def server() -> Iterator[HealthServer]:
@@ -29,11 +31,11 @@ def test_the_exit_code_tells_health_from_trouble_and_wrong_usage(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")  # a proxy has nothing to do with the process's own health
     here = f"http://127.0.0.1:{server.port}"
-    assert main(["healthcheck", f"{here}/live"]) == 0
+    assert main(["healthcheck", f"{here}/live", *PATIENT]) == 0
     assert capsys.readouterr() == ("", "")
-    assert main(["healthcheck", f"{here}/ready"]) == 2
+    assert main(["healthcheck", f"{here}/ready", *PATIENT]) == 2
     assert capsys.readouterr().err == f"{here}/ready: 503\n"
-    assert main(["healthcheck", f"{here}/nothing"]) == 2
+    assert main(["healthcheck", f"{here}/nothing", *PATIENT]) == 2
     assert main(["healthcheck", "127.0.0.1:80/live"]) == 1
     server.stop()
     assert main(["healthcheck", f"{here}/live", "--timeout", "1"]) == 2
@@ -58,7 +60,7 @@ def other_protocol() -> Iterator[int]:
 
 def test_an_answer_that_is_not_http_is_a_finding(other_protocol: int, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://127.0.0.1:{other_protocol}/ready"
-    assert main(["healthcheck", url]) == 2
+    assert main(["healthcheck", url, *PATIENT]) == 2
     assert capsys.readouterr().err.startswith(f"{url}: no answer (SSH-2.0-OpenSSH")
 
 

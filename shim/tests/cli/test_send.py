@@ -15,7 +15,7 @@ from rocketshim.testing import InMemoryKafka
 
 def sent(kafka: InMemoryKafka, text: bytes, *, as_json: bool = False) -> None:
     with Producer("memory:1", clients=kafka.clients()) as producer:
-        sender = LineSender(producer, lambda body: Message("orders", body), timeout_s=5, as_json=as_json)
+        sender = LineSender(producer, lambda body: Message("orders", body), timeout_s=60, as_json=as_json)
         sender.send(read_lines(io.BytesIO(text)))
 
 

@@ -37,7 +37,7 @@ def test_the_console_looks_at_the_cluster_when_it_starts(stage: Stage) -> None:
         [console] = stage.consoles
         assert console.sampler.is_running
         with console.sampler.watch() as watch:
-            assert watch.wait_newer(None, 10.0) is not None
+            assert watch.wait_newer(None, 60.0) is not None
     assert not console.sampler.is_running
 
 

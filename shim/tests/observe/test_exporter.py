@@ -79,7 +79,7 @@ def test_an_exporter_whose_first_round_takes_minutes_is_live_and_not_ready() -> 
         shown.append((False, False) if state is None else (state.is_live(now_ns), state.is_ready(now_ns)))
         clock.advance(50_000)
         long.permits.release()
-        assert long.done.acquire(timeout=10.0)
+        assert long.done.acquire(timeout=60.0)
         return len(shown) == 4
 
     with Sampler(lambda: long, NAMES, DelayLevels.default(), every_s=15.0, clock=clock) as sampler:

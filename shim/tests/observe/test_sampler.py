@@ -87,7 +87,7 @@ def test_what_the_first_round_found_is_kept_for_a_watcher_that_comes_back() -> N
             assert rounds.begun.acquire(timeout=PATIENCE_S)
         sampling._unwatched_since_s -= 2 * PATIENCE_S  # the round takes longer than the thread goes on unwatched
         rounds.permits.release()
-        goes_on = rounds.begun.acquire(timeout=10.0)
+        goes_on = rounds.begun.acquire(timeout=PATIENCE_S)
         rounds.permit_all()
         assert goes_on
         with sampling.watch() as watch:

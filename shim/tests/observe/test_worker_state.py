@@ -27,6 +27,11 @@ def state() -> WorkerState:
     )  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.observe.worker_state._TIMEOUT_S", 60.0)
+
+
 @contextmanager
 def answering(answer: Answer) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):

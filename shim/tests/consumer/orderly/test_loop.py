@@ -927,7 +927,8 @@ def test_a_closing_member_serves_the_group_while_a_queue_that_it_has_given_up_ha
     assert assigned[-1], "the rebalance has not waited for a"
 
 
-def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage) -> None:
+def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.consumer.orderly.mode._LOG_STOP_S", 60.0)
     stage.topic()
     a = stage.join("a")
     won, closing = threading.Event(), threading.Event()

@@ -19,7 +19,7 @@ from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 
-GUARD_S = 60.0
+GUARD_S = 180.0
 
 
 class Heard:

@@ -36,7 +36,7 @@ from rocketshim_topics.group_log import (
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.message_queue import MessageQueue
 
-GUARD_S = 60.0
+GUARD_S = 180.0
 QUEUES = 6
 NAMES = TopicNames()
 RETRY = NAMES.retry("g")
