@@ -6,7 +6,23 @@ from contextlib import contextmanager
 from subprocess import Popen
 from typing import Any
 
-from rocketshim import DelayWorker
+from rocketshim import DelayWorker, WorkerSettings
+
+
+def patient_worker(
+    bootstrap: str, namespace: str, levels: str, *, allow: tuple[str, ...] = ("*",), **values: Any
+) -> DelayWorker:
+    """A delay worker for tests that count: it repeats nothing because its broker stands still for some seconds."""
+    return DelayWorker(
+        WorkerSettings.make(
+            bootstrap=bootstrap,
+            namespace=namespace,
+            delay_levels=levels,
+            allow=allow,
+            target_patience_ms=30_000,
+            **values,
+        )
+    )
 
 
 @contextmanager

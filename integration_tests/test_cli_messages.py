@@ -72,9 +72,8 @@ def test_a_message_is_delivered_at_a_time(
     assert main(["init", *at]) == 0
 
     due = (datetime.now(UTC) + timedelta(hours=1)).replace(microsecond=0)
-    assert (
-        main(["send", name, "later", "--deliver-at", due.strftime("%Y-%m-%dT%H:%M:%SZ"), "--timeout", "60", *at]) == 0
-    )
+    later = ["later", "--deliver-at", due.strftime("%Y-%m-%dT%H:%M:%SZ"), "--timeout", "60"]
+    assert main(["send", name, *later, *at]) == 0
     capsys.readouterr()
     assert main(["delayed", "ls", "--json", *at]) == 0
     [row] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import ConsumeFromWhere, DelayLevels, DelayWorker, TopicNames, WorkerSettings
+from rocketshim import ConsumeFromWhere, DelayLevels, TopicNames
 from rocketshim.compat.rocketmq.client import (
     ConsumeStatus,
     Message,
@@ -21,6 +21,8 @@ from rocketshim_local import Broker
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 
+from .running import patient_worker
+
 LEVELS = "0s 0s 0s 0s 0s 0s"
 GUARD_S = 150.0
 
@@ -30,15 +32,7 @@ def test_a_message_that_fails_and_one_that_waits_are_received(
     broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], group: Callable[..., str]
 ) -> None:
     provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
-    worker = DelayWorker(
-        WorkerSettings.make(
-            bootstrap=broker.bootstrap,
-            namespace=namespace,
-            allow=("*",),
-            delay_levels=LEVELS,
-            target_patience_ms=30_000,
-        )
-    )
+    worker = patient_worker(broker.bootstrap, namespace, LEVELS)
     moving = threading.Thread(target=worker.run)
     moving.start()
     name, over = topic(), threading.Event()

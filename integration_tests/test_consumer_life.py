@@ -22,13 +22,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import ConsumeFromWhere, DelayWorker, MessageQueue, PushConsumer, TopicNames, WorkerSettings
+from rocketshim import ConsumeFromWhere, MessageQueue, PushConsumer, TopicNames
 from rocketshim.errors import ConsumerError
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
 
 from . import waiting
+from .running import patient_worker
 
 GUARD_S = 90.0
 wait_until = partial(waiting.wait_until, within_s=GUARD_S)
@@ -102,15 +103,7 @@ def test_a_call_that_lasts_too_long_is_sent_back_once_and_its_late_answer_change
     for body in (b"slow", b"quick"):
         producer.produce(name, body)
     producer.flush(GUARD_S)
-    worker = DelayWorker(
-        WorkerSettings.make(
-            bootstrap=broker.bootstrap,
-            namespace=NAMESPACE,
-            allow=("*",),
-            delay_levels=LEVELS,
-            target_patience_ms=30_000,
-        )
-    )
+    worker = patient_worker(broker.bootstrap, NAMESPACE, LEVELS)
     worker.start()
     thread = threading.Thread(target=worker.run)
     thread.start()

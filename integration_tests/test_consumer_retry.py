@@ -27,13 +27,12 @@ from rocketshim import (
     PushConsumer,
     RetryLater,
     TopicNames,
-    WorkerSettings,
 )
 from rocketshim import Producer as ShimProducer
 from rocketshim_local import Broker
 
 from . import waiting
-from .running import running
+from .running import patient_worker, running
 
 LEVELS = "1s 1s 1s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 0s 2s"
 """18 levels as RocketMQ's table has; retries wait at level 3 to 18."""
@@ -46,15 +45,7 @@ NAMES = TopicNames(NAMESPACE)
 @pytest.fixture(scope="module")
 def worker(broker: Broker) -> Iterator[DelayWorker]:
     """The delay worker of this file's namespace."""
-    worker = DelayWorker(
-        WorkerSettings.make(
-            bootstrap=broker.bootstrap,
-            namespace=NAMESPACE,
-            allow=("*",),
-            delay_levels=LEVELS,
-            target_patience_ms=30_000,
-        )
-    )
+    worker = patient_worker(broker.bootstrap, NAMESPACE, LEVELS)
     worker.start()
     with running(worker):
         yield worker

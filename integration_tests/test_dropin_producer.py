@@ -8,14 +8,14 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import DelayLevels, DelayWorker, TopicNames, WorkerSettings
+from rocketshim import DelayLevels, DelayWorker, TopicNames
 from rocketshim.dropin import FeatureNotEnabledError, Producer
 from rocketshim.errors import TopicMissingError
 from rocketshim_local import Broker
 from rocketshim_topics import decode, provision
 from rocketshim_topics.layout import Layout
 
-from .running import running
+from .running import patient_worker, running
 
 LEVELS = "1s 2s"
 GUARD_S = 150.0
@@ -47,10 +47,7 @@ def config(broker: Broker, admin: AdminClient, namespace: str) -> dict[str, Any]
 @pytest.fixture
 def worker(broker: Broker, namespace: str, config: dict[str, Any]) -> Iterator[DelayWorker]:
     del config
-    settings = WorkerSettings.make(
-        bootstrap=broker.bootstrap, namespace=namespace, allow=("*",), delay_levels=LEVELS, target_patience_ms=30_000
-    )
-    with running(DelayWorker(settings)) as worker:
+    with running(patient_worker(broker.bootstrap, namespace, LEVELS)) as worker:
         yield worker
 
 

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from rocketshim import DelayWorker, Origin, TopicNames, WorkerSettings
+from rocketshim import DelayWorker, Origin, TopicNames
 from rocketshim.dropin import Consumer
 from rocketshim.errors import (
     BrokerUnavailableError,
@@ -23,7 +23,7 @@ from rocketshim.errors import (
 from rocketshim_local import Broker
 from rocketshim_topics import decode
 
-from .running import running
+from .running import patient_worker, running
 
 LEVELS = "0s 0s 0s 0s 0s 0s"
 GUARD_S = 150.0
@@ -103,15 +103,7 @@ def stage(
 @pytest.fixture
 def worker(stage: Stage) -> Iterator[DelayWorker]:
     """The delay worker of this test's namespace."""
-    worker = DelayWorker(
-        WorkerSettings.make(
-            bootstrap=stage.bootstrap,
-            namespace=stage.names.namespace,
-            allow=("*",),
-            delay_levels=LEVELS,
-            target_patience_ms=30_000,
-        )
-    )
+    worker = patient_worker(stage.bootstrap, stage.names.namespace, LEVELS)
     worker.start()
     with running(worker):
         yield worker

@@ -89,12 +89,12 @@ def test_lanes_grow_under_a_running_worker(
     reader.assign([TopicPartition(target, 0, 0)])
 
     def is_received(wanted: set[bytes]) -> bool:
-        """At least once, so some may come twice."""
-        found: set[bytes | None] = set()
+        """At least once, some may come twice."""
+        found: list[bytes | None] = []
         end = time.monotonic() + 90
-        while not wanted <= found and time.monotonic() < end:
-            found |= {message.value() for message in reader.consume(1, timeout=1)}
-        return wanted <= found
+        while not wanted <= set(found) and time.monotonic() < end:
+            found += [message.value() for message in reader.consume(1, timeout=1)]
+        return wanted == set(found) and (not exactly_once or len(found) == len(wanted))
 
     with running(worker):
         with Producer(broker.bootstrap, namespace=namespace, delay_levels=LEVELS) as producer:

@@ -11,13 +11,13 @@ import pytest
 from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
+from rocketshim import ConsumeFromWhere, DeadLetter, Producer, PushConsumer
 from rocketshim.cli import main
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
-from .running import killed_at_last
+from .running import killed_at_last, patient_worker
 
 LEVELS = "1s 1s 1s"
 CAUSES: tuple[type[Exception], ...] = (KeyError, ValueError, OSError, ZeroDivisionError, LookupError)
@@ -31,15 +31,7 @@ def world(
     name, members = topic(2), group()
     names = TopicNames(namespace)
     provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
-    worker = DelayWorker(
-        WorkerSettings.make(
-            bootstrap=broker.bootstrap,
-            namespace=namespace,
-            delay_levels=LEVELS,
-            allow=(name,),
-            target_patience_ms=30_000,
-        )
-    )
+    worker = patient_worker(broker.bootstrap, namespace, LEVELS, allow=(name,))
     thread = threading.Thread(target=worker.run)
     thread.start()
     consumer = PushConsumer(

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 from pyspark.sql import SparkSession
 
-from rocketshim import ConsumeFromWhere, DeadLetter, DelayWorker, Producer, PushConsumer, WorkerSettings
+from rocketshim import ConsumeFromWhere, DeadLetter, Producer, PushConsumer
 from rocketshim.cli import main as rocketshim
 from rocketshim_local import Broker
 from rocketshim_spark import cli_replay
@@ -24,6 +24,7 @@ from rocketshim_topics import DelayLevels, Message, TopicNames, provision
 from rocketshim_topics.layout import Layout
 
 from . import waiting
+from .running import patient_worker
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -61,16 +62,7 @@ def day(
     names = TopicNames(namespace)
     provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
     admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result(GUARD_S)
-    worker = DelayWorker(
-        WorkerSettings.make(
-            bootstrap=broker.bootstrap,
-            namespace=namespace,
-            delay_levels=LEVELS,
-            allow=(topic,),
-            target_patience_ms=60_000,
-            client={"session.timeout.ms": 45_000},  # a repeat would be counted
-        )
-    )
+    worker = patient_worker(broker.bootstrap, namespace, LEVELS, allow=(topic,), client={"session.timeout.ms": 45_000})
     thread = threading.Thread(target=worker.run)
     thread.start()
     consumer = PushConsumer(
@@ -262,7 +254,7 @@ def test_positions_of_one_group_are_noted_with_the_workers(
 
 
 def test_replay_and_dlq_apply_send_each_letter_once_between_them(
-    day: Day, spark: SparkSession, printed: Printed, tmp_path: Path
+    day: Day, spark: SparkSession, admin: AdminClient, printed: Printed, tmp_path: Path
 ) -> None:
     at = ("--bootstrap", day.bootstrap)
     assert day.ask("replay", "plan", "--plan", "monday", "--where", "FAIL_CLASS = 'DeadLetter'") == 0
@@ -286,7 +278,7 @@ def test_replay_and_dlq_apply_send_each_letter_once_between_them(
     assert printed() == "would send 1 dead letters; already sent or discarded: 3\n"
     assert day.ask("replay", "run", *at, "--plan", "monday") == 0
     assert printed() == "sent 1 dead letters; already sent or discarded: 3\n"
-    waiting.await_ends_of_transactions(AdminClient({"bootstrap.servers": day.bootstrap}))
+    waiting.await_ends_of_transactions(admin)
     assert day.ask("replay", "verify", *at, "--plan", "monday") == 0
     assert printed().startswith("replay-verify: 4 planned: 2 there, 0 missing, 0 twice, 0 altered, 2 by others")
 

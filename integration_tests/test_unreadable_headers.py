@@ -288,5 +288,5 @@ def test_listings_show_it_and_go_on_and_it_is_not_sent_again(
     stage.run("dlq", "plan", "--topic", stage.topic, "--to-source", code=0)
     stage.run("dlq", "discard", "--group", name, "--out", plan)
     assert main(["dlq", "apply", plan, "--bootstrap", stage.bootstrap]) == 0
-    waiting.await_ends_of_transactions(AdminClient({"bootstrap.servers": stage.bootstrap}))
+    waiting.await_ends_of_transactions(admin)
     assert stage.run("dlq", "ls", "--group", name, "--json") == ""

@@ -132,17 +132,16 @@ class Stage:
         for future in sent:
             future.result(DEADLINE_S)
 
-    def send_until_killed(self, process: subprocess.Popen[bytes], producer: Producer, first: int) -> int:
-        """Send small batches until the worker has passed its point often enough; the number after the last one."""
+    def send_until_killed(self, producer: Producer, first: int) -> int:
+        """Send small batches until the last worker has passed its point often enough; the number after the last one."""
         end = time.monotonic() + DEADLINE_S
-        while process.poll() != -signal.SIGKILL:
-            assert time.monotonic() < end, f"the worker is still alive; logs in {self.logs}"
+        while self.processes[-1].poll() != -signal.SIGKILL:
+            assert time.monotonic() < end, f"the worker is not killed; logs in {self.logs}"
             self.supervise()
-            process = self.processes[-1]
             self.send(producer, first, 20)
             first += 20
             with suppress(subprocess.TimeoutExpired):
-                process.wait(0.2)
+                self.processes[-1].wait(0.2)
         return first
 
     def waiting(self) -> int:
@@ -297,7 +296,8 @@ def test_killed_at_every_named_point_each_message_is_delivered_once(stage: Stage
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
         sent = 0
         for point in points:
-            sent = stage.send_until_killed(stage.worker("one", point=point, count=3), producer, sent)
+            stage.worker("one", point=point, count=3)
+            sent = stage.send_until_killed(producer, sent)
     stage.worker("one")
     assert stage.read_until(sent) == once(sent)
     stage.await_nothing_waiting()
@@ -310,8 +310,8 @@ def test_killed_at_every_named_point_at_least_once_loses_nothing(stage: Stage) -
     with Producer(stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS) as producer:
         sent = 0
         for point in points:
-            process = stage.worker("one", point=point, count=3, mode="at-least-once")
-            sent = stage.send_until_killed(process, producer, sent)
+            stage.worker("one", point=point, count=3, mode="at-least-once")
+            sent = stage.send_until_killed(producer, sent)
     stage.worker("one", mode="at-least-once")
     assert set(stage.read_until(sent)) == set(once(sent))
 

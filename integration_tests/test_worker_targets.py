@@ -87,6 +87,7 @@ def test_no_target_is_looked_up_through_the_consumer_that_fetches(stage: WorkerS
         wait_until(lambda: worker.counts.delivered >= len(targets), "all are delivered", within_s=DEADLINE_S)
     assert WatchedConsumer.asked
     assert not any(WatchedConsumer.asked)
+    assert worker.counts.delivered == len(targets) or not exactly_once
     assert worker.counts.parked == {}
 
 

@@ -28,7 +28,6 @@ def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
 
 def await_ends_of_transactions(admin: AdminClient) -> None:
     """Wait until readers of committed records get to the ends: a commit returns before its markers are written."""
-
     topics = admin.list_topics(timeout=_ANSWER_S).topics
     partitions = [
         TopicPartition(name, number)
