@@ -31,7 +31,7 @@ LEVELS = "1s 1s 1s"
 NAMESPACE = f"stop{os.getpid()}"
 NAMES = TopicNames(NAMESPACE)
 PARTITIONS = 6
-BELOW_A_SESSION_S = 30.0  # a session lasts 45 s: so long, a group waits for a member that has not left
+BELOW_A_SESSION_S = 30.0  # a group waits for a member that died until its session ends, 45 s
 QUIET_NEXT_START_S = 3.0  # on a machine that has nothing else to do
 STATES = ("idle", "joining", "busy")
 
