@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
 
 from confluent_kafka import IsolationLevel, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
@@ -28,22 +30,25 @@ def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
 
 def await_ends_of_transactions(admin: AdminClient) -> None:
     """Wait until readers of committed records get to the ends: a commit returns before its markers are written."""
-    topics = admin.list_topics(timeout=_ANSWER_S).topics
-    partitions = [
-        TopicPartition(name, number)
-        for name in topics
-        if not name.startswith("__")
-        for number in topics[name].partitions
-    ]
 
-    def ends(level: IsolationLevel) -> list[int]:
-        answers = admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()), isolation_level=level)
-        return [answers[each].result(_ANSWER_S).offset for each in partitions]
+    def end(answer: Future[Any]) -> int | None:  # None: of a topic that was just made, or is being deleted
+        return None if answer.exception(_ANSWER_S) else answer.result().offset
 
-    def is_over() -> bool:
-        return ends(IsolationLevel.READ_COMMITTED) == ends(IsolationLevel.READ_UNCOMMITTED)
+    def unfinished() -> list[TopicPartition]:
+        topics = admin.list_topics(timeout=_ANSWER_S).topics
+        asked = {
+            TopicPartition(name, number): OffsetSpec.latest()
+            for name in topics
+            if not name.startswith("__")
+            for number in topics[name].partitions
+        }
+        committed, every = (
+            admin.list_offsets(asked, isolation_level=level)
+            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+        )
+        return [each for each in asked if end(committed[each]) is None or end(committed[each]) != end(every[each])]
 
-    wait_until(is_over, "no transaction is open", within_s=3 * _ANSWER_S)
+    wait_until(lambda: not unfinished(), lambda: f"a transaction is open: {unfinished()}", within_s=3 * _ANSWER_S)
 
 
 def add_partitions(admin: AdminClient, topic: str, count: int) -> None:
