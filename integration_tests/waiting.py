@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from typing import Any
 
-from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, OffsetSpec
+
+from rocketshim.kafka.positions import LATEST, listed_offsets
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 _LOOK_EVERY_S = 0.02
 _ANSWER_S = 60.0
@@ -30,25 +31,24 @@ def has_records(admin: AdminClient, topic: str, partition: int) -> bool:
 
 def await_ends_of_transactions(admin: AdminClient) -> None:
     """Wait until readers of committed records get to the ends: a commit returns before its markers are written."""
+    failed: dict[TopicPartitionKey, KafkaException] = {}  # a partition that was just made may have no leader yet
 
-    def end(answer: Future[Any]) -> int | None:  # None: of a topic that was just made, or is being deleted
-        return None if answer.exception(_ANSWER_S) else answer.result().offset
-
-    def unfinished() -> list[TopicPartition]:
+    def are_at_the_ends() -> bool:
+        failed.clear()
         topics = admin.list_topics(timeout=_ANSWER_S).topics
-        asked = {
-            TopicPartition(name, number): OffsetSpec.latest()
+        partitions = [
+            TopicPartitionKey(name, number)
             for name in topics
             if not name.startswith("__")
             for number in topics[name].partitions
-        }
+        ]
         committed, every = (
-            admin.list_offsets(asked, isolation_level=level)
-            for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+            listed_offsets(admin, partitions, LATEST, committed=level, timeout_s=_ANSWER_S, failed=failed)
+            for level in (True, False)
         )
-        return [each for each in asked if end(committed[each]) is None or end(committed[each]) != end(every[each])]
+        return not failed and committed == every
 
-    wait_until(lambda: not unfinished(), lambda: f"a transaction is open: {unfinished()}", within_s=3 * _ANSWER_S)
+    wait_until(are_at_the_ends, lambda: f"no transaction is open; without answer: {failed}", within_s=3 * _ANSWER_S)
 
 
 def add_partitions(admin: AdminClient, topic: str, count: int) -> None:
