@@ -1,7 +1,8 @@
 """The worker with many targets: `python -m benchmarks.worker_targets --help`.
 
-* `unknown`: a number of targets that the worker has never looked up, one message of 1 s delay to each. The second of
-  two runs, with other targets: the first one warms the broker up.
+* `unknown`: a number of targets that the worker has never looked up, one message of 1 s delay to each; in turn with a
+  bare producer that sends one record to each of as many new topics in one go. Six rounds warm the broker up, each of
+  the next three is a row: on a broker that has just started, both take four times as long.
 * `steady`: messages at a rate over all targets in turn, beside the same rate to a single one; then once more with one
   target in the midst of them dead: it exists and takes nothing (`min.insync.replicas` above what there is), is deleted
   while it is written to.
@@ -43,6 +44,7 @@ LEVELS = DelayLevels.parse("1s 2s 3s 10s")
 DELAY_MS = 1_000
 PARTITIONS = 2
 FULL_COMPILER = "-XX:TieredStopAtLevel=4"  # as in production: without it, the JVM of a local broker compiles less
+WARM_UP_ROUNDS, ROUNDS = 6, 3
 AT_ONCE = 100  # topics that are created or deleted by one request
 MODES = {"at least once": [], "exactly once": ["--exactly-once"]}
 
@@ -176,6 +178,35 @@ def unknown(bootstrap: str, mode: str, count: int) -> str:
     return row
 
 
+def bare(bootstrap: str, mode: str, count: int) -> str:
+    """What a producer alone takes for one record to each of a number of new topics; exactly once, in a transaction."""
+    stage = Stage(bootstrap, count)
+    transactional = {"transactional.id": stage.names.namespace} if mode == "exactly once" else {}
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "log_level": 0, **transactional})
+    stamps: list[int] = []
+
+    def stored(_: Any, message: Any) -> None:
+        stamps.append(message.timestamp()[1])
+
+    def send(topics: list[str]) -> None:
+        if transactional:
+            producer.begin_transaction()
+        for topic in topics:
+            producer.produce(topic, b"x" * 100, b"k", on_delivery=stored)
+        producer.flush(60)
+        if transactional:
+            producer.commit_transaction()
+
+    if transactional:
+        producer.init_transactions()
+    send([stage.first])
+    stamps.clear()
+    began_ms = time.time_ns() // 1_000_000
+    send(stage.targets)
+    stage.drop()
+    return percentiles([float(at - began_ms) for at in stamps])
+
+
 def steady(bootstrap: str, mode: str, count: int, *, rate: int, seconds: float, dead: str = "") -> str:
     """A steady rate over a number of targets."""
     stage = Stage(bootstrap, count)
@@ -227,15 +258,18 @@ def main() -> None:
         for row in rows:
             for mode in chosen.modes:
                 if row == "unknown":
-                    figure, reach = f"{chosen.unknown} unknown targets", "p50 ≤ 100, max ≤ 500 ms; 0 repeats"
-                    unknown(bootstrap, mode, chosen.unknown)  # a broker that has just started is three times slower
-                    measured = unknown(bootstrap, mode, chosen.unknown)
-                else:
-                    count, dead = steadily[row]
-                    figure = f"{chosen.rate}/s over {count:,} targets for {chosen.seconds:.0f} s"
-                    figure += f", one {dead}" if dead else ""
-                    reach = "p50 ≤ 10, p99 ≤ 100 ms; 0 repeats" if mode == "at least once" else "2 × a single target's"
-                    measured = steady(bootstrap, mode, count, rate=chosen.rate, seconds=chosen.seconds, dead=dead)
+                    for number in range(WARM_UP_ROUNDS + ROUNDS):
+                        alone = bare(bootstrap, mode, chosen.unknown)
+                        measured = f"{unknown(bootstrap, mode, chosen.unknown)}; bare producer {alone} ms"
+                        if number >= WARM_UP_ROUNDS:
+                            reach = "p50 ≤ 100, max ≤ 500 ms; 0 repeats"
+                            table.say(f"{mode}: {chosen.unknown} unknown targets", reach, measured)
+                    continue
+                count, dead = steadily[row]
+                figure = f"{chosen.rate}/s over {count:,} targets for {chosen.seconds:.0f} s"
+                figure += f", one {dead}" if dead else ""
+                reach = "p50 ≤ 10, p99 ≤ 100 ms; 0 repeats" if mode == "at least once" else "2 × a single target's"
+                measured = steady(bootstrap, mode, count, rate=chosen.rate, seconds=chosen.seconds, dead=dead)
                 table.say(f"{mode}: {figure}", reach, measured)
 
     if chosen.bootstrap:
