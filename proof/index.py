@@ -148,6 +148,10 @@ class Index:
         """Whether coordinates lie in a topic that faults delete or empty."""
         return where is not None and where.rsplit("/", 2)[0] in self.setup.fleeting
 
+    def has_fleeting_target(self, record: Stored) -> bool:
+        """Whether a schedule record goes to a topic that faults delete or empty."""
+        return record.envelope.real_topic in self.setup.fleeting
+
     # --- what a record is --------------------------------------------------------------------------------------------
 
     def messages(self) -> Iterator[Stored]:

@@ -59,10 +59,10 @@ def _relayed(index: Index) -> Iterator[Violation]:
         if record.topic != index.names.schedule or not record.it.committed or record.committed_children():
             continue
         position, source = index.positions.get((worker, queue_of(record.it.where)), (0, None))
-        if position > record.offset and record.envelope.real_topic not in index.setup.fleeting:
+        if position > record.offset and not index.has_fleeting_target(record):
             what = f"the worker's position {position} is past {record.it.where}, which was not delivered"
             yield Violation.of("lost", what, [record.source, source])
-        elif index.setup.drained and record.envelope.real_topic not in index.setup.fleeting:
+        elif index.setup.drained and not index.has_fleeting_target(record):
             yield Violation.of("stuck", f"{record.it.where} still waits in its delay queue", [record.source, source])
 
 

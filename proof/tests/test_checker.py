@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proof.__main__ import main
-from proof.check import run
+from proof.check import commits, run
 from proof.check.commits import relayed_ms
 from proof.check.duplicates import causes
 from proof.check.fold import find
@@ -180,6 +180,21 @@ def test_it_is_not_known_when_a_record_was_relayed_if_a_copy_of_it_has_its_sende
     doctor.line(copy.source)["stamp"] = "create"
     again = Index(parsed(doctor.finish()))
     assert relayed_ms(next(each for each in again.messages() if each.it.where == relayed.it.where)) == -math.inf
+
+
+def test_a_repeat_does_not_tell_when_a_record_was_relayed_whose_target_may_have_been_deleted_since() -> None:
+    doctor = Doctor("concurrent", 1)
+    relayed = next(each for each in doctor.index.messages() if relayed_ms(each) > 0)
+    (copy,) = relayed.committed_children()
+    doctor.line(copy.source)["ms"] += 600_000  # the first copy is gone, with its topic
+
+    def kinds() -> set[str]:
+        return {violation.kind for violation in commits.find(Index(parsed(doctor.files)))}
+
+    assert kinds() == {"commit-past-unfinished"}
+    doctor.set_header(relayed, "REAL_TOPIC", b"deleted")
+    doctor.setup["fleeting"] = ["deleted"]
+    assert kinds() == set()
 
 
 def write(folder: Path, files: Files) -> None:
