@@ -70,7 +70,11 @@ __all__ = [
 
 
 class SendError(RocketshimError):
-    """No delivery report confirmed the send. The message is not stored, unless it is a `SendTimeoutError`."""
+    """No delivery report confirmed the send. The message is not stored, unless it is a `SendTimeoutError`.
+
+    The report is about the last attempt of the client. An earlier one without an answer may have stored the message,
+    while brokers fail (seen once, docs/reliability.md).
+    """
 
 
 class SendTimeoutError(SendError):
