@@ -207,6 +207,15 @@ def bare(bootstrap: str, mode: str, count: int) -> str:
     return percentiles([float(at - began_ms) for at in stamps])
 
 
+def unknown_rows(bootstrap: str, mode: str, count: int) -> None:
+    """Print a row for each round with unknown targets, once the broker is warm."""
+    for number in range(WARM_UP_ROUNDS + ROUNDS):
+        alone = bare(bootstrap, mode, count)
+        measured = f"{unknown(bootstrap, mode, count)}; bare producer {alone} ms"
+        if number >= WARM_UP_ROUNDS:
+            table.say(f"{mode}: {count} unknown targets", "p50 ≤ 100, max ≤ 500 ms; 0 repeats", measured)
+
+
 def steady(bootstrap: str, mode: str, count: int, *, rate: int, seconds: float, dead: str = "") -> str:
     """A steady rate over a number of targets."""
     stage = Stage(bootstrap, count)
@@ -258,12 +267,7 @@ def main() -> None:
         for row in rows:
             for mode in chosen.modes:
                 if row == "unknown":
-                    for number in range(WARM_UP_ROUNDS + ROUNDS):
-                        alone = bare(bootstrap, mode, chosen.unknown)
-                        measured = f"{unknown(bootstrap, mode, chosen.unknown)}; bare producer {alone} ms"
-                        if number >= WARM_UP_ROUNDS:
-                            reach = "p50 ≤ 100, max ≤ 500 ms; 0 repeats"
-                            table.say(f"{mode}: {chosen.unknown} unknown targets", reach, measured)
+                    unknown_rows(bootstrap, mode, chosen.unknown)
                     continue
                 count, dead = steadily[row]
                 figure = f"{chosen.rate}/s over {count:,} targets for {chosen.seconds:.0f} s"
