@@ -262,15 +262,15 @@ def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, ord
         "group.id": settings.group,
         "auto.offset.reset": "earliest",  # if retention deleted the position: repeat, never lose
         "on_commit": on_commit,
+        **({} if brokers_assign(settings.client) else {"partition.assignment.strategy": "cooperative-sticky"}),
     }
-    if not brokers_assign(settings.client):
-        required["partition.assignment.strategy"] = "cooperative-sticky"
-    defaults: dict[str, Any] = dict(CONSUMER_DEFAULTS)
-    if orderly and "partition.assignment.strategy" in required:
-        # The queues of a dead member are reassigned when its session ends: let it end no later than its locks.
+    own: dict[str, Any] = {}
+    if brokers_assign(settings.client):  # a member that misses a revocation makes others wait for this time
+        own = {"max.poll.interval.ms": _SESSION_MS + settings.revoke_drain_ms}
+    elif orderly:  # the queues of a dead member are reassigned when its session ends: no later than its locks do
         session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
-        defaults |= {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
-    return settings.client_config(required, defaults)
+        own = {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
+    return settings.client_config(required, {**CONSUMER_DEFAULTS, **own})
 
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:

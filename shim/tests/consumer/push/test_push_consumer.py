@@ -406,6 +406,26 @@ def test_a_consumer_that_has_ended_by_an_error_answers_with_it(live: InMemoryKaf
 
 
 def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
+    readers = [_settings_of_the_reader(live, **{"group.protocol": protocol}) for protocol in ("consumer", "classic")]
+    assert ["partition.assignment.strategy" in config for config in readers] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("client", "longest_ms"),
+    [
+        ({"group.protocol": "consumer"}, 48_000),
+        ({"group.protocol": "consumer", "max.poll.interval.ms": 90_000}, 90_000),
+        ({"group.protocol": "classic"}, None),
+    ],
+)
+def test_with_kip_848_a_member_that_keeps_partitions_of_others_is_put_out_after_48_s(
+    live: InMemoryKafka, client: dict[str, Any], longest_ms: int | None
+) -> None:
+    """Librdkafka may miss that it has to revoke: the broker then waits for this time, by default for five minutes."""
+    assert _settings_of_the_reader(live, **client).get("max.poll.interval.ms") == longest_ms
+
+
+def _settings_of_the_reader(live: InMemoryKafka, **client: Any) -> dict[str, Any]:
     configs: list[dict[str, Any]] = []
 
     def factory(config: Any) -> Any:
@@ -413,15 +433,12 @@ def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
         known = {key: value for key, value in config.items() if key != "group.protocol"}
         return live.consumer({**known, "partition.assignment.strategy": "cooperative-sticky"})
 
-    for protocol in ("consumer", "classic"):
-        consumer = PushConsumer(
-            "memory:1", group="g", clients=Clients(factory, live.producer), client={"group.protocol": protocol}
-        )
-        consumer.register_message_listener("orders", print)
-        with consumer:
-            pass
-    readers = [config for config in configs if "on_commit" in config]  # the other clients only look up
-    assert ["partition.assignment.strategy" in config for config in readers] == [False, True]
+    consumer = PushConsumer("memory:1", group="g", clients=Clients(factory, live.producer), client=client)
+    consumer.register_message_listener("orders", print)
+    with consumer:
+        pass
+    (reader,) = [config for config in configs if "on_commit" in config]  # the other clients only look up
+    return reader
 
 
 @pytest.mark.usefixtures("broken_logging")
