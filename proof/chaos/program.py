@@ -64,6 +64,7 @@ PLANT = "PROOF_PLANT"
 _SEND_S = 60.0
 _TICK_S = 0.01
 _MOST_PENDING = 3_000
+_FIRST_RETRY_NS = 80_000_000  # librdkafka tries again after 100 ms less up to a fifth (retry.backoff.ms)
 _true_ns = time.time_ns
 
 
@@ -193,7 +194,7 @@ class _Program:
             why = type(error).__name__
             self.history.end(lambda now_ns: End(type="fail", op=op, at_ns=now_ns, why=why))
             return None
-        future.add_done_callback(partial(_sent, self.history, op))
+        future.add_done_callback(partial(_sent, self.history, op, time.monotonic_ns()))
         return future
 
     # --- relaying ----------------------------------------------------------------------------------------------------
@@ -373,7 +374,7 @@ class _Program:
         return int(message.offset()) + 1
 
 
-def _sent(history: HistoryWriter, op: int, future: "Future[SendResult]") -> None:
+def _sent(history: HistoryWriter, op: int, begun_ns: int, future: "Future[SendResult]") -> None:
     error = future.exception()
     if error is None:
         result = future.result()
@@ -382,7 +383,9 @@ def _sent(history: HistoryWriter, op: int, future: "Future[SendResult]") -> None
         where = None if offset is None or offset < 0 else result.offset_msg_id
         history.end(lambda now_ns: End(type="ok", op=op, at_ns=now_ns, where=where, id=result.msg_id))
         return
-    kind: Any = "info" if isinstance(error, SendTimeoutError) else "fail"
+    # A report is about the last attempt, and an earlier one may have stored the message.
+    is_certain = not isinstance(error, SendTimeoutError) and time.monotonic_ns() - begun_ns < _FIRST_RETRY_NS
+    kind: Any = "fail" if is_certain else "info"
     history.end(lambda now_ns: End(type=kind, op=op, at_ns=now_ns, why=repr(error)[:200]))
 
 

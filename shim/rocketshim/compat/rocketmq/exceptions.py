@@ -57,7 +57,7 @@ class ProducerStartFailed(ProducerException):
 
 
 class ProducerSendSyncFailed(ProducerException):
-    """`send_sync` failed. The message is not stored, unless the cause is a `SendTimeoutError`."""
+    """`send_sync` failed. The cause, a `rocketshim.SendError` for example, says whether the message is stored."""
 
 
 class ProducerSendOnewayFailed(ProducerException):
@@ -65,7 +65,7 @@ class ProducerSendOnewayFailed(ProducerException):
 
 
 class ProducerSendOrderlyFailed(ProducerException):
-    """`send_orderly_with_sharding_key` failed. The message is not stored, unless the cause is a `SendTimeoutError`."""
+    """`send_orderly_with_sharding_key` failed. The cause says whether the message is stored, as for `send_sync`."""
 
 
 class ProducerSendAsyncFailed(ProducerException):
