@@ -406,7 +406,7 @@ def test_a_consumer_that_has_ended_by_an_error_answers_with_it(live: InMemoryKaf
 
 
 def test_kip_848_gets_no_assignor_of_the_client(live: InMemoryKafka) -> None:
-    readers = [_settings_of_the_reader(live, **{"group.protocol": protocol}) for protocol in ("consumer", "classic")]
+    readers = [_settings_of_the_reader(live, {"group.protocol": protocol}) for protocol in ("consumer", "classic")]
     assert ["partition.assignment.strategy" in config for config in readers] == [False, True]
 
 
@@ -422,23 +422,31 @@ def test_with_kip_848_a_member_that_keeps_partitions_of_others_is_put_out_after_
     live: InMemoryKafka, client: dict[str, Any], longest_ms: int | None
 ) -> None:
     """Librdkafka may miss that it has to revoke: the broker then waits for this time, by default for five minutes."""
-    assert _settings_of_the_reader(live, **client).get("max.poll.interval.ms") == longest_ms
+    assert _settings_of_the_reader(live, client).get("max.poll.interval.ms") == longest_ms
 
 
-def _settings_of_the_reader(live: InMemoryKafka, **client: Any) -> dict[str, Any]:
+def _settings_of_the_reader(live: InMemoryKafka, client: dict[str, Any]) -> dict[str, Any]:
+    (reader,) = [config for config in _settings_of_all_clients(live, client) if "on_commit" in config]
+    return reader
+
+
+def _settings_of_all_clients(live: InMemoryKafka, client: dict[str, Any]) -> list[dict[str, Any]]:
+    """Those of the clients that a push consumer makes, in the order in which it makes them."""
     configs: list[dict[str, Any]] = []
 
-    def factory(config: Any) -> Any:
-        configs.append(dict(config))
-        known = {key: value for key, value in config.items() if key != "group.protocol"}
-        return live.consumer({**known, "partition.assignment.strategy": "cooperative-sticky"})
+    def noted(make: Any) -> Any:
+        def made(config: Any) -> Any:
+            configs.append(dict(config))
+            return make(config)
 
-    consumer = PushConsumer("memory:1", group="g", clients=Clients(factory, live.producer), client=client)
+        return made
+
+    clients = Clients(noted(live.consumer), noted(live.producer))
+    consumer = PushConsumer("memory:1", group="g", clients=clients, client=client)
     consumer.register_message_listener("orders", print)
     with consumer:
         pass
-    (reader,) = [config for config in configs if "on_commit" in config]  # the other clients only look up
-    return reader
+    return configs
 
 
 @pytest.mark.usefixtures("broken_logging")
@@ -516,20 +524,6 @@ def test_a_reset_by_time_uses_the_lookup_client(live: InMemoryKafka) -> None:
 def test_the_clients_notice_added_partitions_within_seconds(
     live: InMemoryKafka, client: dict[str, Any], interval_ms: int
 ) -> None:
-    configs: list[dict[str, Any]] = []
-
-    def noted(make: Any) -> Any:
-        def made(config: Any) -> Any:
-            configs.append(dict(config))
-            return make(config)
-
-        return made
-
-    clients = Clients(noted(live.consumer), noted(live.producer))
-    consumer = PushConsumer("memory:1", group="g", clients=clients, client=client)
-    consumer.register_message_listener("orders", print)
-    with consumer:
-        pass
-    intervals = [config.get("topic.metadata.refresh.interval.ms") for config in configs]
+    intervals = [config.get("topic.metadata.refresh.interval.ms") for config in _settings_of_all_clients(live, client)]
     assert intervals[:2] == [interval_ms] * 2
     assert len(intervals) == 3, "the third client only looks up"
