@@ -5,7 +5,8 @@
   the next three is a row: on a broker that has just started, both take four times as long.
 * `steady`: messages at a rate over all targets in turn, beside the same rate to a single one; then once more with one
   target in the midst of them dead: it exists and takes nothing (`min.insync.replicas` above what there is), is deleted
-  while it is written to.
+  while it is written to. A minute of it over all targets warms the broker up: on one that has just started, the first
+  seconds are late by seconds.
 
 Late is what lies between *due* (append time of the schedule record + its delay) and *stored* (append time at the
 target), by the broker's stamps, as p50 / p99 / max; the first two seconds of a steady rate are dropped. A repeat is a
@@ -45,6 +46,7 @@ DELAY_MS = 1_000
 PARTITIONS = 2
 FULL_COMPILER = "-XX:TieredStopAtLevel=4"  # as in production: without it, the JVM of a local broker compiles less
 WARM_UP_ROUNDS, ROUNDS = 6, 3
+STEADY_WARM_UP_S = 60.0
 AT_ONCE = 100  # topics that are created or deleted by one request
 MODES = {"at least once": [], "exactly once": ["--exactly-once"]}
 
@@ -264,6 +266,8 @@ def main() -> None:
     table.head()
 
     def run(bootstrap: str) -> None:
+        if steadily.keys() & set(rows):
+            steady(bootstrap, chosen.modes[0], chosen.targets, rate=chosen.rate, seconds=STEADY_WARM_UP_S)
         for row in rows:
             for mode in chosen.modes:
                 if row == "unknown":
