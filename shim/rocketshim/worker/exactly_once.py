@@ -226,7 +226,7 @@ class ExactlyOnce:
                 self._abort(producer, transaction, None)
                 return
             self._beat_before_call()
-            # Not while the records are stored, which would be 1.5 ms faster: see docs/performance.md.
+            # Not while the records are stored, though 1.5 ms faster: see the open findings in docs/reliability.md.
             # If the transaction has failed, this call raises the cause.
             producer.send_offsets_to_transaction(
                 transaction.offsets(), consumer.consumer_group_metadata(), self._api_timeout_s
