@@ -57,7 +57,14 @@ from rocketshim.errors import (
 )
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Clients, ProducerClient, close_producer, confluent_clients, purge_producer
+from rocketshim.kafka.clients import (
+    Clients,
+    ProducerClient,
+    close_producer,
+    confluent_clients,
+    init_transactions,
+    purge_producer,
+)
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.hops import OutgoingRecord
@@ -287,7 +294,7 @@ class Redriver:
             self._refuse_if_taken_over(read_log(self._reader, self._log_topic, self._source))
         batch_settings = {"batch.num.messages": 1} if self._is_one_per_batch else {}
         producer = self._producer = self._clients.producer({**self._config, **batch_settings})
-        producer.init_transactions(_API_TIMEOUT_S)
+        init_transactions(producer, self._source, _API_TIMEOUT_S)
         log = self._begin(producer)
         letters = self._progress.resume(self._is_done(log))
         self._report()

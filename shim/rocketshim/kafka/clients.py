@@ -47,6 +47,7 @@ __all__ = [
     "confluent_admin",
     "confluent_clients",
     "explained",
+    "init_transactions",
     "is_fatal",
     "poll_callbacks",
     "purge_producer",
@@ -58,6 +59,7 @@ __all__ = [
 
 _Client = TypeVar("_Client")
 
+_CONNECTING_S: Final = 1.0
 _LEAVING_TURN_S: Final = 0.01
 _LOG = logging.getLogger("rocketshim.client")
 _LOG.addHandler(
@@ -364,6 +366,28 @@ def refresh_metadata(producer: ProducerClient, topic: str | None = None) -> None
     """Make a producer refresh its metadata of a topic, None: of all topics. Do not wait for the answer."""
     with suppress(KafkaException):  # it always times out
         producer.list_topics(topic, timeout=0)
+
+
+def init_transactions(producer: ProducerClient, topic: str, timeout_s: float) -> None:
+    """Call `init_transactions` of a new producer, once it is connected.
+
+    librdkafka looks for the transaction coordinator as soon as `init_transactions` is called. If no broker is connected
+    at that moment, it looks again after 500 ms. So the producer asks for metadata first, twice: after the first answer
+    librdkafka may close the connection to the bootstrap server and open another one. Our measurement, 2.16.1: without
+    this, 20 of 32 calls took 510 ms; after one request 2 of 25; after two none of 75, and 60 ms with them.
+
+    Args:
+        producer: the producer.
+        topic: a topic that exists; its metadata is asked for.
+        timeout_s: the time limit of `init_transactions`, in seconds. Connecting may take two more.
+
+    Raises:
+        KafkaException: from `init_transactions`.
+    """
+    with suppress(KafkaException):
+        for _ in range(2):
+            producer.list_topics(topic, timeout=_CONNECTING_S)
+    producer.init_transactions(timeout_s)
 
 
 def purge_producer(producer: ProducerClient, longest_s: float) -> None:

@@ -38,6 +38,7 @@ from rocketshim.kafka.clients import (
     ConsumerClient,
     ProducerClient,
     close_producer,
+    init_transactions,
     poll_callbacks,
     purge_producer,
 )
@@ -400,7 +401,7 @@ class ExactlyOnce:
         producer = self._make_producer(config)
         self._beat_before_call()
         try:
-            producer.init_transactions(self._api_timeout_s)
+            init_transactions(producer, self._prober.topic, self._api_timeout_s)
             self._resolve(self._consumer)
         except KafkaException as problem:
             self._commits.failed()

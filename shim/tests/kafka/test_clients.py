@@ -4,6 +4,8 @@ import logging
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
@@ -16,6 +18,7 @@ from rocketshim.kafka.clients import (
     close_producer,
     confluent_clients,
     explained,
+    init_transactions,
     is_fatal,
     unsubscribes,
     with_log,
@@ -134,6 +137,33 @@ def test_without_a_thread_left_a_consumer_commits_and_closes_all_the_same(monkey
     monkeypatch.setattr(threading.Thread, "start", refuse)
     assert close_consumer(client, GUARD_S, client.commit) is Parting.LEFT  # type: ignore[arg-type]
     assert client.calls == ["commit", "close"]
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+def test_a_producer_is_connected_before_it_begins_transactions_and_without_a_broker_that_call_raises(
+    monkeypatch: pytest.MonkeyPatch, *, is_down: bool
+) -> None:
+    kafka = InMemoryKafka()
+    kafka.create_topic("orders")
+    producer = kafka.producer({"transactional.id": "t"})
+    if is_down:
+        kafka.stop_broker()
+    calls: list[str] = []
+    list_topics, init = producer.list_topics, producer.init_transactions
+
+    def list_noted(topic: str, timeout: float) -> Any:
+        calls.append(f"list {topic}")
+        return list_topics(topic, timeout)
+
+    def init_noted(timeout: float) -> None:
+        calls.append(f"init {timeout}")
+        init(timeout)
+
+    monkeypatch.setattr(producer, "list_topics", list_noted)
+    monkeypatch.setattr(producer, "init_transactions", init_noted)
+    with pytest.raises(KafkaException) if is_down else nullcontext():
+        init_transactions(producer, "orders", 9.0)
+    assert calls == ["list orders", "init 9.0"] if is_down else ["list orders", "list orders", "init 9.0"]
 
 
 def test_a_producer_that_is_closed_may_be_closed_again() -> None:
