@@ -12,6 +12,8 @@
 * The worker waits while reports keep arriving. If none arrives for 100 ms, the targets without reports are looked up:
   if one of them was deleted, the transaction is aborted. If none arrives for `target_patience_ms`, the targets that
   have not answered are avoided.
+* If the broker refuses the transaction because of an unknown topic, these targets are looked up, too. Otherwise the
+  next transaction would fail as well.
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
   position moved.
 * An uncertain outcome (time-out, fenced, fatal error, a commit that took longer than its time) has four steps. The
@@ -68,6 +70,7 @@ _MOST_FENCINGS: Final = 3
 _MOST_ROUTINGS: Final = 4  # of a record whose hop the producer refuses: target, queue, parking topic, without its body
 _LAST_REPORTS_S: Final = 1.0
 _LOOK_S: Final = 0.1  # to see whether reports arrive
+_ANSWER_S: Final = 0.02  # to see whether lookups were answered
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
 
 
@@ -258,20 +261,24 @@ class ExactlyOnce:
         left, quiet_s = len(producer), 0.0
         while True:
             self._beat_before_call()
-            still = producer.flush(_LOOK_S)
-            quiet_s = quiet_s + _LOOK_S if still >= left else 0.0
+            step_s = _ANSWER_S if quiet_s else _LOOK_S
+            still = producer.flush(step_s)
+            quiet_s = quiet_s + step_s if still >= left else 0.0
             transaction.is_silent = still > 0 and quiet_s >= self._patience_s
             now_ns = self._clock.monotonic_ns()
             if not still or transaction.is_silent or now_ns >= end_ns:
                 return still
             if quiet_s == _LOOK_S:
-                for target in transaction.unanswered():
-                    self._targets.look_again(target.topic)
+                self._look_again(transaction)
             self._targets.hear(now_ns)
-            transaction.has_deleted = any(target.partitions == 0 for target in transaction.unanswered())
+            transaction.has_deleted = any(target.partitions == 0 for target in transaction.unstored_targets())
             if transaction.has_deleted:
                 return still
             left = still
+
+    def _look_again(self, transaction: Transaction) -> None:
+        for target in transaction.unstored_targets():
+            self._targets.look_again(target.topic)
 
     def _committed(self, transaction: Transaction, began_ns: int) -> None:
         now_ns = self._clock.monotonic_ns()
@@ -307,6 +314,8 @@ class ExactlyOnce:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
         self._commits.failed()
+        if cause is not None and cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            self._look_again(transaction)  # the error does not name the deleted target
         self._beat_before_call()
         # otherwise the abort waits for reports that no poll serves
         purge_producer(producer, _LOOK_S if transaction.has_deleted else self._patience_s)

@@ -29,7 +29,7 @@ class Transaction:
         passed: partitions of which it commits only the position after probes.
         must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
         is_silent: whether the targets have not stored its records, and no report has arrived for a while.
-        has_deleted: whether a target without reports was deleted.
+        has_deleted: whether a target whose records were not stored was deleted.
 
     Thread-safety: none; the worker's thread.
     """
@@ -69,13 +69,9 @@ class Transaction:
             for at, error in batch.errors:
                 yield batch, at, error
 
-    def unanswered(self) -> set[TargetHealth]:
-        """Return the targets for whose records reports are missing."""
-        return {
-            batch.group.target
-            for batch in self.batches
-            if batch.group.target is not None and batch.reports < len(batch.indexes)
-        }
+    def unstored_targets(self) -> set[TargetHealth]:
+        """Return the targets of the records that are not known to be stored."""
+        return {batch.group.target for batch in self.batches if batch.group.target is not None and batch.unstored()}
 
     @property
     def has_failure(self) -> bool:

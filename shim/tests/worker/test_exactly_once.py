@@ -87,6 +87,35 @@ def test_an_abort_delivers_each_record_once(sim: Any, call: str) -> None:
     assert worker.counts.aborted == 1
 
 
+def test_a_transaction_that_is_refused_because_of_a_deleted_target_is_the_only_one(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sim.kafka.create_topic("audit")
+    worker = sim.worker()
+    for topic in ("orders", "audit"):
+        sim.schedule(topic=topic)
+    sim.until(worker, lambda: len(values(sim)) == len(values(sim, "audit")) == 1)
+    producer = worker._delivery._producer
+    flush = producer.flush
+
+    def refused(timeout: float = -1) -> int:
+        """As librdkafka does it: no record leaves the queue, and the error does not name the topic."""
+        monkeypatch.undo()
+        producer.purge()
+        sim.kafka.delete_topic("audit")
+        sim.kafka.release()
+        return flush(timeout)
+
+    sim.kafka.hold_sends()
+    monkeypatch.setattr(producer, "flush", refused)
+    unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "unknown", txn_requires_abort=True)
+    sim.kafka.fail_transaction(unknown, call="send_offsets_to_transaction")
+    for topic in ("orders", "audit"):
+        sim.schedule(topic=topic)
+    sim.until(worker, lambda: len(values(sim)) == 2 and len(sim.parked()) == 1, 10_000)
+    assert worker.counts.aborted == 1
+
+
 def test_an_abort_that_fails_has_an_uncertain_outcome(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()

@@ -99,11 +99,15 @@ def test_a_transaction_waits_while_reports_arrive(sim: Any, is_slow: bool, monke
     sim.until(worker, lambda: worker._delivery._producer is not None)
     producer = worker._delivery._producer
     flush = producer.flush
-    left = [3] * 15 + [2] * 15 + [1] * 15 if is_slow else [3] * 45  # at each look, 100 ms apart; the patience is 2 s
+    waited_s = 0.0
 
-    def slowly(timeout: float = -1) -> int:
+    def slowly(timeout: float = -1) -> int:  # a report each 1.5 s, or none for 4.5 s; the patience is 2 s
+        nonlocal waited_s
+        waited_s += max(0, timeout)
         sim.clock.advance(max(0, timeout) * 1_000)
-        return left.pop(0) if left else flush(timeout)
+        if waited_s >= 4.5:
+            return flush(timeout)
+        return 3 - int(waited_s / 1.5) if is_slow else 3
 
     monkeypatch.setattr(producer, "flush", slowly)
     for number in range(3):
