@@ -306,3 +306,21 @@ def test_an_error_of_a_record_s_own_is_no_matter_of_headers() -> None:
     for _ in range(2):
         with pytest.raises(KeyError, match="mine"):
             read_headers(Wrong())
+
+
+def test_two_threads_may_read_the_first_records_of_a_class_at_the_same_time() -> None:
+    class Kind(type):
+        lookups = 0
+
+        def __hash__(cls) -> int:
+            Kind.lookups += 1
+            if Kind.lookups == 2:  # the first thread has found no reader, and here the other one reads a record
+                read_headers(cls())
+            return 1
+
+    class Record(metaclass=Kind):
+        def headers(self) -> Any:
+            return [("a", b"1")]
+
+    assert read_headers(Record()) == [("a", b"1")]
+    assert Kind.lookups > 2
