@@ -223,8 +223,11 @@ class _Program:
     @property
     def _protocol(self) -> dict[str, Any]:
         """Settings of the protocol by which a group shares out its partitions."""
-        classic = {"session.timeout.ms": int(SESSION_S * 1_000), "heartbeat.interval.ms": 500}
-        return {"group.protocol": "consumer"} if self.job.kip_848 else classic
+        session_ms = int(SESSION_S * 1_000)
+        if self.job.kip_848:
+            # the rule of `push.assembly`, for the brokers' session instead of the default one of 45 s
+            return {"group.protocol": "consumer", "max.poll.interval.ms": session_ms + 3_000}
+        return {"session.timeout.ms": session_ms, "heartbeat.interval.ms": 500}
 
     def _consumer(self, group: Group, **settings: Any) -> PushConsumer:
         named: dict[str, Any] = {
