@@ -13,9 +13,9 @@ A transaction contains the dead letters that it sends and their mark in the redr
 
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
-A refusal ends its transaction and its session, which takes 0.3 s. Therefore a letter that would certainly be refused
-for the cause of an earlier refusal fails without being sent (`core.redrive_refusals`). Records that no longer exist, or
-differ from those that the plan saw, fail, too.
+A refusal ends its transaction and its session, and the next session reads the log again. Therefore a letter that would
+certainly be refused for the cause of an earlier refusal fails without being sent (`core.redrive_refusals`). Records
+that no longer exist, or differ from those that the plan saw, fail, too.
 
 The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
 never repeated after a later one. A letter that failed may be sent later, once its cause is fixed. To keep the order
@@ -294,7 +294,7 @@ class Redriver:
             self._refuse_if_taken_over(read_log(self._reader, self._log_topic, self._source))
         batch_settings = {"batch.num.messages": 1} if self._is_one_per_batch else {}
         producer = self._producer = self._clients.producer({**self._config, **batch_settings})
-        init_transactions(producer, self._source, _API_TIMEOUT_S)
+        init_transactions(producer, self._log_topic, _API_TIMEOUT_S)
         log = self._begin(producer)
         letters = self._progress.resume(self._is_done(log))
         self._report()

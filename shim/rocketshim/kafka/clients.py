@@ -369,7 +369,7 @@ def refresh_metadata(producer: ProducerClient, topic: str | None = None) -> None
 
 
 def init_transactions(producer: ProducerClient, topic: str, timeout_s: float) -> None:
-    """Call `init_transactions` of a new producer, once it is connected.
+    """Call `init_transactions` of a new producer once it is connected, or cannot connect within a second.
 
     librdkafka looks for the transaction coordinator as soon as `init_transactions` is called. If no broker is connected
     at that moment, it looks again after 500 ms. So the producer asks for metadata first, twice: after the first answer
@@ -378,7 +378,7 @@ def init_transactions(producer: ProducerClient, topic: str, timeout_s: float) ->
 
     Args:
         producer: the producer.
-        topic: a topic that exists; its metadata is asked for.
+        topic: a topic that exists; its metadata is asked for. If it does not exist, the broker may create it.
         timeout_s: the time limit of `init_transactions`, in seconds. Connecting may take two more.
 
     Raises:

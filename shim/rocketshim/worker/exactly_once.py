@@ -9,11 +9,11 @@
   record makes the broker refuse its batch, the producer sends one record per batch for a while, and then the report is
   about the record. A success without an offset (`kafka.reports`) would be committed: it aborts the transaction. So the
   worker reads all reports before the commit.
-* The worker waits while reports keep arriving. If none arrives for 100 ms, the targets without reports are looked up:
-  if one of them was deleted, the transaction is aborted. If none arrives for `target_patience_ms`, the targets that
-  have not answered are avoided.
-* If the broker refuses the transaction because of an unknown topic, these targets are looked up, too. Otherwise the
-  next transaction would fail as well.
+* The worker waits while reports keep arriving. If none arrives for 100 ms, the targets of records that are not known to
+  be stored are looked up: if one of them was deleted, the transaction is aborted. If none arrives for
+  `target_patience_ms`, the targets that have not answered are avoided.
+* If the broker refuses the transaction because of an unknown topic, the same targets are looked up. Otherwise the next
+  transaction would fail as well.
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
   position moved.
 * An uncertain outcome (time-out, fenced, fatal error, a commit that took longer than its time) has four steps. The
@@ -415,6 +415,7 @@ class ExactlyOnce:
         except KafkaException as problem:
             self._commits.failed()
             self._alarm("worker.producer-recycled", error=str(problem))
+            close_producer(producer, _LAST_REPORTS_S)
             self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
             return
         self._producer = producer
@@ -427,6 +428,7 @@ class ExactlyOnce:
         if flights:
             numbers = {flight.assigned.number for flight in flights}
             asked = [TopicPartition(self._prober.topic, number) for number in numbers]
+            self._beat_before_call()
             answers = check_answers(consumer.committed(asked, timeout=self._api_timeout_s))
             found = {item.partition: item.offset for item in answers}
             committed = {each for each in flights if found[each.assigned.number] >= each.due.run.next_offset}

@@ -71,7 +71,11 @@ class Transaction:
 
     def unstored_targets(self) -> set[TargetHealth]:
         """Return the targets of the records that are not known to be stored."""
-        return {batch.group.target for batch in self.batches if batch.group.target is not None and batch.unstored()}
+        return {
+            batch.group.target
+            for batch in self.batches
+            if batch.group.target is not None and (batch.errors or batch.reports < len(batch.indexes))
+        }
 
     @property
     def has_failure(self) -> bool:

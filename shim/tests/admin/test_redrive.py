@@ -17,6 +17,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.consumer import InMemoryConsumer
+from rocketshim.testing.producer import InMemoryProducer
 from rocketshim_topics import OutgoingRecord
 from rocketshim_topics.redrive_log import record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
@@ -118,6 +119,22 @@ def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
     assert stage.everything_once()
     assert stage.run("again", again=True).sent == 1_200
     assert stage.run("again", again=True).sent == 0
+
+
+def test_the_producer_is_connected_before_it_begins_transactions_and_asks_for_no_topic_that_may_be_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    list_topics = InMemoryProducer.list_topics
+
+    def list_noted(producer: InMemoryProducer, topic: str, timeout: float) -> Any:
+        asked.append(topic)
+        return list_topics(producer, topic, timeout)
+
+    monkeypatch.setattr(InMemoryProducer, "list_topics", list_noted)
+    Stage(5).run()
+    assert asked[:2] == [LOG, LOG]
+    assert DLQ not in asked
 
 
 def test_a_redrive_that_is_stopped_ends_its_transaction_and_names_the_user_in_the_log() -> None:

@@ -6,6 +6,8 @@ import pytest
 from confluent_kafka import KafkaError
 
 from rocketshim.errors import WorkerError
+from rocketshim.testing.producer import InMemoryProducer
+from rocketshim.worker import exactly_once
 
 pytestmark = pytest.mark.only("exactly-once")
 GROUP = "rmq.sched"
@@ -36,6 +38,43 @@ def test_a_commit_with_an_uncertain_outcome_delivers_each_record_once(
     assert sorted(values(sim)) == sorted(b"%d" % number for number in range(30))
     assert worker.counts.recycled == 1
     assert sim.position(0) >= 10
+
+
+def test_each_producer_is_connected_before_it_begins_transactions(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    list_topics, init = InMemoryProducer.list_topics, InMemoryProducer.init_transactions
+
+    def list_noted(producer: InMemoryProducer, topic: str, timeout: float) -> Any:
+        asked.append(producer)
+        return list_topics(producer, topic, timeout)
+
+    def init_noted(producer: InMemoryProducer, timeout: float) -> None:
+        assert asked.count(producer) == 2
+        init(producer, timeout)
+
+    monkeypatch.setattr(InMemoryProducer, "list_topics", list_noted)
+    monkeypatch.setattr(InMemoryProducer, "init_transactions", init_noted)
+    worker = sim.worker()
+    sim.schedule()
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+    sim.until(worker, lambda: len(values(sim)) == 1)
+    assert len(set(asked)) == 2
+
+
+def test_a_producer_that_cannot_begin_transactions_is_closed(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Any] = []
+    close = exactly_once.close_producer
+    monkeypatch.setattr(
+        exactly_once, "close_producer", lambda producer, s: (closed.append(producer), close(producer, s))
+    )
+    worker = sim.worker()
+    sim.kafka.stop_broker()
+    sim.run(worker, 3_000)
+    sim.kafka.start_broker()
+    sim.schedule()
+    sim.until(worker, lambda: len(values(sim)) == 1)
+    assert closed
+    assert worker._delivery._producer not in closed
 
 
 def test_an_outcome_that_is_uncertain_again_and_again_costs_a_producer_at_most_each_tenth_of_a_second(sim: Any) -> None:
@@ -71,6 +110,26 @@ def test_an_error_in_place_of_a_position_leaves_the_outcome_uncertain(
     monkeypatch.undo()
     sim.run(worker, 4_000)
     assert len(values(sim)) == 1
+
+
+def test_the_watchdog_gives_the_lookup_of_positions_a_time_of_its_own(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    sim.run(worker, 500)
+    calls: list[str] = []
+    committed, init = worker._consumer.committed, InMemoryProducer.init_transactions
+
+    def noted(name: str, call: Any) -> Any:
+        return lambda *args, **named: (calls.append(name), call(*args, **named))[1]
+
+    monkeypatch.setattr(exactly_once.ExactlyOnce, "_beat_before_call", lambda _: calls.append("beat"))
+    monkeypatch.setattr(worker._consumer, "committed", noted("committed", committed))
+    monkeypatch.setattr(InMemoryProducer, "init_transactions", noted("init", init))
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), applied=True)
+    sim.schedule()
+    sim.run(worker, 4_000)
+    assert calls[calls.index("init") :][:3] == ["init", "beat", "committed"]
 
 
 @pytest.mark.parametrize("call", ["send_offsets_to_transaction", "commit_transaction"])
