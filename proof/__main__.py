@@ -66,22 +66,25 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _chaos(options: argparse.Namespace) -> int:
-    from proof.chaos.run import Course, chaos  # noqa: PLC0415 judging needs no broker
+    from proof.chaos.run import KINDS, Course, chaos  # noqa: PLC0415 judging needs no broker
 
     folder = options.folder or Path("reports") / f"chaos-{options.seed}"
     if folder.exists():
         print(f"{folder} is there already; give another --folder, or remove it", file=sys.stderr)
         return 2
+    only = frozenset(options.only.split(",")) if options.only else None
+    if only is not None and (unknown := only - KINDS):
+        print(f"no such kind: {', '.join(sorted(unknown))}; there are {', '.join(sorted(KINDS))}", file=sys.stderr)
+        return 2
     course = Course(
-        seed=options.seed, minutes=options.minutes, rate=options.rate, clocks=not options.no_clocks,
-        only=frozenset(options.only.split(",")) if options.only else None,
-    )  # fmt: skip
+        seed=options.seed, minutes=options.minutes, rate=options.rate, clocks=not options.no_clocks, only=only
+    )
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
-    died = chaos(folder.absolute(), course, lambda text: print(text, flush=True))
+    wrong = chaos(folder.absolute(), course, lambda text: print(text, flush=True))
     codes = [_check(lane) for lane in sorted(path.parent for path in folder.glob("*/dump.jsonl"))]
-    for line in died:
+    for line in wrong:
         print(line)
-    return 1 if died else max(codes)
+    return 1 if wrong else max(codes)
 
 
 def _check(folder: Path) -> int:

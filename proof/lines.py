@@ -19,6 +19,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import ConfigDict, Field, TypeAdapter, with_config
 
 __all__ = [
+    "ENDED_BY_ITSELF",
+    "OVERLOAD",
     "Commit",
     "End",
     "Fault",
@@ -44,6 +46,10 @@ Mode = Literal["concurrent", "orderly", "orderly-by-key", "broadcasting", "drop-
 JsonHeaders = tuple[tuple[str, str | None], ...]
 Count = Annotated[int, Field(ge=0)]
 
+OVERLOAD: Final = "overload"
+"""Kind of a fault that nobody does: brokers were slow to answer the harness."""
+ENDED_BY_ITSELF: Final = "ended-by-itself"
+"""Kind of a fault that nobody does: a process ended, and was replaced."""
 _STRICT: Final = ConfigDict(extra="forbid")
 
 

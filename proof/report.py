@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from proof.check import duplicates, timing
 from proof.history import History
 from proof.index import Index
+from proof.lines import ENDED_BY_ITSELF, OVERLOAD
 from proof.violation import Violation
 
 __all__ = ["figures", "report"]
@@ -39,7 +40,10 @@ def figures(history: History) -> dict[str, int | str]:
         "retries stored": retries,
         "dead letters": sum(topics[topic] for topic in index.dead_letter_topics),
         "parked": topics[index.names.parked],
-        "faults": _counted(Counter(fault.kind for _, fault in index.faults)),
+        "faults": _counted(
+            Counter(fault.kind for _, fault in index.faults if fault.kind not in {OVERLOAD, ENDED_BY_ITSELF})
+        ),
+        "slow look-ups": sum(fault.kind == OVERLOAD for _, fault in index.faults),
         "duplicates by cause": _counted(explained),
     }
     if lateness:

@@ -10,7 +10,15 @@ from dataclasses import dataclass
 from proof.chaos.plan import Lane
 from proof.chaos.stage import Running, Stage
 
-__all__ = ["ClusterFault", "LaneFault", "one_of"]
+__all__ = ["ClusterFault", "LaneFault", "PointNotReachedError", "one_of"]
+
+
+class PointNotReachedError(Exception):
+    """A process did not come to a named point in time. It was killed where it was, and has a successor."""
+
+    def __init__(self, target: str) -> None:
+        super().__init__(f"{target} did not come to the point")
+        self.target = target
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +27,7 @@ class ClusterFault:
 
     Attributes:
         kind: its name in the history.
-        weight: how often it is chosen, relative to the others; 0: once.
+        weight: how often it is chosen, relative to the others.
         do: does it, returns when it has ended, and says what it hit.
     """
 
@@ -35,8 +43,8 @@ class LaneFault:
     Attributes:
         kind: its name in the history.
         roles: of the processes that it can hit.
-        weight: how often it is chosen, relative to the others; 0: once.
-        do: does it to a process, returns when it has ended, and says what it hit.
+        weight: how often it is chosen, relative to the others.
+        do: does it to a process, returns when it has ended, and says what it hit. It may raise `PointNotReachedError`.
         exactly_once: whether only the processes of an exactly-once lane can be hit.
     """
 

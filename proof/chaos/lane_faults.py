@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from proof.chaos.fault import LaneFault
+from proof.chaos.fault import LaneFault, PointNotReachedError
 from proof.chaos.plan import LEASE_MS, SESSION_S, TRANSACTION_MS
 from proof.chaos.proxy import How
 from proof.chaos.stage import Running, Stage
@@ -33,12 +33,16 @@ def _kill_at(point: str) -> Do:
         stage.release(running)
         armed = stage.control(running, "point")
         armed.write_text(point)
+        is_reached = True
         try:
             running.popen.wait(_POINT_S)
-        except subprocess.TimeoutExpired:  # it does not come there just now
+        except subprocess.TimeoutExpired:
+            is_reached = False
             running.popen.kill()
             running.popen.wait()
         stage.start(running.lane, running.role, running.place)
+        if not is_reached:
+            raise PointNotReachedError(running.name)
         return running.name
 
     return kill

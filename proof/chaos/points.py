@@ -17,6 +17,8 @@ from typing import Any, Final
 
 import confluent_kafka
 
+from rocketshim.kafka import confluent
+
 __all__ = ["Points", "skew_clock"]
 
 CONSUMER_CALLS: Final = ("commit",)
@@ -47,9 +49,9 @@ class Points:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def install(self) -> None:
-        """Put points around the calls of all Kafka clients that are created from now on."""
+        """Put points around the calls of all Kafka clients that the library creates from now on."""
         confluent_kafka.Consumer = self._around(confluent_kafka.Consumer, CONSUMER_CALLS)  # type: ignore[misc]
-        confluent_kafka.Producer = self._around(confluent_kafka.Producer, PRODUCER_CALLS)  # type: ignore[misc]
+        confluent.Producer = self._around(confluent.Producer, PRODUCER_CALLS)  # type: ignore[misc]
 
     def _around(self, client: Any, calls: tuple[str, ...]) -> Any:
         return type(client.__name__, (client,), {call: self._call(getattr(client, call), call) for call in calls})

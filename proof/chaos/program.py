@@ -108,7 +108,7 @@ class _Program:
 
     Args:
         job: what it shall do.
-        history: its file of the history; None: a worker writes nothing.
+        history: its file of the history. A worker writes nothing.
         points: where it may die.
     """
 
@@ -225,7 +225,7 @@ class _Program:
         """Settings of the protocol by which a group shares out its partitions."""
         session_ms = int(SESSION_S * 1_000)
         if self.job.kip_848:
-            # the rule of `push.assembly`, for the brokers' session instead of the default one of 45 s
+            # of all members, the drop-in's too; the rule of `push.assembly` for the brokers' session, not for 45 s
             return {"group.protocol": "consumer", "max.poll.interval.ms": session_ms + 3_000}
         return {"session.timeout.ms": session_ms, "heartbeat.interval.ms": 500}
 

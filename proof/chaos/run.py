@@ -4,6 +4,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,20 +15,21 @@ from confluent_kafka import KafkaException
 from proof.background import in_background
 from proof.chaos.cluster_faults import CLOCK_FAULTS, CLUSTER_FAULTS
 from proof.chaos.dump import commits, records
-from proof.chaos.fault import ClusterFault, LaneFault, one_of
+from proof.chaos.fault import ClusterFault, LaneFault, PointNotReachedError, one_of
 from proof.chaos.lane_faults import LANE_FAULTS
 from proof.chaos.plan import LANES, LEVELS, Lane, Variant
 from proof.chaos.sampling import Lags, sample
 from proof.chaos.stage import Running, Stage
 from proof.check import run as check
 from proof.collection import paused_collection
-from proof.lines import Fault, Process, Setup
+from proof.lines import ENDED_BY_ITSELF, Fault, Process, Setup
 from proof.reader import read_folder
 from proof.writer import HistoryWriter
 
-__all__ = ["RATE", "Course", "chaos"]
+__all__ = ["KINDS", "Course", "chaos"]
 
-RATE: Final = 300.0
+KINDS: Final = frozenset(each.kind for each in (*CLUSTER_FAULTS, *CLOCK_FAULTS, *LANE_FAULTS))
+"""The names of all kinds of faults."""
 _PAUSE_S: Final = 1.5
 _ROUND_S: Final = 240.0
 _CALM_S: Final = 62.0
@@ -53,13 +55,18 @@ class Course:
 
     seed: int
     minutes: float
-    rate: float = RATE
+    rate: float
     clocks: bool = True
     only: frozenset[str] | None = None
 
 
 def chaos(run: Path, course: Course, report: Report) -> list[str]:
-    """Run under faults, and write a history into a folder for each lane; returns what ended by itself."""
+    """Run under faults, and write a history into a folder for each lane.
+
+    Returns:
+        What went wrong beside the history: processes that ended by themselves or did not end in order, and faults that
+        could not be done.
+    """
     run.mkdir(parents=True)
     stage = Stage(
         run, rate=course.rate, messages=course.rate * course.minutes * 60, clocks=course.clocks,
@@ -80,10 +87,12 @@ def chaos(run: Path, course: Course, report: Report) -> list[str]:
                 for sender in stage.of(lane, "sender"):
                     stage.end(sender)
             _drain(run, stage, report)
+            ended = [each for lane in LANES for each in stage.ended_by_themselves(lane)]
             for running in stage.running:
                 stage.end(running)
         _dump(run, stage)
-        return [name for hand in hands for name in hand.died]
+        wrong = [text for hand in (*hands, cluster) for text in hand.wrong]
+        return [*wrong, *map(_ending, ended), *stage.bad_endings]
     finally:
         stage.close()
 
@@ -126,8 +135,7 @@ class _Hand:
     lane: Lane | None
     report: Report
     others: "list[_Hand]" = field(default_factory=list)
-    died: list[str] = field(default_factory=list)
-    error: BaseException | None = None
+    wrong: list[str] = field(default_factory=list)
     history: HistoryWriter | None = None
     dice: random.Random = field(default_factory=random.Random)
     _due: list[str] = field(default_factory=list)
@@ -154,35 +162,37 @@ class _Hand:
             if self.lane is not None:
                 self._hit_process(self.lane)
             elif is_last and self.course.clocks and now > until - (until - begin) / 5:
-                for kind in CLOCK_FAULTS:
+                for kind in self._wanted(CLOCK_FAULTS):
                     self._hit_cluster(kind)
                 return
-            else:
-                self._hit_cluster(self._chosen(CLUSTER_FAULTS))
+            elif kinds := self._wanted(CLUSTER_FAULTS):
+                self._hit_cluster(self._chosen(kinds))
             time.sleep(self.dice.random() * 2 * _PAUSE_S)
 
     def _hit_cluster(self, kind: ClusterFault) -> None:
         self._write(kind.kind, lambda: kind.do(self.stage, self.dice))
 
     def _hit_process(self, lane: Lane) -> None:
-        kind = self._chosen([kind for kind in LANE_FAULTS if kind.is_possible(lane)])
-        running = one_of(self.stage, self.dice, lane, kind.roles)
-        if running is not None:
-            self._write(kind.kind, lambda: kind.do(self.stage, self.dice, running))
+        if kinds := self._wanted([kind for kind in LANE_FAULTS if kind.is_possible(lane)]):
+            kind = self._chosen(kinds)
+            running = one_of(self.stage, self.dice, lane, kind.roles)
+            if running is not None:
+                self._write(kind.kind, lambda: kind.do(self.stage, self.dice, running))
         for ended in self.stage.ended_by_themselves(lane):
-            self.report(f"{ended.name} has ended by itself with {ended.popen.returncode}, and is replaced")
-            self.died.append(f"{ended.name} ended with {ended.popen.returncode}")
-            self._write("ended-by-itself", partial(self._replace, ended))
+            self.report(f"{_ending(ended)}, and is replaced")
+            self.wrong.append(_ending(ended))
+            self._write(ENDED_BY_ITSELF, partial(self._replace, ended))
 
     def _replace(self, ended: Running) -> str:
         self.stage.kill(ended)
         self.stage.start(ended.lane, ended.role, ended.place)
         return ended.name
 
+    def _wanted(self, kinds: Sequence[_Kind]) -> list[_Kind]:
+        return [kind for kind in kinds if self.course.only is None or kind.kind in self.course.only]
+
     def _chosen(self, kinds: Sequence[_Kind]) -> _Kind:
         """Each kind once, in an order that the seed chooses, and then by weight."""
-        if self.course.only is not None:
-            kinds = [kind for kind in kinds if kind.kind in self.course.only] or kinds
         if not self._due:
             self._due = [kind.kind for kind in kinds]
             self.dice.shuffle(self._due)
@@ -196,15 +206,22 @@ class _Hand:
         begin_ns = time.monotonic_ns()
         try:
             target = do()
+        except PointNotReachedError as missed:
+            self.report(f"{kind}: {missed}, and was killed where it was")
+            kind, target = "kill-9", missed.target
         except Exception as error:  # noqa: BLE001 - the run goes on; the history says what was done
             self.report(f"{kind} failed: {error!r}")
-            self.died.append(f"fault {kind}: {error!r}")
+            self.wrong.append(f"fault {kind}: {error!r}")
             target = "cluster"
         end_ns = time.monotonic_ns()
         for hand in self.others or [self]:
             if hand.history is not None:
                 hand.history.write(Fault(kind=kind, target=target, begin_ns=begin_ns, end_ns=end_ns))
         self.report(f"{kind} of {target}: {(end_ns - begin_ns) / 1e9:.1f} s")
+
+
+def _ending(running: Running) -> str:
+    return f"{running.name} has ended by itself with {running.popen.returncode}"
 
 
 def _setup(lane: Lane, course: Course) -> Setup:
@@ -219,22 +236,22 @@ def _setup(lane: Lane, course: Course) -> Setup:
 def _drain(run: Path, stage: Stage, report: Report) -> None:
     """Wait until nothing is pending, by the groups' positions first, and then judged by the checker itself."""
     end = time.monotonic() + _DRAIN_S
-    lags = Lags(stage)
-    while time.monotonic() < end:
-        time.sleep(2.0)
-        try:
-            waiting = sum(behind for lane in LANES for behind in lags.of(lane).values())
-        except KafkaException:
-            continue
-        report(f"{waiting} offsets are behind")
-        if waiting > _MOST_MARKERS:
-            continue
-        _dump(run, stage)
-        with paused_collection():
-            stuck = [each for lane in LANES for each in check(read_folder(run / lane.name)) if each.kind == "stuck"]
-        if not stuck:
-            return
-        report(f"{len(stuck)} messages are pending, for example: {stuck[0].what}")
+    with closing(Lags(stage)) as lags:
+        while time.monotonic() < end:
+            time.sleep(2.0)
+            try:
+                waiting = sum(behind for lane in LANES for behind in lags.of(lane).values())
+            except KafkaException:
+                continue
+            report(f"{waiting} offsets are behind")
+            if waiting > _MOST_MARKERS:
+                continue
+            _dump(run, stage)
+            with paused_collection():
+                stuck = [each for lane in LANES for each in check(read_folder(run / lane.name)) if each.kind == "stuck"]
+            if not stuck:
+                return
+            report(f"{len(stuck)} messages are pending, for example: {stuck[0].what}")
 
 
 _MOST_MARKERS: Final = 200

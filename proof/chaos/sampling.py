@@ -1,6 +1,6 @@
 """Lag and memory of a run, measured every two seconds.
 
-Brokers that take longer than a second for the few look-ups of a lane count as a fault of both lanes, `overload`: a
+Brokers that take longer than a second for the few look-ups of a lane count as a fault of both lanes, `OVERLOAD`: a
 worker that gets no answer for two seconds writes a record again, as documented.
 """
 
@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from proof.chaos.plan import LANES, Lane
 from proof.chaos.stage import HARNESS, Stage
-from proof.lines import Fault, Process, Sample
+from proof.lines import OVERLOAD, Fault, Process, Sample
 from proof.writer import HistoryWriter
 
 __all__ = ["Lags", "sample"]
@@ -96,7 +96,7 @@ def _sample(stage: Stage, lane: Lane, lags: Lags, writers: dict[str, HistoryWrit
     end_ns = history.clock_ns()
     if end_ns - begin_ns > _SLOW_NS:
         for each in writers.values():
-            each.write(Fault(kind="overload", target="cluster", begin_ns=begin_ns, end_ns=end_ns))
+            each.write(Fault(kind=OVERLOAD, target="cluster", begin_ns=begin_ns, end_ns=end_ns))
     for group, lag in found.items():
         if group != lane.names.worker_group:
             history.write(Sample(what="lag", of=group, at_ns=history.clock_ns(), value=lag))

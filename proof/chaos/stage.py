@@ -78,6 +78,9 @@ class Stage:
         clocks: whether the clocks of the brokers can be set.
         variant: in what ways the groups consume.
 
+    Attributes:
+        bad_endings: processes that did not end in order after SIGTERM.
+
     Thread-safety: what starts and ends processes, from any thread; `cluster`, from one.
     """
 
@@ -90,6 +93,7 @@ class Stage:
         self._numbers: Counter[str] = Counter()
         self._plans = itertools.count(1)
         self._running: list[Running] = []
+        self.bad_endings: list[str] = []
         for folder in ("logs", "control", *(lane.name for lane in LANES)):
             (run / folder).mkdir()
         self.proxies = Proxies(BROKERS)
@@ -234,14 +238,21 @@ class Stage:
         running.popen.wait()
 
     def end(self, running: Running) -> None:
-        """End a process in order (SIGTERM); it is killed if that takes too long."""
+        """End a process in order (SIGTERM); it is killed if that takes too long.
+
+        One that has just started may not hear the signal yet, and dies by it.
+        """
         self.release(running)
         running.popen.send_signal(signal.SIGTERM)
         try:
-            running.popen.wait(_END_S)
+            code = running.popen.wait(_END_S)
         except subprocess.TimeoutExpired:
             running.popen.kill()
             running.popen.wait()
+            self.bad_endings.append(f"{running.name} did not end within {_END_S:.0f} s of SIGTERM")
+        else:
+            if code not in {0, -signal.SIGTERM}:
+                self.bad_endings.append(f"{running.name} ended with {code} after SIGTERM")
 
     def control(self, running: Running, what: str) -> Path:
         """The file by which the harness controls a process."""

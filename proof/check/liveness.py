@@ -1,6 +1,7 @@
 """After a fault the system recovers by itself: lag falls within 15 s of its end, and is gone within 60 s.
 
-Judged where no other fault begins for that long, by the lag of each group as the harness measured it.
+Judged where no other fault begins for that long, by the lag of each group as the harness measured it. Slow answers to
+the harness (`OVERLOAD`) do not count as faults here: they would excuse what they are a sign of.
 """
 
 import math
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from proof.history import Source
 from proof.index import NS_PER_MS, Index
+from proof.lines import OVERLOAD
 from proof.violation import Violation
 
 __all__ = ["find"]
@@ -43,7 +45,7 @@ class _Quiet:
 
 
 def _quiet_times(index: Index) -> Iterator[_Quiet]:
-    faults = index.faults
+    faults = [(source, fault) for source, fault in index.faults if fault.kind != OVERLOAD]
     for source, fault in faults:
         others = [other for _, other in faults if other is not fault]
         if any(other.begin_ns <= fault.end_ns < other.end_ns for other in others):

@@ -55,7 +55,7 @@ class World:
         self.longest_wait_ms = 20.0
         self.half_answers = 0
         self._last_ns = 0
-        self._line = self._lost = 0
+        self._lost = 0
         self.created = Counter[str]()
         self._is_orderly = is_orderly
         self.create_topics()
@@ -92,7 +92,6 @@ class World:
 
     def source(self) -> Source:
         """Return the place of the next line of the history."""
-        self._line += 1
         return Source("trace", len(self.trace) + 1)
 
     def note(self, who: str, what: str, detail: str = "") -> None:

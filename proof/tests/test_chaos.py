@@ -1,0 +1,158 @@
+"""The harness of runs under faults: named points, the choice of faults, and what it counts as wrong."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from proof.__main__ import main
+from proof.chaos import stage as stage_module
+from proof.chaos.cluster_faults import CLUSTER_FAULTS
+from proof.chaos.fault import PointNotReachedError
+from proof.chaos.lane_faults import LANE_FAULTS
+from proof.chaos.plan import LANES, Variant
+from proof.chaos.run import Course, _Hand
+from proof.chaos.stage import Running, Stage
+from proof.lines import Process
+from proof.writer import HistoryWriter
+
+CALLS = """
+import sys
+from contextlib import suppress
+from pathlib import Path
+from proof.chaos.points import Points
+from rocketshim import dropin  # as in a process of the run
+from rocketshim.kafka.clients import confluent_clients
+
+Points(Path(sys.argv[1]), "pay").install()
+clients = confluent_clients()
+producer = clients.producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "transactional.id": "t"})
+consumer = clients.consumer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "group.id": "g"})
+with suppress(Exception):
+    consumer.commit(asynchronous=True)
+with suppress(Exception):
+    clients.producer({"bootstrap.servers": "127.0.0.1:1", "log_level": 0}).produce("orders", b"")
+with suppress(Exception):
+    producer.send_offsets_to_transaction([], consumer.consumer_group_metadata(), 0.1)
+with suppress(Exception):
+    producer.commit_transaction(0.1)
+print("survived", flush=True)
+import os
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    ("point", "is_reached"),
+    [
+        ("commit-before", True),
+        ("produce-before", True),
+        ("produce-after", True),
+        ("send_offsets_to_transaction-before", True),
+        ("commit_transaction-before", True),
+        ("listener", False),
+    ],
+)
+def test_a_process_dies_at_the_point_for_which_it_is_armed(tmp_path: Path, point: str, is_reached: bool) -> None:
+    (tmp_path / "pay.point").write_text(point)
+    command = [sys.executable, "-c", CALLS, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - our own
+    assert (done.returncode, done.stdout) == ((-signal.SIGKILL, "") if is_reached else (0, "survived\n")), done.stderr
+
+
+def hand(tmp_path: Path, only: str = "", seed: int = 1) -> _Hand:
+    course = Course(seed=seed, minutes=1, rate=1, only=frozenset({only}) if only else None)
+    stage: Any = None
+    return _Hand(stage, course, tmp_path, None, lambda _: None)
+
+
+def test_a_hand_does_each_kind_once_before_it_chooses_by_weight(tmp_path: Path) -> None:
+    first, other = hand(tmp_path), hand(tmp_path, seed=2)
+    names = [first._chosen(CLUSTER_FAULTS).kind for _ in CLUSTER_FAULTS]
+    assert sorted(names) == sorted(kind.kind for kind in CLUSTER_FAULTS)
+    assert names != [other._chosen(CLUSTER_FAULTS).kind for _ in CLUSTER_FAULTS]
+    assert first._chosen(CLUSTER_FAULTS) in CLUSTER_FAULTS
+
+
+def test_a_hand_does_only_the_kinds_that_are_asked_for(tmp_path: Path) -> None:
+    only = hand(tmp_path, "kill-9")
+    assert [kind.kind for kind in only._wanted(LANE_FAULTS)] == ["kill-9"]
+    assert only._wanted(CLUSTER_FAULTS) == []
+
+
+def test_a_kind_that_does_not_exist_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "--only", "kill-9,kill-10", "--folder", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err.startswith("no such kind: kill-10; there are broker-cut, ")
+
+
+def test_a_fault_that_fails_makes_the_run_fail_and_a_point_that_is_not_reached_is_a_plain_kill(tmp_path: Path) -> None:
+    def fails() -> str:
+        raise OSError("no room")
+
+    def misses() -> str:
+        raise PointNotReachedError("pay-1")
+
+    one = hand(tmp_path)
+    with HistoryWriter(tmp_path, Process(name="harness", role="harness")) as history:
+        one.history = history
+        one._write("broker-disk-full", fails)
+        one._write("kill-9-after-produce", misses)
+        one._write("leave", lambda: "pay-2")
+    lines = [json.loads(line) for line in (tmp_path / "harness.jsonl").read_text().splitlines()]
+    found = [(line["kind"], line["target"]) for line in lines if line["type"] == "fault"]
+    assert found == [("broker-disk-full", "cluster"), ("kill-9", "pay-1"), ("leave", "pay-2")]
+    assert one.wrong == ["fault broker-disk-full: OSError('no room')"]
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+    monkeypatch.setattr(Stage, "_small_disk", lambda *_: None)
+    made = Stage(tmp_path, rate=1, messages=1, clocks=False, variant=Variant.of(0))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def running(stage: Stage) -> Callable[[str], Running]:
+    def start(program: str) -> Running:
+        popen = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)  # noqa: S603 - our own
+        assert popen.stdout is not None
+        with popen.stdout as said:
+            said.readline()
+        started = Running("pay-1", "consumer", LANES[0], 0, popen)
+        stage._running.append(started)
+        return started
+
+    return start
+
+
+def at_sigterm(act: str) -> str:
+    return f"import signal, sys\nsignal.signal(15, lambda *_: {act})\nprint(flush=True)\nwhile True: signal.pause()"
+
+
+@pytest.mark.parametrize(
+    ("act", "wrong"),
+    [
+        ("sys.exit(0)", []),
+        ("sys.exit(3)", ["pay-1 ended with 3 after SIGTERM"]),
+        ("None", ["pay-1 did not end within 1 s of SIGTERM"]),
+    ],
+)
+def test_a_process_that_does_not_end_in_order_is_noted(
+    stage: Stage, running: Callable[[str], Running], monkeypatch: pytest.MonkeyPatch, act: str, wrong: list[str]
+) -> None:
+    monkeypatch.setattr(stage_module, "_END_S", 1.0)
+    stage.end(running(at_sigterm(act)))
+    assert stage.bad_endings == wrong
+    assert stage.running == []
+
+
+def test_a_process_that_ended_before_anyone_ended_it_is_found(stage: Stage, running: Callable[[str], Running]) -> None:
+    ended = running("print(flush=True)")
+    ended.popen.wait()
+    assert stage.ended_by_themselves(LANES[0]) == [ended]
