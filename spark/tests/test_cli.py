@@ -1,10 +1,15 @@
 """Invalid arguments are reported before Spark starts, in one line that says what to write instead."""
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
 
+from rocketshim_spark import cli
 from rocketshim_spark.cli import _print_landing, main
 from rocketshim_spark.lake import Gap
 from rocketshim_spark.land import Landing
+from rocketshim_topics import TopicNames
 
 
 @pytest.mark.parametrize(
@@ -52,3 +57,28 @@ def test_a_landing_prints_the_first_gaps_of_many(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[50] == "gap: retention deleted orders/49 offsets 0 to 6 before they were landed (expired)"
     assert lines[51:] == ["gap: 9950 more: use --json, or see the table lake/gaps"]
+
+
+def test_a_landing_asks_for_the_worker_s_positions_although_the_cluster_does_not_list_its_group(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Cluster:
+        def __init__(self, *_: Any) -> None: ...
+
+        def topics(self) -> list[str]:
+            return ["orders"]
+
+        def groups(self) -> list[str]:
+            return ["pay"]
+
+    asked: list[list[str]] = []
+
+    def land(*_: Any, groups: list[str], **__: Any) -> Landing:
+        asked.append(groups)
+        return Landing(0, (), None)
+
+    monkeypatch.setattr(cli, "session", lambda *_: nullcontext())
+    monkeypatch.setattr("rocketshim_spark.sources.Cluster", Cluster)
+    monkeypatch.setattr("rocketshim_spark.land.land", land)
+    assert main(["land", "orders", "--bootstrap", "b", "--lake", "/nowhere"]) == 0
+    assert asked == [["pay", TopicNames("").worker_group]]

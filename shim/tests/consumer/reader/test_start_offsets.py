@@ -8,7 +8,9 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.core.ownership import Ownership
+from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -55,6 +57,21 @@ class Unanswered:
             self.left -= 1
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return self._resolve(keys, timeout_s)
+
+
+def test_positions_of_thousands_of_partitions_are_asked_for_in_parts(kafka: InMemoryKafka) -> None:
+    kafka.create_topic("many", 2_500)
+    client = kafka.consumer({"group.id": "g"})
+    asked: list[int] = []
+
+    def committed(partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        asked.append(len(partitions))
+        return client.committed(partitions, timeout=timeout)
+
+    rules = StartRules("rmq.retry.g", ConsumeFromWhere.FIRST_OFFSET, 0)
+    counting: Any = SimpleNamespace(committed=committed)
+    StartOffsets(rules, client=lambda: counting, lookups=client, ownership=Ownership(lambda: 0)).look(["many"], 0.5)
+    assert asked == [1_000, 1_000, 500]
 
 
 def test_a_late_answer_of_a_look_up_moves_nothing(kafka: InMemoryKafka, unopened: Make) -> None:
