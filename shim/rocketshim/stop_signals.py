@@ -5,7 +5,8 @@
   signals its whole process group, and a supervisor passes signals on.
 * Only a person can force the end: a second Ctrl-C (SIGINT), at least a second after the first, raises
   KeyboardInterrupt. SIGTERM never does. Some launchers send a copy of the first Ctrl-C; it comes sooner than a second.
-* A block inside another one copies what the outer block has received, so that no signal is lost between them.
+* A block inside another one begins with what the outer block has received, and passes on what it has received itself,
+  so that no signal is lost between them.
 * Handlers only set plain attributes: the interrupted code itself may hold a lock or use an event.
 * SIGTERM ends a forked child as if there were no block: `multiprocessing` ends its processes by it. SIGINT does not: a
   terminal sends it to the children, too, and the work that is to be finished may need them.
@@ -42,6 +43,7 @@ class StopSignals:
         self._now_s = now_s
         self.interrupted_s: float | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._outer: StopSignals | None = None
         self._pid = os.getpid()
 
     def __enter__(self) -> Self:
@@ -49,6 +51,7 @@ class StopSignals:
             self._before = {number: signal.signal(number, self.hear) for number in STOP_SIGNALS}
             outer = getattr(self._before[signal.SIGINT], "__self__", None)
             if isinstance(outer, StopSignals):
+                self._outer = outer
                 self.asked = outer.asked
                 self.interrupted_s = outer.interrupted_s
         return self
@@ -57,6 +60,9 @@ class StopSignals:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}
+        if self._outer is not None and self.asked:
+            self._outer.asked = True
+            self._outer.interrupted_s = self.interrupted_s
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
         """Record a signal; this is the signal handler.

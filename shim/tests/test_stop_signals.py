@@ -42,6 +42,13 @@ def test_an_inner_block_copies_the_signals_of_the_outer_one() -> None:
                 inner.hear(signal.SIGINT)
 
 
+def test_an_inner_block_passes_on_what_it_has_received() -> None:
+    with StopSignals(lambda: 1.0) as outer:
+        with StopSignals(lambda: 2.0):
+            signal.raise_signal(signal.SIGINT)
+        assert (outer.asked, outer.interrupted_s) == (True, 2.0)
+
+
 def test_outside_of_the_main_thread_no_signal_is_handled() -> None:
     before = [signal.getsignal(each) for each in STOP_SIGNALS]
     seen: list[bool] = []

@@ -292,15 +292,9 @@ class PushConsumer:
         if not self._subscriptions:
             raise ConfigError("nothing to consume: register a listener before start()")
         loop, topics = PushAssembly(
-            self.settings,
-            self.names,
-            self._subscriptions,
-            self._hooks,
-            self._clients or confluent_clients(),
-            self._clock,
-            self._timestamp_ms,
-            self._event_loop,
-        ).build()
+            self.settings, self.names, self._subscriptions, self._hooks, self._clients or confluent_clients(),
+            self._clock, self._timestamp_ms, self._event_loop,
+        ).build()  # fmt: skip
         name = f"rocketshim-poll-{self.settings.group}"
         thread = threading.Thread(target=self._run_loop, args=(loop,), name=name, daemon=True)
         self._loop, self._topics, self._thread = loop, topics, thread
@@ -468,13 +462,17 @@ class PushConsumer:
             RocketshimError: the consumer cannot continue; mostly a ConsumerError with the reason as `__cause__`.
             KeyboardInterrupt: Ctrl-C was pressed again during the shutdown: the consumer has not stopped, and messages
                 in progress are delivered again.
-            And what `start` raises.
+            And what `start` raises, unless a signal has arrived meanwhile: then this returns.
         """
         with StopSignals() as signals:
-            if not signals.asked:
-                with self:
-                    while not self._ended.wait(_SIGNAL_CHECK_S) and not signals.asked:
-                        pass
+            try:
+                if not signals.asked:
+                    with self:
+                        while not self._ended.wait(_SIGNAL_CHECK_S) and not signals.asked:
+                            pass
+            except RocketshimError:
+                if self._loop is not None or not signals.asked:  # else a caller that tries again would miss the signal
+                    raise
 
     async def run_async(self) -> None:
         """Start, consume until `stop` or until the awaiting task is cancelled, then stop.

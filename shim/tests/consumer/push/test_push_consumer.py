@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
-from rocketshim.errors import ConfigError, ConsumerError, NotAuthorizedError
+from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError
 from rocketshim.kafka.clients import Clients
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
@@ -272,6 +273,24 @@ def test_a_signal_that_came_before_the_run_means_no_start(live: InMemoryKafka) -
         signal.raise_signal(signal.SIGTERM)
         consumer.run()
         assert outer.asked
+    assert consumer.state is None
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_consumer_that_starts_in_vain_ends_without_an_error_if_a_signal_has_asked_it_to_stop(
+    live: InMemoryKafka, monkeypatch: pytest.MonkeyPatch, *, is_asked: bool
+) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda _: None)
+
+    def start() -> None:
+        if is_asked:
+            signal.raise_signal(signal.SIGTERM)
+        raise BrokerUnavailableError("no broker answers")
+
+    monkeypatch.setattr(consumer, "start", start)
+    with nullcontext() if is_asked else pytest.raises(BrokerUnavailableError):
+        consumer.run()
     assert consumer.state is None
 
 
