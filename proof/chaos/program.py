@@ -403,16 +403,17 @@ def _work(message: MessageView) -> None:
 
 
 def _until_brokers_answer(start: Callable[[], None]) -> None:
-    while True:
-        try:
-            start()
-        except (BrokerUnavailableError, TopicMissingError, NotAuthorizedError):
-            time.sleep(0.2)  # the brokers are away, or a topic is deleted or a right taken away right now
-        except ConsumerError as error:
-            if not is_fatal(error.__cause__):
-                raise  # with KIP-848 it is fatal if a right is taken away, and a supervisor starts the program again
-        else:
-            return
+    with StopSignals() as stopping:
+        while not stopping.asked:
+            try:
+                start()
+            except (BrokerUnavailableError, TopicMissingError, NotAuthorizedError):
+                time.sleep(0.2)  # the brokers are away, or a topic is deleted or a right taken away right now
+            except ConsumerError as error:
+                if not is_fatal(error.__cause__):
+                    raise  # with KIP-848 it is fatal if a right is taken away; a supervisor starts the program again
+            else:
+                return
 
 
 _GROUPS: Mapping[str, str] = {

@@ -1,7 +1,7 @@
 """After a fault the system recovers by itself: lag falls within 15 s of its end, and is gone within 60 s.
 
 Judged where no other fault begins for that long, by the lag of each group as the harness measured it. Slow answers to
-the harness (`OVERLOAD`) do not count as faults here: they would excuse what they are a sign of.
+the harness (`OVERLOAD`) excuse a lag only where they fill more than half of that time: then the cluster does not work.
 """
 
 import math
@@ -29,9 +29,10 @@ def find(index: Index) -> Iterator[Violation]:
             lags[seen.it.of].append((seen.it.at_ns, seen.it.value, seen.source))
     for samples in lags.values():
         samples.sort(key=lambda sample: sample[0])
+    overloads = [(fault.begin_ns, fault.end_ns) for _, fault in index.faults if fault.kind == OVERLOAD]
     for quiet in _quiet_times(index):
         for group, samples in lags.items():
-            yield from _judge(index.setup.lag_gone, group, samples, quiet)
+            yield from _judge(index.setup.lag_gone, group, samples, quiet, overloads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,18 +55,30 @@ def _quiet_times(index: Index) -> Iterator[_Quiet]:
         yield _Quiet(source, fault.kind, fault.end_ns, min(following, default=math.inf) - fault.end_ns)
 
 
-def _judge(gone: int, group: str, samples: list[tuple[int, int, Source]], quiet: _Quiet) -> Iterator[Violation]:
+def _judge(
+    gone: int, group: str, samples: list[tuple[int, int, Source]], quiet: _Quiet, overloads: list[tuple[int, int]]
+) -> Iterator[Violation]:
     end_ns = quiet.begin_ns
     before = next((sample for sample in reversed(samples) if sample[0] <= end_ns), None)
     after = [sample for sample in samples if end_ns < sample[0] <= end_ns + quiet.length_ns]
     if before is None or before[1] <= gone or not after:
         return
     was = f"the lag of {group} was {before[1]} when {quiet.kind} ended, and"
-    seen_for_ns = after[-1][0] - end_ns
-    falls = [s for s in after if s[0] <= end_ns + FALLS_WITHIN_NS and (s[1] < before[1] or s[1] <= gone)]
-    if seen_for_ns >= FALLS_WITHIN_NS and not falls:
+    falls = any(s[1] < before[1] or s[1] <= gone for s in after if s[0] <= end_ns + FALLS_WITHIN_NS)
+    goes = any(s[1] <= gone for s in after if s[0] <= end_ns + GONE_WITHIN_NS)
+
+    def is_judged(length_ns: int) -> bool:
+        return after[-1][0] - end_ns >= length_ns and not _is_filled(end_ns, length_ns, overloads)
+
+    if not falls and is_judged(FALLS_WITHIN_NS):
         evidence = [quiet.fault, before[2], after[0][2]]
         yield Violation.of("lag-does-not-fall", f"{was} did not fall within 15 s", evidence)
-    elif seen_for_ns >= GONE_WITHIN_NS and not any(s[1] <= gone for s in after if s[0] <= end_ns + GONE_WITHIN_NS):
+    elif not goes and is_judged(GONE_WITHIN_NS):
         evidence = [quiet.fault, before[2], after[-1][2]]
         yield Violation.of("lag-stays", f"{was} was not gone within 60 s", evidence)
+
+
+def _is_filled(begin_ns: int, length_ns: int, spans: list[tuple[int, int]]) -> bool:
+    """Return whether spans, which do not overlap, fill more than half of a time."""
+    end_ns = begin_ns + length_ns
+    return 2 * sum(max(0, min(last, end_ns) - max(first, begin_ns)) for first, last in spans) > length_ns
