@@ -64,8 +64,14 @@ def _judge(
     if before is None or before[1] <= gone or not after:
         return
     was = f"the lag of {group} was {before[1]} when {quiet.kind} ended, and"
-    falls = any(s[1] < before[1] or s[1] <= gone for s in after if s[0] <= end_ns + FALLS_WITHIN_NS)
-    goes = any(s[1] <= gone for s in after if s[0] <= end_ns + GONE_WITHIN_NS)
+
+    def values(within_ns: int) -> list[int]:
+        """Return the lags up to the first sample after this time: the lag may have fallen just before it."""
+        later = [value for at_ns, value, _ in after if at_ns > end_ns + within_ns]
+        return [value for at_ns, value, _ in after if at_ns <= end_ns + within_ns] + later[:1]
+
+    falls = any(value < before[1] or value <= gone for value in values(FALLS_WITHIN_NS))
+    goes = any(value <= gone for value in values(GONE_WITHIN_NS))
 
     def is_judged(length_ns: int) -> bool:
         return after[-1][0] - end_ns >= length_ns and not _is_filled(end_ns, length_ns, overloads)
