@@ -33,16 +33,14 @@ def _kill_at(point: str) -> Do:
         stage.release(running)
         armed = stage.control(running, "point")
         armed.write_text(point)
-        is_reached = True
         try:
             running.popen.wait(_POINT_S)
-        except subprocess.TimeoutExpired:
-            is_reached = False
+        except subprocess.TimeoutExpired as error:
             running.popen.kill()
             running.popen.wait()
-        stage.start(running.lane, running.role, running.place)
-        if not is_reached:
-            raise PointNotReachedError(running.name)
+            raise PointNotReachedError(running.name) from error
+        finally:
+            stage.start(running.lane, running.role, running.place)
         return running.name
 
     return kill
