@@ -24,5 +24,6 @@ def test_a_run_under_faults_breaks_no_promise(tmp_path: Path) -> None:
         assert any(delivery.outcome == "fail" for delivery in history.deliveries)
         assert {delivery.group for delivery in history.deliveries} == {group.name for group in lane.groups}
         assert history.commits
+        assert bool(history.folds) == any(group.mode == "orderly" for group in lane.groups)
         faults += len(history.faults)
     assert faults >= 4

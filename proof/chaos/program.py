@@ -25,6 +25,7 @@ from confluent_kafka import KafkaException, TopicPartition
 
 from proof.chaos.plan import LANES, LEASE_MS, LEVELS, SESSION_S, TRANSACTION_MS, fails
 from proof.chaos.points import Points, skew_clock
+from proof.folds import observing
 from proof.lines import End, Group, Invoke, Process, digest_of, encoded, headers_to_json
 from proof.simulate.bugs import BUGS, planted
 from proof.writer import HistoryWriter
@@ -47,6 +48,7 @@ from rocketshim.errors import (
     StaleMessageError,
     TopicMissingError,
 )
+from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import is_fatal
 from rocketshim.settings import WorkerSettings
 from rocketshim.stop_signals import StopSignals
@@ -291,6 +293,8 @@ class _Program:
             consumer.register_message_listener(group.topics[0], handle, orderly=True)
             consumer.run()
 
+        log: Any = GroupLogThread
+        log._observe = observing(log._observe, group.name, self.history.write, self.history.clock_ns)  # noqa: SLF001
         _until_brokers_answer(run)
 
     def _deliver(self, group: str, message: MessageView, token: int | None, work: Callable[[], None]) -> None:

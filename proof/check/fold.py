@@ -1,5 +1,6 @@
 """A group's log says the same to everybody: folded twice, from a later beginning, or by a member of the run.
 
+What members say is written down until the group's log is lost for the first time, so it is compared with the first one.
 The reference is `rocketshim.core.group_log`. A fold that begins later may not know yet; what it knows must agree.
 """
 
@@ -42,11 +43,6 @@ class Reference:
     base: int | None = None
     complete: bool = True
 
-    @property
-    def is_lost(self) -> bool:
-        """Whether the group has lost this log."""
-        return self.records[0].it.lost > 0
-
 
 def find(index: Index, folder: Folder = GroupLog) -> Iterator[Violation]:
     """Find disagreements about who owns a queue."""
@@ -56,7 +52,10 @@ def find(index: Index, folder: Folder = GroupLog) -> Iterator[Violation]:
         starts = sorted({len(records) * part // _LATER_STARTS for part in range(_LATER_STARTS)})
         for start in starts:
             yield from _from(reference, start, folder)
-    yield from _members(index, {reference.group: reference for reference in references if not reference.is_lost})
+    first: dict[str, Reference] = {}
+    for reference in references:
+        first.setdefault(reference.group, reference)
+    yield from _members(index, first)
 
 
 def reference_folds(index: Index) -> list[Reference]:

@@ -50,6 +50,7 @@ SENDERS: Final = "senders"
 LOGS: Final = "logs"
 HALF_ANSWERS: Final = "half_answers"
 _EARLIER_NS: Final = 300_000_000
+_FIRST_APPEND_MS: Final = 1_700_000_000_000
 EXACTLY_ONCE: Final = "exactly_once"
 
 
@@ -307,6 +308,30 @@ def _waits_for_nothing(_: Any) -> Any:
     return lambda self, flight, indexes, now_ns, reason="": None  # noqa: ARG005
 
 
+# --- group log -------------------------------------------------------------------------------------------------------
+
+
+class _Restamped:
+    """A record of the group's log with another append time."""
+
+    def __init__(self, message: Any, append_ms: int) -> None:
+        self._message = message
+        self._append_ms = append_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._message, name)
+
+    def timestamp(self) -> tuple[int, int]:
+        return self._message.timestamp()[0], self._append_ms
+
+
+def _own_clock_measures_leases(original: Any) -> Any:
+    def fold(self: Any, message: Any) -> None:
+        original(self, _Restamped(message, _FIRST_APPEND_MS + self._now_ms()))
+
+    return fold
+
+
 # --- redrive ---------------------------------------------------------------------------------------------------------
 
 
@@ -392,6 +417,7 @@ BUGS: Final = (
     Bug("a redrive believes a report without an offset", Redriver, "_note_unconfirmed", _returns(None), REDRIVES),
     Bug("a failed message does not hold its queue", StoppedKeys, "goes_on", _YES, ORDERLY),
     Bug("an orderly queue forgets failed attempts", OrderlyRunner, "run", _counts_from_zero, ORDERLY),
+    Bug("a member measures leases with its own clock", GroupLogThread, "_fold", _own_clock_measures_leases, ORDERLY),
     Bug("a lost group log is not noticed", GroupLogThread, "_lost", _returns(None), LOGS),
     Bug("tokens begin again in a new log", QueueLockHolder, "_tokens_would_fall", _NO, LOGS),
     Bug(

@@ -3,8 +3,10 @@
 The group's log may be lost: its topic is created again or truncated, or it has a record of a later version.
 """
 
+from functools import partial
 from typing import Any, Final
 
+from proof.folds import observing
 from proof.simulate.world import GROUP, NAMES, World
 from rocketshim import MessageView
 
@@ -63,6 +65,8 @@ class LogInTurns:
         self._log = log
         if log is not None:
             log.start = log.open
+            observe = observing(type(log)._observe, GROUP.name, world.fold_seen, world.event_ns)  # noqa: SLF001
+            log._observe = partial(observe, log)  # noqa: SLF001
             log._reader.topic_id = TopicIds(world, NAMES.group_log(GROUP.name))  # noqa: SLF001 - no admin client
 
     def turn(self) -> None:

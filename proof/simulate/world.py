@@ -10,7 +10,19 @@ from dataclasses import replace
 from typing import Any, Final, Literal
 
 from proof.history import CommitCall, Delivery, History, Hop, Outcome, Seen, Send, Source
-from proof.lines import Commit, Fault, Group, Process, Record, Setup, SinkWrite, digest_of, encoded, headers_to_json
+from proof.lines import (
+    Commit,
+    Fault,
+    FoldSeen,
+    Group,
+    Process,
+    Record,
+    Setup,
+    SinkWrite,
+    digest_of,
+    encoded,
+    headers_to_json,
+)
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout
@@ -162,6 +174,11 @@ class World:
         write = SinkWrite(at_ns=at_ns, group=GROUP.name, where=where, token=token, by=process, accepted=accepted)
         self.note("sink", "takes" if accepted else "refuses", f"{where} under {token}")
         self.history.sink.append(Seen(source, write))
+
+    def fold_seen(self, line: FoldSeen) -> None:
+        """Record what a member's fold says; not any more once the log was lost, since a member learns that later."""
+        if not self._lost:
+            self.history.folds.append(Seen(self.source(), line))
 
     def delivery_began(
         self, process: str, message: MessageView, *, token: int | None = None

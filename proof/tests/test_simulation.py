@@ -79,6 +79,12 @@ def test_a_planted_defect_is_found(bug: Bug) -> None:
     assert not simulate(found.plan).problems  # it is the defect that was found
 
 
+def test_what_a_member_folds_is_compared_with_the_log_of_its_group() -> None:
+    with planted(next(bug for bug in BUGS if bug.name == "a member measures leases with its own clock")):
+        found = simulate(next(plan for plan in map(make_plan, range(ENOUGH_SEEDS)) if plan.orderly))
+    assert any("a member's fold" in problem for problem in found.problems)
+
+
 def test_a_failing_run_is_shrunk_to_a_few_steps_with_the_same_problem() -> None:
     bug = next(bug for bug in BUGS if bug.name == "a refused hop counts as stored")
     with planted(bug):
