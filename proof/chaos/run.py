@@ -37,6 +37,7 @@ _DRAIN_S: Final = 600.0
 _START_S: Final = 120.0
 _SOME_SENDS_BYTES: Final = 4_000
 _LAG_GONE_S: Final = 2.0
+_MEMORY_LIMIT_MIB: Final = 160.0  # twice the most that was measured in 15 minutes
 Report = Callable[[str], None]
 
 
@@ -229,7 +230,7 @@ def _setup(lane: Lane, course: Course) -> Setup:
         namespace=lane.name, levels=LEVELS, groups=Variant.of(course.seed).groups(lane), allow=lane.allow,
         exactly_once=lane.exactly_once,
         broker_minus_host_ns=time.time_ns() - time.monotonic_ns(), lag_gone=int(course.rate * _LAG_GONE_S),
-        fleeting=lane.fleeting,
+        fleeting=lane.fleeting, memory_limit_mib=_MEMORY_LIMIT_MIB,
     )  # fmt: skip
 
 
