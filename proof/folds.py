@@ -4,9 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 from proof.lines import FoldSeen
+from rocketshim.core.group_log import GroupLog
 from rocketshim.core.group_log_results import Folded
+from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["observing"]
+__all__ = ["observing", "queue_text", "said_of"]
 
 
 def observing(original: Any, group: str, seen: Callable[[FoldSeen], None], now_ns: Callable[[], int]) -> Any:
@@ -21,15 +23,23 @@ def observing(original: Any, group: str, seen: Callable[[FoldSeen], None], now_n
 
     def observe(thread: Any, folded: Folded) -> None:
         original(thread, folded)
-        log = thread._log  # noqa: SLF001
-        for lock in (log.lock(judgement.queue) for judgement in folded.judgements):
-            if lock.known:
-                seen(
-                    FoldSeen(
-                        at_ns=now_ns(), group=group, next_offset=log.next_offset,
-                        queue=f"{lock.queue.topic}/{lock.queue.queue_id}",
-                        owner=None if lock.owner is None else lock.owner.client_id, token=lock.token,
-                    )
-                )  # fmt: skip
+        for line in said_of(thread._log, folded, group, now_ns()):  # noqa: SLF001
+            seen(line)
 
     return observe
+
+
+def said_of(log: GroupLog, folded: Folded, group: str, at_ns: int) -> list[FoldSeen]:
+    """Return what the fold knows, right after a record, of the queues that the record names."""
+    return [
+        FoldSeen(
+            at_ns=at_ns, group=group, next_offset=log.next_offset, queue=queue_text(lock.queue),
+            owner=None if lock.owner is None else lock.owner.client_id, token=lock.token,
+        )
+        for lock in (log.lock(judgement.queue) for judgement in folded.judgements) if lock.known
+    ]  # fmt: skip
+
+
+def queue_text(queue: MessageQueue) -> str:
+    """Return the queue as the history names it: `topic/partition`, physical topic."""
+    return f"{queue.topic}/{queue.queue_id}"

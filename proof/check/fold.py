@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
+from proof.folds import queue_text
 from proof.index import Index, Stored
 from proof.violation import Violation
 from rocketshim.core.group_log import GroupLog, LeaseOutcome
@@ -52,10 +53,7 @@ def find(index: Index, folder: Folder = GroupLog) -> Iterator[Violation]:
         starts = sorted({len(records) * part // _LATER_STARTS for part in range(_LATER_STARTS)})
         for start in starts:
             yield from _from(reference, start, folder)
-    first: dict[str, Reference] = {}
-    for reference in references:
-        first.setdefault(reference.group, reference)
-    yield from _members(index, first)
+    yield from _members(index, {reference.group: reference for reference in reversed(references)})
 
 
 def reference_folds(index: Index) -> list[Reference]:
@@ -78,7 +76,7 @@ def _note(reference: Reference, at: int, folded: Folded, log: GroupLog) -> None:
         reference.complete = False
     for judgement in folded.judgements:
         if judgement.outcome is LeaseOutcome.GRANTED and judgement.token is not None and folded.owner is not None:
-            reference.grants[judgement.token, _text(judgement.queue)] = folded.owner.client_id
+            reference.grants[judgement.token, queue_text(judgement.queue)] = folded.owner.client_id
 
 
 def _folded(records: list[Stored], folder: Folder) -> Iterator[tuple[int, Folded, GroupLog]]:
@@ -115,7 +113,7 @@ def _from(reference: Reference, start: int, folder: Folder) -> Iterator[Violatio
             if (lock.owner, lock.token) != (known.owner, known.token) and not _both_free(lock, known):
                 what = (
                     f"folds of {reference.group}'s log from {records[start].offset} and {records[0].offset} disagree "
-                    f"at {at} about {_text(lock.queue)}"
+                    f"at {at} about {queue_text(lock.queue)}"
                 )
                 source = next(record.source for record in records if record.offset == at - 1)
                 yield Violation.of("fold-differs", what, [source])
@@ -133,7 +131,7 @@ def _members(index: Index, references: dict[str, Reference]) -> Iterator[Violati
         locks = None if reference is None else reference.locks.get(seen.it.next_offset)
         if locks is None:
             continue
-        lock = next((lock for queue, lock in locks.items() if _text(queue) == seen.it.queue), None)
+        lock = next((lock for queue, lock in locks.items() if queue_text(queue) == seen.it.queue), None)
         owner = lock.owner.client_id if lock is not None and lock.owner is not None else None
         token = lock.token if lock is not None else None
         if lock is not None and not lock.known:
@@ -144,7 +142,3 @@ def _members(index: Index, references: dict[str, Reference]) -> Iterator[Violati
                 f"{seen.it.owner}, token {seen.it.token}; the log gives it to {owner}, token {token}"
             )
             yield Violation.of("fold-differs", what, [seen.source])
-
-
-def _text(queue: MessageQueue) -> str:
-    return f"{queue.topic}/{queue.queue_id}"

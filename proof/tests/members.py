@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from proof.lines import FoldSeen, Group, SinkWrite, digest_of, encoded, headers_to_json
+from proof.folds import said_of
+from proof.lines import Group, SinkWrite, digest_of, encoded, headers_to_json
 from rocketshim.core.group_log import GroupLog
 from rocketshim_topics import OutgoingRecord, decode, hops
 from rocketshim_topics.group_log import (
@@ -236,13 +237,7 @@ class Orderly:
             record = RenewRecord(queues=tuple(self._held(queue) for queue in queues), **common)
         out = OutgoingRecord(world.names.group_log(self.name), 0, None, encode_group_record(record), [])
         kept = world.append(out)
-        for judgement in self._log.fold(kept.at, kept.at_ms, record).judgements:
-            lock = self._log.lock(judgement.queue)
-            seen = FoldSeen(
-                at_ns=world.now_ns, group=self.name, next_offset=self._log.next_offset,
-                queue=f"{judgement.queue.topic}/{judgement.queue.queue_id}",
-                owner=lock.owner.client_id if lock.owner is not None else None, token=lock.token,
-            )  # fmt: skip
+        for seen in said_of(self._log, self._log.fold(kept.at, kept.at_ms, record), self.name, world.now_ns):
             world.line(member, seen)
         return kept.at
 
