@@ -176,7 +176,7 @@ class Router:
         for record in run:
             for name, value in headers_shown(record):
                 if name == REAL_TOPIC:
-                    if value is not last and value:
+                    if value and value != last:
                         last = value
                         group = group_of(value.decode("utf-8", "surrogateescape"))
                         self._open_target(self._route_to(value, None if group is None else _bytes(group)), now_ns)
