@@ -33,7 +33,7 @@ class HopGroup:
         target: the target of a delivery, or the target for whose `ready_ns` the records wait.
         reason: why they are parked or re-appended.
         one_per_batch: whether each record must be a separate batch.
-        records: in order. A value of None is a tombstone.
+        records: in order; none once they are produced. A value of None is a tombstone.
     """
 
     __slots__ = ("kind", "one_per_batch", "partition", "reason", "records", "target", "topic")

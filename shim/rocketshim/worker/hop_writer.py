@@ -55,7 +55,7 @@ class HopBatch:
 
     Attributes:
         flight: the flight.
-        group: their hop; its records may be spread over several batches.
+        group: their hop, which several batches may share; its records are gone.
         indexes: their indexes in the flight, in the order in which they were produced.
         dues_ms: when they were due.
         reports: number of reports that have arrived.
@@ -135,7 +135,10 @@ class HopWriter:
         return HopBatch(flight, group, self.inbox, self.reports.error, now_ns)
 
     def write(self, producer: ProducerClient, flight: Flight, group: HopGroup, now_ns: int) -> list[HopBatch]:
-        """Produce a group of records, and return them as batches."""
+        """Produce a group of records, and return them as batches.
+
+        The group is empty afterwards: the producer has its own copies, and reports need only the indexes.
+        """
         batches: list[HopBatch] = []
         start = 0
         while start < len(group.records):
@@ -150,6 +153,7 @@ class HopWriter:
                 error = _LARGER_THAN_QUEUE if isinstance(problem, BufferError) else problem.args[0]
                 batches.append(self._refused(flight, group, start, error, now_ns))
                 start += 1
+        group.records = []
         return batches
 
     def _refused(self, flight: Flight, group: HopGroup, at: int, error: KafkaError, now_ns: int) -> HopBatch:

@@ -76,6 +76,16 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     return out, flight, confirmed
 
 
+def test_the_outgoing_records_are_not_kept_until_their_reports() -> None:
+    out, flight, _ = delivery([])
+    producer = Producer()
+    group = HopGroup(Kind.DELIVER, "t", 0, first=(0, b"a", None, [], 0))
+    (batch,) = out._writer.write(producer, flight, group, 0)  # type: ignore[arg-type]
+    assert [value for value, _ in producer.sent] == [b"a"]
+    assert batch.indexes == [0]
+    assert not batch.group.records
+
+
 def test_after_a_time_out_the_whole_batch_is_produced_again() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
