@@ -11,8 +11,8 @@ The same number of records (1 KiB, all due, four partitions, six headers of the 
 
 Each run is a process of its own, `benchmarks.worker`'s side, which ends when the last record is stored. The runs of one
 round follow each other, each round begins with another shape, and the first round is dropped. Printed are the medians,
-and the ratio to the own shape *of the same round*. With `--old PATH`, each run is repeated with the sources of another
-work tree, and the ratio of the two rates in one round is printed, too.
+and the ratios to the own shape *of the same round*: by CPU time of the process, and by the clock. With `--old PATH`,
+each run is repeated with the sources of another work tree, and the ratios to that run are printed, too.
 
 The mode `plain loop` shows what the records themselves cost: it moves the same records, unchanged, by the fastest loop
 that the client allows in Python. A record with more headers takes longer in every mode.
@@ -28,7 +28,7 @@ import time
 import uuid
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
@@ -139,8 +139,15 @@ class Source:
             future.result(30)
 
 
-def run(bootstrap: str, source: Source, mode: str, tree: str | None) -> float:
-    """Return the rate in k/s, with the sources of a work tree; None: those of this process."""
+class Measured(NamedTuple):
+    """One run: CPU time of the whole process in µs a record, and the rate in k/s."""
+
+    cpu_us: float
+    rate: float
+
+
+def run(bootstrap: str, source: Source, mode: str, tree: str | None) -> Measured:
+    """Measure a run with the sources of a work tree; None: those of this process."""
     environment = dict(os.environ)
     if tree is not None:
         paths = [str(Path(tree) / part) for part in ("topics", "shim")]
@@ -154,14 +161,15 @@ def run(bootstrap: str, source: Source, mode: str, tree: str | None) -> float:
         timeout=300,
         env=environment,
     )
-    return float(source.count / json.loads(done.stdout.splitlines()[-1])["seconds"] / 1_000)
+    used = json.loads(done.stdout.splitlines()[-1])
+    return Measured(used["cpu_s"] / source.count * 1e6, source.count / used["seconds"] / 1_000)
 
 
 def measure(bootstrap: str, mode: str, chosen: argparse.Namespace) -> None:
     """Print a row for each shape."""
     sources = {shape: Source(bootstrap, shape, chosen.count) for shape in chosen.shapes}
     trees = [None, chosen.old] if chosen.old else [None]
-    rates: dict[tuple[str, str | None], list[float]] = defaultdict(list)
+    runs: dict[tuple[str, str | None], list[Measured]] = defaultdict(list)
     for number in range(chosen.rounds + 1):
         turn = number % len(sources)
         for shape in [*chosen.shapes, *chosen.shapes][turn : turn + len(sources)]:
@@ -170,25 +178,33 @@ def measure(bootstrap: str, mode: str, chosen: argparse.Namespace) -> None:
                 if shape == "hops" and mode != PLAIN_LOOP:  # relayed, they lie there twice
                     source.drop()
                     source = sources[shape] = Source(bootstrap, shape, chosen.count)
-                rate = run(bootstrap, source, mode, tree)
+                measured = run(bootstrap, source, mode, tree)
                 if number:
-                    rates[shape, tree].append(rate)
+                    runs[shape, tree].append(measured)
     for source in sources.values():
         source.drop()
     for shape in chosen.shapes:
-        now, own = rates[shape, None], rates["own", None]
-        text = f"{statistics.median(now):.0f} k/s ({min(now):.0f} to {max(now):.0f}), ratio to own {_ratio(now, own)}"
+        now, own = runs[shape, None], runs["own", None]
+        cpu_us, rates = [each.cpu_us for each in now], [each.rate for each in now]
+        text = (
+            f"CPU {statistics.median(cpu_us):.1f} µs a record ({min(cpu_us):.1f} to {max(cpu_us):.1f}), "
+            f"{statistics.median(rates):.0f} k/s; ratio to own {_ratios(now, own)}"
+        )
         if chosen.old:
-            text += f", to the old code {_ratio(now, rates[shape, chosen.old])}"
+            text += f", to the old code {_ratios(now, runs[shape, chosen.old])}"
         reach = "–" if mode == PLAIN_LOOP else "≥ 0.90 × own"
         table.say(f"{mode}, {shape}: {chosen.count:,} records", reach, text)
 
 
-def _ratio(some: list[float], others: list[float]) -> str:
+def _ratios(some: list[Measured], others: list[Measured]) -> str:
     if not some or not others:
         return "–"
-    ratios = [one / other for one, other in zip(some, others, strict=True)]
-    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    by_cpu = [other.cpu_us / one.cpu_us for one, other in zip(some, others, strict=True)]
+    by_rate = [one.rate / other.rate for one, other in zip(some, others, strict=True)]
+    return (
+        f"by CPU {statistics.median(by_cpu):.2f} ({min(by_cpu):.2f} to {max(by_cpu):.2f}), "
+        f"by the clock {statistics.median(by_rate):.2f} ({min(by_rate):.2f} to {max(by_rate):.2f})"
+    )
 
 
 def main() -> None:
