@@ -32,6 +32,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks import table
 from rocketshim import ConsumeFromWhere, LevelTableRetryPolicy, PushConsumer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS
@@ -411,10 +412,7 @@ def ten_million(bootstrap: str, most: int = 10_000_000) -> None:
             f"{short['cpu_us']:.2f}; resident {long['rss_mib']:.0f} MiB against {short['rss_mib']:.0f}",
             flush=True,
         )
-    print(
-        f"10 M of 200 B, time a message: {statistics.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] x "
-        "that of 1 M (at most 1.1)"
-    )
+    print(f"10 M of 200 B, time a message: {table.spread(ratios)} x that of 1 M (at most 1.1)")
 
 
 def main(wanted: list[str] | None = None) -> None:
@@ -435,10 +433,10 @@ def main(wanted: list[str] | None = None) -> None:
                     shares.append(pair[base]["cpu_us"] / pair[side]["cpu_us"])
             wants = "" if reach is None else f" (reach {reach})"
             print(
-                f"{name}: {statistics.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] x {base}{wants}; "
+                f"{name}: {table.spread(ratios)} x {base}{wants}; "
                 f"{statistics.median(rates):,.0f}/s against {statistics.median(bases):,.0f}/s; "
                 f"{statistics.median(cpus):+.1f} us CPU a message, "
-                f"CPU ratio {statistics.median(shares):.2f} [{min(shares):.2f} to {max(shares):.2f}]",
+                f"CPU ratio {table.spread(shares)}",
                 flush=True,
             )
         if not wanted or "stuck" in wanted:

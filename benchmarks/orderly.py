@@ -26,6 +26,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks import table
 from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.clock import SystemClock
@@ -126,7 +127,7 @@ def compare(bootstrap: str, topic: str, sides: tuple[str, str], reach: float, ro
             rates.append(pair[side]["per_s"])
             bases.append(pair[base]["per_s"])
     print(
-        f"{side}: {statistics.median(ratios):.2f} [{min(ratios):.2f} to {max(ratios):.2f}] x {base} (reach {reach}; "
+        f"{side}: {table.spread(ratios)} x {base} (reach {reach}; "
         f"{', '.join(f'{ratio:.2f}' for ratio in ratios)}); "
         f"{statistics.median(rates):,.0f}/s against {statistics.median(bases):,.0f}/s",
         flush=True,
@@ -274,8 +275,7 @@ def takeovers(bootstrap: str) -> None:
     for name, number, reach in (("clean stop", signal.SIGTERM, "1"), ("kill -9", signal.SIGKILL, "lease 6 + 3")):
         took = [takeover(bootstrap, number) for _ in range(TAKEOVERS)]
         print(
-            f"takeover after {name}: {statistics.median(took):.2f} s [{min(took):.2f} to {max(took):.2f}] "
-            f"(reach {reach} s)",
+            f"takeover after {name}: {table.spread(took)} s (reach {reach} s)",
             flush=True,
         )
 

@@ -21,7 +21,6 @@ import gc
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,6 +39,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
+from benchmarks import table
 from rocketshim_local import LocalCluster, any_broker
 from rocketshim_topics import Message, TopicNames, hops
 
@@ -206,10 +206,6 @@ def side(*words: str) -> Side:
     return found
 
 
-def shown(values: list[float], form: str = ".2f") -> str:
-    return f"{statistics.median(values):{form}} [{min(values):{form}} to {max(values):{form}}]"
-
-
 class Bench:
     """The rows, each with what it needs."""
 
@@ -234,7 +230,7 @@ class Bench:
                 f"land {landed['seconds']:.1f} s ({landed['mib']:,.0f} MiB)",
                 flush=True,
             )
-        print(f"land of {self.given.large:,} against plain Parquet: {shown(ratios)}", flush=True)
+        print(f"land of {self.given.large:,} against plain Parquet: {table.spread(ratios)}", flush=True)
 
     def lineage(self) -> None:
         sizes = (self.given.small, self.given.large)
@@ -248,7 +244,7 @@ class Bench:
                 print(f"{name}: marginal {found[-1]:,.0f}/s", flush=True)
         for rival in ("python", "python-without-gc"):
             ratios = [own / theirs for own, theirs in zip(rates["spark"], rates[rival], strict=True)]
-            print(f"marginal rate of land + lineage against {rival}: {shown(ratios)}", flush=True)
+            print(f"marginal rate of land + lineage against {rival}: {table.spread(ratios)}", flush=True)
 
     def told(self, name: str, topic: str) -> Side:
         found = self.run("lineage" if name == "spark" else name, topic)
@@ -276,7 +272,7 @@ class Bench:
             again = self.run("land", grown, into="grown")
             ratios.append(again["seconds"] / alone["seconds"])
             print(f"alone {alone['seconds']:.1f} s, into the large lake {again['seconds']:.1f} s", flush=True)
-        print(f"{MORE:,} more into a lake of {self.given.large:,}, against alone: {shown(ratios)}", flush=True)
+        print(f"{MORE:,} more into a lake of {self.given.large:,}, against alone: {table.spread(ratios)}", flush=True)
 
     def skew(self) -> None:
         even, skewed = (filled(self.bootstrap, name, self.given.large) for name in ("even", "skewed"))
@@ -286,7 +282,7 @@ class Bench:
                 first, second = self.run(what, even), self.run(what, skewed)
                 ratios.append(second["seconds"] / first["seconds"])
                 print(f"{what}: even {first['seconds']:.1f} s, skewed {second['seconds']:.1f} s", flush=True)
-            print(f"{what} of {self.given.large:,} in one partition, against even: {shown(ratios)}", flush=True)
+            print(f"{what} of {self.given.large:,} in one partition, against even: {table.spread(ratios)}", flush=True)
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 import importlib.metadata
 import os
 import platform
+import statistics
 import time
+from collections.abc import Sequence
 
 import confluent_kafka
 
@@ -20,6 +22,11 @@ def conditions() -> str:
         f"confluent-kafka {confluent_kafka.version()}, librdkafka {confluent_kafka.libversion()[0]}, "
         f"Kafka {KAFKA_VERSION} (a broker on this machine, unless one is named)"
     )
+
+
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """The median and the range."""
+    return f"{statistics.median(values):{form}} [{min(values):{form}} to {max(values):{form}}]"
 
 
 def say(figure: str, reach: str, measured: str) -> None:

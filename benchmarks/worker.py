@@ -27,6 +27,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -188,12 +189,18 @@ SIDES: dict[str, Callable[..., None]] = {
 }
 
 
-def run_side(side: str, *arguments: object) -> dict[str, float]:
+def run_side(side: str, *arguments: object, tree: str | None = None) -> dict[str, float]:
+    """Run a side in a process of its own, with the sources of a work tree; None: those of this process."""
+    environment = dict(os.environ)
+    if tree is not None:
+        paths = [str(Path(tree) / part) for part in ("topics", "shim")]
+        environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.worker", "--side", side, *map(str, arguments)],
         check=True,
         stdout=subprocess.PIPE,
         timeout=300,
+        env=environment,
     )
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
@@ -226,8 +233,7 @@ def throughput(bootstrap: str, *, count: int, rounds: int, sides: list[str]) -> 
         table.say(
             f"{side}: {count:,} records of 1 KiB and 6 + 6 headers, all due",
             reach.get(side, "–"),
-            f"ratio {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f}), "
-            f"{statistics.median(rates[side]):.0f} k/s ({min(rates[side]):.0f} to {max(rates[side]):.0f}), CPU "
+            f"ratio {table.spread(ratios)}, {table.spread(rates[side], '.0f')} k/s, CPU "
             f"{statistics.median(cpu_us[side]):.1f} µs a record, {statistics.median(thread_us[side]):.1f} of its loop",
         )
 

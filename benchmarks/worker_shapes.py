@@ -19,15 +19,11 @@ that the client allows in Python. A record with more headers takes longer in eve
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 import uuid
 from collections import defaultdict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from confluent_kafka import Producer
@@ -35,7 +31,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
-from benchmarks.worker import LEVELS, PARTITIONS, USER_HEADERS
+from benchmarks.worker import LEVELS, PARTITIONS, USER_HEADERS, run_side
 from rocketshim_local import any_broker
 from rocketshim_topics import provision
 from rocketshim_topics.hops import Failure, delayed_record, retry
@@ -148,20 +144,8 @@ class Measured(NamedTuple):
 
 def run(bootstrap: str, source: Source, mode: str, tree: str | None) -> Measured:
     """Measure a run with the sources of a work tree; None: those of this process."""
-    environment = dict(os.environ)
-    if tree is not None:
-        paths = [str(Path(tree) / part) for part in ("topics", "shim")]
-        environment["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
     target = source.physical if mode == PLAIN_LOOP else source.target
-    arguments = [MODES[mode], bootstrap, source.names.namespace, target, str(source.count)]
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.worker", "--side", *arguments],
-        check=True,
-        stdout=subprocess.PIPE,
-        timeout=300,
-        env=environment,
-    )
-    used = json.loads(done.stdout.splitlines()[-1])
+    used = run_side(MODES[mode], bootstrap, source.names.namespace, target, source.count, tree=tree)
     return Measured(used["cpu_s"] / source.count * 1e6, source.count / used["seconds"] / 1_000)
 
 
@@ -187,8 +171,8 @@ def measure(bootstrap: str, mode: str, chosen: argparse.Namespace) -> None:
         now, own = runs[shape, None], runs["own", None]
         cpu_us, rates = [each.cpu_us for each in now], [each.rate for each in now]
         text = (
-            f"CPU {statistics.median(cpu_us):.1f} µs a record ({min(cpu_us):.1f} to {max(cpu_us):.1f}), "
-            f"{statistics.median(rates):.0f} k/s; ratio to own {_ratios(now, own)}"
+            f"CPU {table.spread(cpu_us, '.1f')} µs a record, {statistics.median(rates):.0f} k/s; "
+            f"ratio to own {_ratios(now, own)}"
         )
         if chosen.old:
             text += f", to the old code {_ratios(now, runs[shape, chosen.old])}"
@@ -201,10 +185,7 @@ def _ratios(some: list[Measured], others: list[Measured]) -> str:
         return "–"
     by_cpu = [other.cpu_us / one.cpu_us for one, other in zip(some, others, strict=True)]
     by_rate = [one.rate / other.rate for one, other in zip(some, others, strict=True)]
-    return (
-        f"by CPU {statistics.median(by_cpu):.2f} ({min(by_cpu):.2f} to {max(by_cpu):.2f}), "
-        f"by the clock {statistics.median(by_rate):.2f} ({min(by_rate):.2f} to {max(by_rate):.2f})"
-    )
+    return f"by CPU {table.spread(by_cpu)}, by the clock {table.spread(by_rate)}"
 
 
 def main() -> None:

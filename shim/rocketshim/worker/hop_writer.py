@@ -55,7 +55,7 @@ class HopBatch:
 
     Attributes:
         flight: the flight.
-        group: their hop, which several batches may share; its records are gone.
+        group: their hop, which several batches may share; without its records, once all are produced.
         indexes: their indexes in the flight, in the order in which they were produced.
         dues_ms: when they were due.
         reports: number of reports that have arrived.
