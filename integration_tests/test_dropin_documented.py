@@ -270,6 +270,7 @@ def test_consume_transform_produce_in_a_transaction(filled: Place) -> None:
     if filled.more:
         with pytest.raises(dropin.NotSupportedError):
             consumer.consumer_group_metadata()
+        producer.abort_transaction()
         consumer.close()
         return
     producer.send_offsets_to_transaction(consumer.position(consumer.assignment()), consumer.consumer_group_metadata())
