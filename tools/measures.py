@@ -46,20 +46,11 @@ def main(arguments: list[str]) -> int:
 def measures() -> dict[str, int]:
     """Return every measure by name."""
     paths = {path: path.read_text() for package, root in SOURCES.items() for path in (root / package).rglob("*.py")}
-    lines = {path: text.count("\n") for path, text in paths.items()}
     modules = {_module_name(path): ast.parse(text) for path, text in paths.items()}
     names = _exported(modules["rocketshim"]) or _exported(modules["rocketshim._exports"])
-    shim = ROOT / "shim" / "rocketshim"
-    folders = (shim / "consumer", shim / "group")
     return {
         "names that `from rocketshim import ...` offers": len(names),
         "untyped names at the front door": sum(_is_untyped(name, "rocketshim._exports", modules) for name in names),
-        "lines of consumer/ and group/": sum(
-            count for path, count in lines.items() if any(path.is_relative_to(folder) for folder in folders)
-        ),
-        "modules above 400 lines": sum(count > 400 for count in lines.values()),
-        "modules above 600 lines": sum(count > 600 for count in lines.values()),
-        "lines of the longest module": max(lines.values()),
         f"classes with more than {MOST_OVERRIDDEN} overridden members of a base class": sum(
             count > MOST_OVERRIDDEN for count in _overridden(modules)
         ),
