@@ -222,13 +222,13 @@ def test_each_check_of_the_page_is_broken_on_a_real_broker() -> None:
 
 
 @pytest.mark.parametrize("check", ONE_BROKER)
-def test_what_is_broken_is_found_with_its_cost_and_what_mends_it(
+def test_what_is_broken_is_found_with_its_cost_and_what_fixes_it(
     check: str, broken: tuple[list[str], Findings]
 ) -> None:
     subject, severity = ONE_BROKER[check]
     found = [each for each in broken[1] if each["check"] == check and each["subject"].endswith(subject)]
     assert [each["severity"] for each in found] == [severity], broken[1]
-    assert all(each["what"] and each["cost"] and each["mend"] for each in found)
+    assert all(each["what"] and each["cost"] and each["fix"] for each in found)
 
 
 @pytest.mark.parametrize(
@@ -279,11 +279,11 @@ def test_people_get_text_and_a_count(broker: Broker, sound: list[str], capsys: p
     assert "  fix   rocketshim init --topic nowhere" in shown
 
 
-def test_the_commands_that_mend_do_mend(
+def test_the_commands_that_fix_do_fix(
     broker: Broker, broken: tuple[list[str], Findings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words, found = broken
-    commands = {each["mend"] for each in found if each["mend"].startswith("rocketshim init")}
+    commands = {each["fix"] for each in found if each["fix"].startswith("rocketshim init")}
     for command in sorted(commands):
         if "nowhere" not in command:
             assert main(shlex.split(command)[1:]) in {0, 2}, capsys.readouterr()

@@ -40,7 +40,7 @@ def test_a_newcomers_topic_is_created_once_and_never_changed(
     capsys.readouterr()
     assert main([*command, "--lanes", "1"]) == 0, "three are enough for who asks for no number"
     assert "nothing to do" in capsys.readouterr().out
-    assert main([*command, "--partitions", "5", "--lanes", "2", "--mend"]) == 2
+    assert main([*command, "--partitions", "5", "--lanes", "2", "--fix"]) == 2
     assert f"differs  {name}: partitions is 3, should be 5" in capsys.readouterr().out
     found = read_topics(admin, [name, names.schedule])
     assert (found[name].partitions, found[names.schedule].partitions) == (3, 64)

@@ -88,7 +88,7 @@ def create(admin: AdminClient, name: str, partitions: int, config: dict[str, str
     admin.create_topics([topic])[name].result(30)
 
 
-def test_schedule_topic_without_append_time_is_refused_left_alone_and_mended_when_told(
+def test_schedule_topic_without_append_time_is_refused_left_alone_and_fixed_when_asked(
     admin: AdminClient, namespace: str
 ) -> None:
     spec = layout_of(namespace).schedule()
@@ -99,7 +99,7 @@ def test_schedule_topic_without_append_time_is_refused_left_alone_and_mended_whe
     assert {difference.setting for difference in untold.differences} == {"message.timestamp.type", "retention.ms"}
     assert apply(admin, untold) == ()
     assert plan(admin, [spec]).differences == untold.differences
-    assert apply(admin, plan(admin, [spec], mend=True)) == ()
+    assert apply(admin, plan(admin, [spec], fix=True)) == ()
     assert not plan(admin, [spec]).differences
     assert not ensure_topics(admin, [spec]).fatal
 

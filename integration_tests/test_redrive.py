@@ -285,7 +285,7 @@ def test_many_letters_without_a_key_for_a_compacted_topic_need_few_sessions(
     assert len(begun) <= 3, "one session finds a refusal, the next one names it, the last one sends the rest"
 
 
-def test_a_redrive_whose_cause_is_not_mended_stops(
+def test_a_redrive_whose_cause_is_not_fixed_stops(
     world: World, admin: AdminClient, run: Callable[..., str], tmp_path: Path
 ) -> None:
     """A consumer lets everything die immediately; at the rate given all letters would take over three minutes."""

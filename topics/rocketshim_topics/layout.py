@@ -296,7 +296,7 @@ class Layout:
 
 
 def compare(
-    specs: Iterable[TopicSpec], found: Mapping[str, TopicState], *, grow: bool = False, mend: bool = False
+    specs: Iterable[TopicSpec], found: Mapping[str, TopicState], *, grow: bool = False, fix: bool = False
 ) -> Plan:
     """Compare the existing topics with the required ones.
 
@@ -304,7 +304,7 @@ def compare(
         specs: the required topics.
         found: the existing topics, by physical name.
         grow: add partitions where there are too few. More partitions move the keys of a retry topic.
-        mend: change settings that differ.
+        fix: change settings that differ.
 
     Returns:
         The plan. Nothing is changed.
@@ -325,7 +325,7 @@ def compare(
         for setting, wanted in sorted(spec.config.items()):
             is_now = state.config.get(setting, "unset")
             if not _is_fine(setting, is_now, wanted):
-                differences.append(Difference(spec.name, setting, is_now, wanted, setting in _FATAL, mend))
+                differences.append(Difference(spec.name, setting, is_now, wanted, setting in _FATAL, fix))
     return Plan(specs, tuple(missing), tuple(differences), tuple(unread))
 
 

@@ -2,7 +2,7 @@
 
 This is the only module of the contract with a Kafka client. `plan` changes nothing. `apply` applies a plan and waits
 until the topics can be used. `ensure_topics` does both, for a program that starts. Existing topics are changed only if
-the plan was asked to (`grow`, `mend`).
+the plan was asked to (`grow`, `fix`).
 
 * Topics are described by name (DescribeTopics). The cluster is never listed, and no metadata request is sent that could
   create a topic.
@@ -58,7 +58,7 @@ def plan(
     specs: Iterable[TopicSpec],
     *,
     grow: bool = False,
-    mend: bool = False,
+    fix: bool = False,
     timeout_s: float = 30.0,
 ) -> Plan:
     """Return what exists, what is missing and what differs. Nothing is changed.
@@ -67,7 +67,7 @@ def plan(
         admin: a client; it may be shared.
         specs: the required topics (`Layout`).
         grow: the plan adds partitions where there are too few.
-        mend: the plan changes settings that differ.
+        fix: the plan changes settings that differ.
         timeout_s: longest wait for one answer, in seconds.
 
     Raises:
@@ -77,7 +77,7 @@ def plan(
     """
     specs = tuple(specs)
     found = read_topics(admin, [spec.name for spec in specs], timeout_s=timeout_s)
-    return compare(specs, found, grow=grow, mend=mend)
+    return compare(specs, found, grow=grow, fix=fix)
 
 
 def read_topics(admin: AdminClient, names: Iterable[str], *, timeout_s: float = 30.0) -> dict[str, TopicState]:

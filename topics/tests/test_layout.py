@@ -96,7 +96,7 @@ def test_what_is_not_there_is_missing_and_nothing_else() -> None:
 
 def test_what_is_there_as_specified_leaves_nothing_to_do() -> None:
     specs = (*LAYOUT.shared(), *LAYOUT.for_group("g", with_log=True))
-    plan = compare(specs, {spec.name: state_of(spec) for spec in specs}, grow=True, mend=True)
+    plan = compare(specs, {spec.name: state_of(spec) for spec in specs}, grow=True, fix=True)
     assert plan.is_done
     assert not plan.fatal
     assert plan.lines()[0] == "exists  SCHEDULE_TOPIC_XXXX (delay queues)"
@@ -134,8 +134,8 @@ def test_less_than_specified_is_a_difference(setting: str, value: str, fatal: bo
     (difference,) = plan.differences
     assert (difference.setting, difference.found, difference.wanted) == (setting, value, spec.config[setting])
     assert (difference.fatal, difference.will_change, bool(plan.fatal)) == (fatal, False, fatal)
-    assert plan.is_done, "nothing that exists is changed without `mend`"
-    fixing = compare([spec], {spec.name: state_of(spec, **{setting: value})}, mend=True)
+    assert plan.is_done, "nothing that exists is changed without `fix`"
+    fixing = compare([spec], {spec.name: state_of(spec, **{setting: value})}, fix=True)
     assert fixing.differences[0].will_change
     assert not fixing.is_done
     assert not fixing.fatal
@@ -187,7 +187,7 @@ def test_settings_that_may_not_be_read_are_not_compared_but_partitions_are() -> 
 
 def test_plan_is_said_in_lines() -> None:
     schedule, parked = Layout(TopicNames(), DelayLevels.default(), replication_factor=3).shared()
-    lines = compare([schedule, parked], {parked.name: state_of(parked, **{"retention.ms": "5"})}, mend=True).lines()
+    lines = compare([schedule, parked], {parked.name: state_of(parked, **{"retention.ms": "5"})}, fix=True).lines()
     assert lines[0].startswith(
         "create  SCHEDULE_TOPIC_XXXX (delay queues): 32 partitions, 3 replicas, cleanup.policy=delete"
     )

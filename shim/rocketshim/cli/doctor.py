@@ -94,7 +94,7 @@ def _show(found: list[Finding]) -> None:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
         head.append(plain(f"{finding.check}  {finding.subject}"), style="bold")
         out.print(head, soft_wrap=True)
-        for label, text in (("", finding.what), ("costs", finding.cost), ("fix", finding.mend)):
+        for label, text in (("", finding.what), ("costs", finding.cost), ("fix", finding.fix)):
             out.print(Text(plain(f"  {label:6}{text}")), soft_wrap=True)
 
 

@@ -90,7 +90,7 @@ def init(
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     with explained(complaints, admin):
-        planned = provision.plan(admin, specs, grow=lanes is not None, mend=fix, timeout_s=_PLAN_TIMEOUT_S)
+        planned = provision.plan(admin, specs, grow=lanes is not None, fix=fix, timeout_s=_PLAN_TIMEOUT_S)
     if not as_json:
         for line in planned.lines():
             typer.echo(line)

@@ -339,10 +339,10 @@ def test_many_letters_without_a_key_for_a_compacted_topic_need_few_sessions() ->
 def test_later_letters_wait_behind_a_failed_one_with_the_same_key(refused: bool) -> None:
     stage = Stage(30)
     stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
-    is_mended = False
+    is_fixed = False
 
     def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
-        is_bad = not is_mended and record.value() == b"6"
+        is_bad = not is_fixed and record.value() == b"6"
         if is_bad and not refused:
             raise MalformedRecordError("source-gone", f"{letter.offset}")
         headers: list[Any] = [("x", b"x" * 1_000)] if is_bad else []
@@ -351,7 +351,7 @@ def test_later_letters_wait_behind_a_failed_one_with_the_same_key(refused: bool)
     first = stage.run(make=make, stop_ratio=0.5)
     reason = "refused:MSG_SIZE_TOO_LARGE" if refused else "source-gone"
     assert first.failures == {reason: 1, "behind-failed": 4}, "11, 16, 21 and 26 have the key of 6"
-    is_mended = True
+    is_fixed = True
     assert stage.run(make=make).sent == 5
     of_its_key = [record.value() for record in stage.kafka.records("small") if record.key() == b"k1"]
     assert of_its_key == [b"1", b"6", b"11", b"16", b"21", b"26"]
@@ -368,13 +368,13 @@ def test_each_letter_is_sent_once_in_the_order_of_its_key_after_failures_are_fix
 ) -> None:
     stage = Stage(40)
     stage.kafka.create_topic("small", config={"max.message.bytes": "500"})
-    is_mended = False
+    is_fixed = False
 
     def make(record: Any, letter: PlannedLetter) -> OutgoingRecord:
         number = int(record.value())
-        if number in unsendable and not is_mended:
+        if number in unsendable and not is_fixed:
             raise MalformedRecordError("source-gone", f"{letter.offset}")
-        headers: list[Any] = [("x", b"x" * 1_000)] if number in refused and not is_mended else []
+        headers: list[Any] = [("x", b"x" * 1_000)] if number in refused and not is_fixed else []
         return OutgoingRecord("small", None, record.key(), record.value(), headers)
 
     first = stage.run(make=make, stop_ratio=1, rate_per_s=rate_per_s)
@@ -383,7 +383,7 @@ def test_each_letter_is_sent_once_in_the_order_of_its_key_after_failures_are_fix
     assert first.failed == len(bad | behind)
     assert len(behind - bad) <= first.failures["behind-failed"] <= len(behind - unsendable), "refused: either"
     assert first.sent == 40 - len(bad | behind)
-    is_mended = True
+    is_fixed = True
     assert stage.run(make=make).sent == len(bad | behind)
     arrived = [int(record.value() or b"") for record in stage.kafka.records("small")]
     assert sorted(arrived) == list(range(40))

@@ -17,7 +17,7 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
 NAMES = TopicNames("shop")
-FOUND = Finding("copies", Severity.WARNING, "orders", "what", "cost", "mend")
+FOUND = Finding("copies", Severity.WARNING, "orders", "what", "cost", "fix")
 
 
 def until(exporter: Exporter, is_seen: Callable[[ExporterState], bool]) -> ExporterState:

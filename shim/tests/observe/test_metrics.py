@@ -87,7 +87,7 @@ def test_a_group_does_not_count_as_done_with_a_topic_that_answers_in_part() -> N
 
 def test_findings_are_counted_by_check_and_severity_and_vanish_when_fixed() -> None:
     def finding(check: str) -> Finding:
-        return Finding(check, Severity.WARNING, "subject", "what", "cost", "mend")
+        return Finding(check, Severity.WARNING, "subject", "what", "cost", "fix")
 
     found = values(replace(STATE, findings=(finding("copies"), finding("copies"), finding("leaders"))))
     counted = {key[1:]: value for key, value in found.items() if key[0] == "doctor_findings"}

@@ -24,7 +24,7 @@ class _Row:
     is_bad: Callable[[str], bool]
     severity: Severity
     cost: str
-    mend: str
+    fix: str
 
 
 def _below(limit: int) -> Callable[[str], bool]:
@@ -116,7 +116,7 @@ def client_settings(facts: Facts) -> Iterator[Finding]:
             )  # fmt: skip
         for row in _TABLE:
             if row.key == key and row.is_bad(value):
-                yield _finding(key, row.severity, f"is {value}", row.cost, row.mend)
+                yield _finding(key, row.severity, f"is {value}", row.cost, row.fix)
     uses_sasl = any(key.startswith("sasl.") for key in facts.client)
     if uses_sasl and not facts.client.get("security.protocol", "plaintext").lower().startswith("sasl"):
         yield _finding(
@@ -158,7 +158,5 @@ def transaction_timeout(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _finding(
-    key: str, severity: Severity, what: str, cost: str, mend: str, *, check: str = "client-setting"
-) -> Finding:
-    return Finding(check, severity, key, f"{key} {what}", cost, mend)
+def _finding(key: str, severity: Severity, what: str, cost: str, fix: str, *, check: str = "client-setting") -> Finding:
+    return Finding(check, severity, key, f"{key} {what}", cost, fix)

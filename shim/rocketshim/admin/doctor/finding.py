@@ -27,7 +27,7 @@ class Finding:
         subject: the topic, group, setting … with the problem.
         what: what is wrong, with the values found and wanted.
         cost: its impact, now or later.
-        mend: the command that fixes it, or what to do if no command can.
+        fix: the command that fixes it, or what to do if no command can.
     """
 
     check: str
@@ -35,4 +35,4 @@ class Finding:
     subject: str
     what: str
     cost: str
-    mend: str
+    fix: str

@@ -183,7 +183,7 @@ def test_one_fault_is_one_finding(check: str, subject: str, severity: Severity, 
     assert (finding.check, finding.subject, finding.severity) == (check, subject, severity)
     assert finding.what
     assert finding.cost
-    assert finding.mend
+    assert finding.fix
 
 
 def test_a_retention_shorter_than_the_longest_level_is_an_error_in_two_ways() -> None:
@@ -231,8 +231,8 @@ def test_a_suggested_command_is_quoted_for_a_shell() -> None:
         groups=("a b", "c"),
         topics={},
     )
-    mend = next(each.mend for each in examine(facts) if each.subject == facts.names.retry("a b"))
-    assert shlex.split(mend) == [
+    fix = next(each.fix for each in examine(facts) if each.subject == facts.names.retry("a b"))
+    assert shlex.split(fix) == [
         "rocketshim", "init", "--delay-levels", "1s 2s", "--max-message-bytes", "2000000", "--group=a b",
         "--bootstrap", "b:9092", "--namespace", "pay",
     ]  # fmt: skip
@@ -248,8 +248,8 @@ def test_a_finding_about_a_topic_has_the_command_for_its_own_group_only() -> Non
     ]
     assert len(found) == len(specs)
     for each in found:
-        assert each.mend.count("--group=") == 1
-        assert f"--group={each.subject.rpartition('.')[2]} --with-log " in each.mend
+        assert each.fix.count("--group=") == 1
+        assert f"--group={each.subject.rpartition('.')[2]} --with-log " in each.fix
 
 
 @pytest.mark.parametrize(("now", "wanted"), [("1209600000", "2419200000"), ("3600000", "604800000"), ("-1", "MS")])
@@ -260,14 +260,14 @@ def test_what_retention_overtook_is_fixed_by_keeping_records_longer(now: str, wa
     }
     behind = GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))
     facts = sound(topics=topics, standings={"rmq.sched": overtaken(), "g": behind}, queues=())
-    fixes = {each.subject: each.mend for each in examine(facts) if each.check == "retention-overtook"}
+    fixes = {each.subject: each.fix for each in examine(facts) if each.check == "retention-overtook"}
     for subject, topic in (("SCHEDULE_TOPIC_XXXX", "SCHEDULE_TOPIC_XXXX"), ("g on orders/0", "orders")):
         assert fixes[subject].endswith(f"--entity-name {topic} --add-config retention.ms={wanted}")
 
 
 def test_the_command_for_a_worker_has_the_level_table() -> None:
     finding = only(sound(standings={"rmq.sched": worker(members=())}))
-    assert "worker --allow TOPIC --delay-levels '1s 5s 10s' --bootstrap" in finding.mend
+    assert "worker --allow TOPIC --delay-levels '1s 5s 10s' --bootstrap" in finding.fix
 
 
 def test_no_value_of_a_secret_setting_is_shown() -> None:
