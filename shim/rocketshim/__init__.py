@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from rocketshim._exports import __all__ as __all__
 else:
     import importlib
-    import warnings
 
     def __getattr__(name: str) -> object:
         """Return a public name, and load all of them at the first use."""
@@ -24,14 +23,6 @@ else:
         if name in exports.__all__:
             globals().update({each: getattr(exports, each) for each in exports.__all__})
             return globals()[name]
-        if name == "ConsumerCollector":
-            warnings.warn("ConsumerCollector is now MetricsCollector", DeprecationWarning, stacklevel=2)
-            return exports.MetricsCollector
-        topics = importlib.import_module("rocketshim_topics")
-        if name in topics.__all__:
-            where = "rocketshim.errors" if name.endswith("Error") else "rocketshim_topics"
-            warnings.warn(f"import {name} from {where}, not from rocketshim", DeprecationWarning, stacklevel=2)
-            return getattr(topics, name)
         raise AttributeError(f"module 'rocketshim' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -1,6 +1,5 @@
 """The metrics of producers, pull consumers and the drop-in classes, as a registry exports them."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -8,7 +7,6 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Message as KafkaMessage
 from prometheus_client import CollectorRegistry
 
-import rocketshim
 from rocketshim import LitePullConsumer, Message, MetricsCollector, Producer, PullConsumer
 from rocketshim.client_metrics import Measured, ProducerCounts, PullCounts
 from rocketshim.clock import SystemClock
@@ -101,13 +99,6 @@ def test_clients_with_the_same_labels_share_series() -> None:
     registry.register(MetricsCollector(Client(2, 7.0), Client(3, 5.0)))
     assert registry.get_sample_value("sent_total", {"a": "b"}) == 5
     assert registry.get_sample_value("age_seconds") == 7.0
-
-
-def test_the_former_name_of_the_collector_still_works() -> None:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        assert rocketshim.ConsumerCollector is MetricsCollector  # type: ignore[attr-defined]
-    assert "MetricsCollector" in str(caught[0].message)
 
 
 # --- pull consumers ----------------------------------------------------------------------------------------------

@@ -85,14 +85,6 @@ def test_the_front_door_has_at_most_fifty_names() -> None:
     assert dir(rocketshim) == sorted(rocketshim.__all__)
 
 
-@pytest.mark.parametrize(
-    ("name", "home"), [("TopicMissingError", "rocketshim.errors"), ("murmur2", "rocketshim_topics")]
-)
-def test_a_moved_name_still_works_and_warns_with_its_new_module(name: str, home: str) -> None:
-    with pytest.warns(DeprecationWarning, match=f"import {name} from {home}"):
-        assert getattr(rocketshim, name) is getattr(sys.modules[home], name)
-
-
 def test_the_errors_module_has_the_whole_tree() -> None:
     import rocketshim_topics.group_log  # noqa: F401 - it defines an error, too
 

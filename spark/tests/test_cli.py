@@ -36,9 +36,7 @@ from rocketshim_topics import TopicNames
         (("replay", "plan", "--plan", "p-ends"), "--plan 'p-ends': a name may not end in -ends or -verified"),
         (("replay", "run", "--plan", "p-verified", "--bootstrap", "b"), "--plan 'p-verified': a name may not end in"),
         (("replay", "run", "--plan", "p", "--bootstrap", "b", "--rate", "0"), "--rate"),
-        (("replay", "run", "--plan", "p", "--bootstrap", "b", "--max-per-second", "0"), "is now written --rate"),
         (("land", "orders", "--bootstrap", "b", "--java-client", "x"), "--java-client: write NAME=VALUE"),
-        (("land", "orders", "--bootstrap", "b", "--kafka-property", "x"), "--java-client: write NAME=VALUE"),
         (("dlq-trend", "--client", "@/no/file"), "--client @/no/file: cannot read the file"),
     ],
 )

@@ -199,7 +199,7 @@ def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
 
 
 def _use_our_class(loaded: typer.Typer) -> None:
-    """Let every command below accept old spellings and profiles."""
+    """Let every command below accept profiles."""
     from rocketshim.cli.command import Command  # noqa: PLC0415 - `--help` does without
 
     for command in loaded.registered_commands:

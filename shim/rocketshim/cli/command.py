@@ -1,7 +1,7 @@
-"""A command as rocketshim runs it: old spellings of options, and the profile of a cluster, before typer parses.
+"""A command as rocketshim runs it: the profile of a cluster is added before typer parses.
 
-`rocketshim.cli.app` gives this class to every command. It translates the command line (`rocketshim.cli.renamed`), and
-puts the values of the profile (`rocketshim.cli.profiles`) in front of it, so that whatever the user typed wins.
+`rocketshim.cli.app` gives this class to every command. It puts the values of the profile (`rocketshim.cli.profiles`) in
+front of the command line, so that an option that the user typed wins.
 """
 
 import os
@@ -14,7 +14,6 @@ import typer
 from typer.core import TyperCommand
 
 from rocketshim.cli.options import CONFIG_VARIABLE, CONNECTION, PROFILE_VARIABLE, config_file
-from rocketshim.cli.renamed import RENAMED, current_words
 from rocketshim.errors import ConfigError, RocketshimError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ def _profile_option() -> Any:
 
 
 class Command(TyperCommand):
-    """A command that accepts old spellings, and `--profile` if it connects to a cluster or opens a lake."""
+    """A command that accepts `--profile` if it connects to a cluster or opens a lake."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,15 +67,12 @@ class Command(TyperCommand):
             self.params.append(_profile_option())
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Translate old spellings, add the values of the profile, and parse."""
-        words, used = current_words(args, RENAMED.get(ctx.command_path, {}), self._takes_value)
-        if ctx.resilient_parsing:  # the shell asks for completions: neither a warning nor an error may disturb it
+        """Add the values of the profile, and parse."""
+        words = list(args)
+        if ctx.resilient_parsing:  # the shell asks for completions: no error may disturb it
             with suppress(RocketshimError):
                 words = [*self._profile_words(words), *words]
-            return super().parse_args(ctx, words)
-        for old, new in used.items():
-            typer.echo(f"warning: {old} is now written {new}; the old spelling still works", err=True)
-        if _profile_option() in self.params and not {"--help", "-h"} & set(words):
+        elif _profile_option() in self.params and not {"--help", "-h"} & set(words):
             words = [*self._profile_words(words), *words]
         return super().parse_args(ctx, words)
 

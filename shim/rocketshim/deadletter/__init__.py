@@ -1,1 +1,0 @@
-"""Documented import paths of earlier versions; the code is in `rocketshim.admin`."""

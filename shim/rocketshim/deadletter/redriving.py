@@ -1,5 +1,0 @@
-"""The earlier name of `rocketshim.admin.redrive`."""
-
-from rocketshim.admin.redrive import Redriver
-
-__all__ = ["Redriver"]
