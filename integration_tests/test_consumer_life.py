@@ -328,7 +328,7 @@ def test_in_a_storm_of_rebalances_nothing_is_lost_and_no_commit_goes_back(
         storm.end()
     assert storm.backwards == []
     repeated = sum(count - 1 for count in storm.seen.values())
-    print(f"{sent} messages, {repeated} handled again")  # noqa: T201 - for docs/reliability.md
+    print(f"{sent} messages, {repeated} handled again")  # noqa: T201 - for proof/HISTORY.md
 
 
 def thread_names() -> str:

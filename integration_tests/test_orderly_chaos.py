@@ -202,4 +202,4 @@ def test_order_holds_while_members_die_and_freeze_the_log_is_lost_and_the_clock_
 def test_order_holds_for_ten_minutes(stepped_broker: SteppedBroker, tmp_path: Path) -> None:
     account = chaos(stepped_broker, tmp_path, seconds=600)
     (tmp_path / "account.txt").write_text(account)
-    print(account)  # noqa: T201 - for docs/reliability.md
+    print(account)  # noqa: T201 - for proof/HISTORY.md

@@ -50,7 +50,7 @@ __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", 
 
 _TIMEOUT_S: Final = 30.0
 # Spark's reader waits while it fetches, and fetches nothing while it writes, so larger fetches mean fewer waits. They
-# reduced the wall time for 2 M records written as Parquet by 16 % (docs/performance.md).
+# reduced the wall time for 2 M records written as Parquet by 16 % (benchmarks/NOTES.md).
 _FETCH_SETTINGS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
 
 

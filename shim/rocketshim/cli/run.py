@@ -160,6 +160,6 @@ def _consume(consumer: "PushConsumer", health_address: tuple[str, int] | None) -
 
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 50, 1_000)  # a third more messages a second (docs/performance.md)
+    gc.set_threshold(50_000, 50, 1_000)  # a third more messages a second
     with serving(health_address, lambda: consumer.state):
         consumer.run()
