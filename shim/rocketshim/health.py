@@ -78,7 +78,12 @@ class LoopState:
     commits_fail_since_ns: int | None
 
     def is_live(self, now_ns: int) -> bool:
-        """Return whether the loop runs."""
+        """Return whether the loop runs.
+
+        Decides: Is a consumer or a worker live and ready? By the age of the state that its loop makes each second, so
+            hanging listeners change nothing; `health.LoopState.is_ready`: also a member, perhaps without partitions,
+            and commits have not been failing for long.
+        """
         return now_ns - self.at_ns <= _LIVE_NS
 
     def is_ready(self, now_ns: int) -> bool:

@@ -45,7 +45,11 @@ class Broker:
 
 
 def choose(environ: Mapping[str, str], docker_obstacle: Callable[[], str | None]) -> tuple[BrokerKind, str]:
-    """Return the kind of broker to use, and the reason as text for a person."""
+    """Return the kind of broker to use, and the reason as text for a person.
+
+    Decides: Which Kafka does a program get to develop with? The one that ROCKETSHIM_BOOTSTRAP names, or none; else
+        Docker, else a local one.
+    """
     if environ.get(BOOTSTRAP_VARIABLE):
         return "named", f"{BOOTSTRAP_VARIABLE} names it"
     if (obstacle := docker_obstacle()) is None:

@@ -20,7 +20,11 @@ import time
 
 
 def guarded(command: list[str]) -> list[str]:
-    """Return the command that runs `command` and ends it when this process ends."""
+    """Return the command that runs `command` and ends it when this process ends.
+
+    Decides: What ends the brokers if their process is killed, and who removes the data? A process ends them. The next
+        start removes the data of folders that nobody has locked (`rocketshim_local.home.ClusterHome`).
+    """
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), *command]
 
 

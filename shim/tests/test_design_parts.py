@@ -1,4 +1,4 @@
-"""DESIGN.md agrees with the code: its drawings, its lists of modules, and the names that it says decide something."""
+"""The drawings of DESIGN.md agree with the code, and so do the names that docstrings say take part in a decision."""
 
 import importlib.util
 import pkgutil
@@ -7,6 +7,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from tools.reference.decisions import decisions
 
 TOOL = Path(__file__).parents[2] / "tools" / "design_parts.py"
 
@@ -33,26 +35,21 @@ def test_a_drawing_that_misses_an_arrow_is_drawn_again(tool: ModuleType) -> None
     assert tool.made(old) == text
 
 
-def test_a_list_that_misses_a_module_is_written_again(tool: ModuleType) -> None:
-    text = tool.DESIGN.read_text(encoding="utf-8")
-    old = re.sub(r"^\* `process_queue`: .*\n", "", text, flags=re.MULTILINE)
-    assert old != text
-    assert tool.made(old) == text
+def named() -> set[str]:
+    """Return every dotted name that an entry `Decides:` of a docstring names."""
+    texts = (f"{each.name} `{each.name}` {each.answer}" for each in decisions())
+    return {name for text in texts for name in re.findall(r"`([a-z_]+(?:\.[A-Za-z_]+)+)`", text)}
 
 
-def test_a_list_of_a_folder_that_is_gone_is_an_error(tool: ModuleType) -> None:
-    with pytest.raises(ValueError, match="shim/gone, which has none"):
-        tool.module_list("shim/gone")
-
-
-def decisions() -> list[str]:
-    """Return the names in the table "Where it is decided": a module, and a name in it."""
-    section = (TOOL.parents[1] / "DESIGN.md").read_text(encoding="utf-8").partition("## Where it is decided\n")[2]
-    rows = [line for line in section.partition("\n## ")[0].splitlines() if line.startswith("| ")]
-    return [name for row in rows[1:] for name in re.findall(r"`([^`]+)`", row.split("|")[2])]
-
-
-@pytest.mark.parametrize("name", decisions())
-def test_what_is_said_to_decide_exists(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(named()))
+def test_what_decides_exists(name: str) -> None:
     path = name if name.startswith("rocketshim_") else f"rocketshim.{name}"
     assert pkgutil.resolve_name(path) is not None
+
+
+def test_decisions_are_found_in_docstrings() -> None:
+    found = {each.question: each for each in decisions()}
+    lane = found["Which lane has a record?"]
+    assert lane.name == "core.lane_selector.LaneSelector.choose"
+    assert lane.answer.startswith("That of its key, also for a retry;")
+    assert len(found) > 80, "two entries in one docstring are two decisions"

@@ -146,6 +146,9 @@ def land(
         LandingFailedError: Spark failed. Committed records are kept; the next call continues after them.
 
     Thread-safety: one call at a time per folder.
+
+    Decides: Why is a message that moves on during a landing not lost? The worker's positions are read before the ends
+        of the topics.
     """
     require(spark)
     if not topics:
@@ -233,6 +236,9 @@ def find_gaps(
         bounds: the partitions as they are now.
         landed: the next offset to land, for each partition that was landed before.
         recorded: the recorded gaps of each partition, as (from, to); their offsets are not returned again.
+
+    Decides: What if retention took records before they were landed? The landing goes on, and the lake's table of gaps
+        says so; `rocketshim_spark.jobs.audit.residuals` explains missing records by it.
     """
     gaps = []
     for each in bounds:
@@ -355,6 +361,9 @@ def _wait_for_open_transactions(
 
     Returns:
         the first blocked offset of each blocked partition.
+
+    Decides: What if a transaction is open when topics are landed? After 5 s it lands what lies before it; reports carry
+        a note (`rocketshim_spark.running.OpenLake.caveats`).
     """
     written = cluster.ends(partitions, IsolationLevel.READ_UNCOMMITTED)
     deadline = time.monotonic() + _OPEN_TRANSACTION_WAIT_S

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Final
 
-from tools.reference import api, cli, errors, log_events, message, metrics, settings
+from tools.reference import api, cli, decisions, errors, files, log_events, message, metrics, settings
 
 __all__ = ["PAGES"]
 
@@ -15,5 +15,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "reference/metrics.md": metrics.page,
     "reference/log-events.md": log_events.page,
     "reference/errors.md": errors.page,
+    "reference/decisions.md": decisions.page,
+    "reference/files.md": files.page,
 }
 """Path of a page in the site, and the function that returns its text."""

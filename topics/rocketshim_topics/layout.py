@@ -308,6 +308,8 @@ def compare(
 
     Returns:
         The plan. Nothing is changed.
+
+    Decides: Does a topic differ from what is needed? The doctor says what it costs (`admin.doctor.topics`).
     """
     specs = tuple(specs)
     missing: list[TopicSpec] = []

@@ -191,6 +191,9 @@ class DelayLevels:
         Returns:
             The queue with the longest delay that is at most `remaining_ms + 32`, among the levels of at least 1 s and
             the fine levels; of levels with equal delay the lowest. The finest queue if there is none.
+
+        Decides: Which queue does a delayed record go to, first and on each further hop? With a delay level:
+            `rocketshim_topics.levels.DelayLevels.partition`.
         """
         index = bisect_right(self._hop_delays_ms, remaining_ms + self.HOP_SLACK_MS)
         return self._first_partition(lane) + self._hop_slots[max(index - 1, 0)]

@@ -208,7 +208,11 @@ class RedriveLog:
         return self.settled(*at, record_digest(record)) if self.is_marked(*at) else None
 
     def is_done(self, plan: str, partition: int, offset: int) -> bool:
-        """Return whether this plan has already redriven or discarded a dead letter."""
+        """Return whether this plan has already redriven or discarded a dead letter.
+
+        Decides: Was a dead letter sent again or discarded? By this plan; by any plan:
+            `rocketshim_topics.redrive_log.RedriveLog.settled`.
+        """
         return (partition, offset) in self._by_plan.get(plan, ())
 
     def is_marked(self, partition: int, offset: int) -> bool:

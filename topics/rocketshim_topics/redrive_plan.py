@@ -312,7 +312,11 @@ class Planner:
     def _judged(
         self, record: Record, envelope: Envelope, malformed: str | None, opened: Record | None
     ) -> tuple[str, str | None]:
-        """Return the target of a dead letter, or why it is held back."""
+        """Return the target of a dead letter, or why it is held back.
+
+        Decides: Which dead letters are held back in a plan, and why? Those already sent, malformed, or by reference
+            (there is no body to send), and others that it names.
+        """
         if malformed is not None:
             return "", f"malformed:{malformed}"
         if redrive_count(envelope) >= self._rules.max_replays:

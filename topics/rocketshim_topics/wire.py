@@ -346,6 +346,9 @@ def decode(headers: Sequence[Header] | None, *, trusted: bool) -> Envelope:
             `null-header:<name>`, `bad-header-key`, `unknown-version`, `two-due-times`.
 
     Thread-safety: a pure function.
+
+    Decides: Which headers of a record are believed? All in the group's own retry topic; elsewhere a few that a sender
+        may set, and the others are the sender's own properties.
     """
     if not headers:
         return Envelope()

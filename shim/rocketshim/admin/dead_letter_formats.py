@@ -180,7 +180,11 @@ class ForeignLetter:
 
 
 def read_foreign(headers: Sequence[Header] | None) -> ForeignLetter | None:
-    """Decode a dead letter of another project; return None if it is in none of the dialects."""
+    """Decode a dead letter of another project; return None if it is in none of the dialects.
+
+    Decides: Which format has a dead letter, and whose is it? The first row of its table whose header is there;
+        `admin.decoder.Decoder` for our own.
+    """
     for dialect in DIALECTS:
         found = _Headers(headers or (), dialect)
         topic = found.text(dialect.topic)

@@ -123,6 +123,9 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
     Raises:
         ConfigError: an offset lies outside of a partition.
         TopicMissingError: a partition was deleted after it was selected.
+
+    Decides: May the positions of a group be moved? While no member runs. Those of an orderly group are committed
+        without a token, and so count for more than later ones in its log.
     """
     if gone := set(partitions) - (facts.lows.keys() & facts.ends.keys()):
         raise TopicMissingError(f"{min(gone)} was deleted meanwhile; nothing was changed. Run the same command again")

@@ -89,6 +89,8 @@ def records_of(
         wanted: id of the message.
         sources: further physical topics to read.
         watch: sees every record that is read.
+
+    Decides: Where is a message found, and in which order is its history? `admin.trace.life` puts its records in order.
     """
     found = [entry for entry in map(RecordView.of, watch(reader.read(own_topics(reader, names)))) if entry.id == wanted]
     known = reader.topics()

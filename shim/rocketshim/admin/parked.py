@@ -67,6 +67,9 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
 
     Raises:
         MessageError: the record names no target, so the worker would only park it again.
+
+    Decides: Where does a parked record go when it is sent again? To the finest delay queue, where the worker evaluates
+        it again; nothing leaves that topic by itself.
     """
     if not _text(record, wire.REAL_TOPIC):
         raise MessageError(f"{coordinates(record)} names no target topic; send its message again yourself instead")

@@ -441,7 +441,11 @@ class Redriver:
         return None
 
     def _fails_without_sending(self, letter: PlannedLetter, made: OutgoingRecord | None) -> bool:
-        """Fail a letter that is behind a failed one of its key, or certain to be refused; return whether it fails."""
+        """Fail a letter that is behind a failed one of its key, or certain to be refused; return whether it fails.
+
+        Decides: Does a dead letter wait for one before it, of the same key? If that one failed, it fails too
+            (behind-failed), so that the order is kept.
+        """
         if made is None:
             return False
         if self._first_failed.get((letter.partition, made.key), letter.offset) < letter.offset:

@@ -1,4 +1,9 @@
-"""Assemble the console: routes, guard, error pages. Without `operate` no route exists that writes to the cluster."""
+"""Assemble the console: routes, guard, error pages. Without `operate` no route exists that writes to the cluster.
+
+Decides: Who may change something in the console? Operators (`console.people`), and nobody unless the console may
+    operate; `console.guard` decides who is let in: host, origin, size, login, in this order. A user in a proxy's header
+    counts only from a trusted address: `console.people.ProxyUsers.person`.
+"""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager

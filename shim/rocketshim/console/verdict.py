@@ -82,7 +82,11 @@ class Verdict:
 
     @property
     def is_good(self) -> bool:
-        """Return whether the groups have handled everything that was sent, and none of it failed again."""
+        """Return whether the groups have handled everything that was sent, and none of it failed again.
+
+        Decides: When does the console call a plan good? Nothing is dead again or waits for another attempt, and each
+            group has read what it got.
+        """
         is_known = self.read is not None and self.read.ending is Ending.END
         is_read = bool(self.behind) and all(each.offsets == 0 for each in self.behind)
         return is_known and is_read and not self.has_failed

@@ -187,6 +187,8 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         """Hand out nothing more of these queues, and wait until they have nothing in progress, or until the deadline.
 
         Messages of the `others` are handed out meanwhile.
+
+        Decides: Is a message withheld because its partition is revoked?
         """
         self.withhold(queues)
         while any(not queue.settled for queue in queues):

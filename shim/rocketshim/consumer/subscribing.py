@@ -59,6 +59,9 @@ def subscription_of(
         ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
             rocketshim, or two filters are given.
         FilterSyntaxError: the expression does not compile.
+
+    Decides: Is the filter asked again when a message comes back from the retry topic? Only an SQL condition, and only
+        if the setting filter_support_retry is on; tags and selectors never.
     """
     lists = settings.consume_message_batch_max_size > 1
     rules = failure_rules(options.get("dead_on"), options.get("retry_on"))

@@ -49,6 +49,9 @@ class BrokerClock:
         Args:
             monotonic_ns: the sender's monotonic clock, in ns.
             wall_ms: the sender's wall clock, epoch ms.
+
+        Decides: Which clock chooses the first queue of a message with a time of delivery? The brokers' clock, from
+            delivery reports; the finest queue while it is not known. The sender's own clock never does.
         """
         evidence = self._evidence
         if evidence is None:

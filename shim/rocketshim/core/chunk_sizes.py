@@ -41,7 +41,11 @@ class ChunkSizes:
         self._per_message_ns.append(elapsed_ns // count)
 
     def count(self, backlog: int, workers: int) -> int:
-        """Return the maximum size of the next chunk, if `backlog` messages are in flight or pending."""
+        """Return the maximum size of the next chunk, if `backlog` messages are in flight or pending.
+
+        Decides: How many messages does a listener thread get together? By the least time per message of the last 32
+            chunks.
+        """
         if self._shared:
             return max(self._batch_count, min(_SHARED_CHUNK, backlog // _SHARED_CHUNK))
         quickest = self._quickest_ns()

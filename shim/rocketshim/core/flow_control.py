@@ -62,7 +62,12 @@ class FlowLimits:
 
 
 def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
-    """Return whether the queue is above a threshold."""
+    """Return whether the queue is above a threshold.
+
+    Decides: When is a consumer's queue paused, and when resumed? By the settings pull_threshold_…, here and in
+        `core.flow_control.should_resume`; the poll thread does it (`consumer.queues.AssignedQueues`), after the
+        listeners had time to catch up.
+    """
     return (
         queue.msg_count > limits.count
         or queue.msg_bytes > limits.size_bytes

@@ -110,6 +110,8 @@ class GroupLog:
 
         Raises:
             ValueError: the offset was folded before, or the append time is negative; nothing changed.
+
+        Decides: Who owns a queue's lock? What a member may rely on decides `core.queue_lock.QueueLockHolder`.
         """
         restarted = self._advance(offset, append_ms, record.base)
         if record.base is not None and self._base is not None and record.base > self._base:

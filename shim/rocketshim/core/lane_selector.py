@@ -22,5 +22,8 @@ class LaneSelector:
         Args:
             key: key of the record; None: no key.
             lanes: number of lanes of the schedule topic, 1 or more.
+
+        Decides: Which lane has a record? That of its key, also for a retry; without a key the next one. How many there
+            are: `kafka.lanes.Lanes`.
         """
         return next(self._turn) % lanes if key is None else lane_for(key, lanes)

@@ -208,6 +208,9 @@ class LevelQueue(Generic[RecordT]):
 
         Raises:
             ValueError: a limit is below 1; nothing changed.
+
+        Decides: When does a record leave its queue? When the evidence of `core.queue_clock.QueueClock` shows that it is
+            due.
         """
         if limit < 1 or limit_bytes < 1:
             raise ValueError(f"limit={limit}, limit_bytes={limit_bytes}: at least one record can leave")
@@ -234,7 +237,10 @@ class LevelQueue(Generic[RecordT]):
         return not self._nothing_to_do(now_ns) and (bool(self._retry) or (self._is_dated and self._due_ns <= now_ns))
 
     def asks_for_probe(self, now_ns: int) -> bool:
-        """Return whether to send a probe into this partition now; true at most once a second until `probed`."""
+        """Return whether to send a probe into this partition now; true at most once a second until `probed`.
+
+        Decides: Is a probe needed?
+        """
         if self._nothing_to_do(now_ns) or self.has_due(now_ns):
             return False
         self._clock.asked(now_ns)

@@ -148,6 +148,11 @@ class HopMaker:
             failed: the message.
             lane: returns the lane of a retry; not called for another hop. What it raises is raised here.
             unit: a random number in [0, 1), for policies with jitter.
+
+        Decides: Which record is a failed message's next hop? If it is too large: `core.next_hop.HopMaker.smaller`, at
+            last a dead letter by reference, without the body.
+        Decides: When does a consumer park a failed message? Its headers break the wire format, or no other record can
+            be made of it. If the topic refuses the parked record for its size: `core.next_hop.HopMaker.smaller`.
         """
         if failed.malformed is not None:
             return self._parked(failed, failed.malformed)

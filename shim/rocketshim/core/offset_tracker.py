@@ -226,7 +226,11 @@ class OffsetTracker:
 
     @property
     def next_offset(self) -> int | None:
-        """The position to commit, or None until the first message is finished."""
+        """The position to commit, or None until the first message is finished.
+
+        Decides: Up to which offset is a partition finished, and may be committed? It is read through
+            `core.process_queue.ProcessQueue.next_offset`, and sent if `core.ownership.Ownership` allows it.
+        """
         if self._runs:
             head = self._runs[0]
             finished_count = 0 if head.is_whole else bisect_left(head.offsets, head.lowest)

@@ -95,6 +95,8 @@ class OrderlyQueue(Generic[MessageT]):
     Thread-safety: none; one owner thread. Listener threads get lists.
 
     Source: `ProcessQueue` (`consumingMsgOrderlyTreeMap`), `ConsumeMessageOrderlyService` of RocketMQ.
+
+    Decides: Which message of an orderly queue comes next?
     """
 
     __slots__ = (
@@ -356,6 +358,11 @@ class OrderlyQueue(Generic[MessageT]):
         return [StatusMisplaced(answer.status)] if misplaced else []
 
     def _suspend(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
+        """Count a failure of each message of a batch, and let it wait or make it a dead letter.
+
+        Decides: Is a failed message of an orderly queue tried again, or is it dead? With a limit of n, failure n + 1
+            makes it a dead letter; without one, which is the default, none does.
+        """
         suspended: _SuspendedBatch[MessageT] = _SuspendedBatch(answer)
         actions: list[OrderlyAction[MessageT]] = []
         for message in batch:
@@ -391,7 +398,10 @@ class OrderlyQueue(Generic[MessageT]):
         return [self._stop(suspended.answer, suspended.again, now_ms)]
 
     def _stop(self, answer: BatchAnswer, back: list[MessageT], now_ms: int) -> Suspended[MessageT]:
-        """Put messages back in front and let their backlog wait."""
+        """Put messages back in front and let their backlog wait.
+
+        Decides: How long does an orderly queue wait, and what waits behind a failed message (with `order="key"`, too)?
+        """
         asked_ms = self._suspend_ms if answer.suspend_ms < 0 else answer.suspend_ms
         until_ms = now_ms + min(max(asked_ms, SUSPEND_MIN_MS), SUSPEND_MAX_MS)
         if self._key_of is None:

@@ -275,6 +275,9 @@ class ProcessQueue(Generic[MessageT]):
         Raises:
             ValueError: the chunk was reported before, belongs to another queue, or has messages that were not begun, or
                 a failed message is not in it; nothing changed.
+
+        Decides: Does the result of a listener call still count? Not if the queue was dropped meanwhile (revoked,
+            sought, cut); then its next owner gets the message again.
         """
         if chunk.queue is not self:
             raise ValueError(f"the chunk is not one of {self.topic}/{self.partition} in epoch {self.epoch}")
@@ -382,6 +385,9 @@ class ProcessQueue(Generic[MessageT]):
             Each with its chunk; send it back and then pass it to `stored`. An empty list for a dropped queue.
 
         Source: `ProcessQueue#cleanExpiredMsg`, which checks only the lowest offset and only once per timeout.
+
+        Decides: Does a listener call take too long? A concurrent consumer's message is then retried at level 3
+            (`consumer.send_back.SendBack.send_timed_out`); an orderly call is never given up.
         """
         expired: list[tuple[Chunk[MessageT], MessageT]] = []
         if self.dropped:

@@ -119,6 +119,9 @@ class PullPositions:
         Args:
             keys: only of these partitions; unassigned ones are ignored. None: of all.
             everything: include what the last poll has handed out; otherwise only what is done.
+
+        Decides: What does a pull consumer commit? What was returned before the last poll; the messages of the last one
+            only by commit_sync. After a seek the position may be lower (`core.pull_positions.PullPositions.due`).
         """
         positions = self._position if everything else self._position | self._before
         wanted = positions if keys is None else [key for key in keys if key in positions]

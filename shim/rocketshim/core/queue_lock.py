@@ -164,6 +164,8 @@ class QueueLockHolder:
 
         Raises:
             ValueError: the clock went back; nothing changed.
+
+        Decides: What ends a lock that an operator releases? Its owner reads a release of its own token.
         """
         actions = self._pass_time(now_ms)
         self._folded_ms = now_ms

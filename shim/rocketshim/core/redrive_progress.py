@@ -48,6 +48,9 @@ class RedriveProgress:
         ConfigError: a number is out of range.
 
     Thread-safety: one thread calls the methods. `stop`, and reading the numbers, may come from any thread.
+
+    Decides: Which dead letters of a plan come next, and when does a redrive stop? What is dead again is counted between
+        two transactions, so without a rate up to 500 are sent before the first look.
     """
 
     def __init__(

@@ -179,6 +179,11 @@ def decide(failed: Failed, policy: RetryPolicy) -> Decision:
     """Return the next hop of a failed message, by the rules at the top of this file.
 
     Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
+
+    Decides: Is a failed message retried, and when, or is it dead? By what the listener asked for (RetryLater,
+        DeadLetter, delay_level_when_next_consume), else by the group's policy. Which exceptions are final:
+        `core.failure_rules.FailureRules`. If a policy raises or answers nonsense, the level table is used instead:
+        `core.next_hop.HopMaker._decide`.
     """
     if failed.asked_level < 0:
         return Dead(asked=True)

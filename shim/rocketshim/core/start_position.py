@@ -167,6 +167,10 @@ def resolve_starts(
 
     Returns:
         The starts, and the `born` that commits of the topic carry from now on.
+
+    Decides: Where does a consumer group begin on a partition? At its commit. A new group begins at the end, but at the
+        start of a young queue (`core.start_position.latest_offset`), and of a partition that was added later: commits
+        carry the number of partitions at the group's birth.
     """
     commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
     known = [each.metadata.born for each in commits.values() if each.metadata is not None and each.metadata.born > 0]
@@ -226,5 +230,9 @@ def _is_number(text: str, *, digits: int) -> bool:
 
 
 def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:
-    """Return the digest of a different subscription in this group, or None: different filters lose messages."""
+    """Return the digest of a different subscription in this group, or None: different filters lose messages.
+
+    Decides: Do the members of a group subscribe differently? What others have committed tells
+        (`consumer.reader.start_offsets.StartOffsets`); it is logged, not refused.
+    """
     return None if found is None or found.digest in {"", mine} else found.digest

@@ -40,6 +40,9 @@ class Buffered:
 
         Raises:
             BaseException: the error that a callback raised.
+
+        Decides: What if a callback of the program raises while a poll has a message? This poll raises, the next one
+            returns the message.
         """
         if self.errors:
             self.messages.extend(messages)

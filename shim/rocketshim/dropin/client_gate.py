@@ -49,6 +49,8 @@ class ClientGate:
         waiting: the poll thread is in a client call that may wait, or in a callback, or the consumer is closed.
 
     Thread-safety: any thread may call `ask`. The other methods belong to the poll thread.
+
+    Decides: Which thread may call the drop-in's client now?
     """
 
     __slots__ = ("_lock", "asking", "poll_thread", "polling", "waiting")

@@ -84,6 +84,8 @@ class RetryPartitions:
         Args:
             assigned: every assigned partition.
             asked: the program has just called `pause`.
+
+        Decides: Are retried messages handed out while the program has paused all its partitions? No.
         """
         if not self.is_read:
             return []

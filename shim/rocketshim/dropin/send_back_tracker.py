@@ -163,6 +163,9 @@ class SendBackTracker:
 
         Returns:
             For each partition the position, or the lowest failing offset if that is lower.
+
+        Decides: Which offset does the drop-in store? Never beyond a message whose sending back failed, until it is sent
+            back or its partition is lost.
         """
         result: dict[TopicPartitionKey, int] = {}
         with self._lock:

@@ -129,6 +129,8 @@ class LogReader:
             log: the fold.
             late: wait for the topic's id. A process was frozen for longer than a heartbeat, and meanwhile the log may
                 have been created again and have grown beyond the offset to read. Then its bounds do not show that.
+
+        Decides: Is the group's log lost, and what then? Then `core.queue_lock.QueueLockHolder.log_lost`.
         """
         topic_id = None
         if self.topic_id is not None:

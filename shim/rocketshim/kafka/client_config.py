@@ -122,6 +122,8 @@ def merge(
 
     Raises:
         ConfigError: a setting runs code, a protected setting has another value, or the group's name is blank.
+
+    Decides: Which settings has a Kafka client? What we require is protected, if the caller gives it as required.
     """
     merged = dict(defaults)
     is_consumer = "group.id" in required

@@ -180,6 +180,9 @@ class RecordSender:
         on_error: called in the poll thread while it handles an error of the client or of a callback; logs it.
 
     Thread-safety: any thread may call every method.
+
+    Decides: When does a send give up? A record after `delivery_timeout_ms`; its caller after `timeout_s`
+        (`producer.producer.Producer.send`).
     """
 
     def __init__(
@@ -301,6 +304,12 @@ class RecordSender:
             link.is_over = True  # a sender that is collected without close() leaves no thread running
 
     def _open(self) -> _Link:
+        """Return the link to a working producer, and make one if there is none or it is broken.
+
+        Decides: What follows a fatal error of the producer's client? The next send makes another client; records of the
+            former one get the error.
+        Decides: What does a closed producer do? A ClosedError, nothing is sent.
+        """
         with self._lock:
             if self._is_closed:
                 raise ClosedError(self._closed_text)

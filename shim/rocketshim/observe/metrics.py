@@ -53,7 +53,11 @@ class ExporterState:
         return snapshot | {"findings": findings, "live": self.is_live(now_ns), "ready": self.is_ready(now_ns)}
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the metrics. A round that failed shows no values: old ones would look like new."""
+        """Yield the metrics. A round that failed shows no values: old ones would look like new.
+
+        Decides: What does the exporter say while the cluster does not answer? No value of the cluster, and exporter_up
+            0; live, not ready.
+        """
         mine = {"namespace": self.namespace} if self.namespace else {}
         snapshot = self.snapshot
         families = [_up(snapshot), _doctor_up(self.findings)]

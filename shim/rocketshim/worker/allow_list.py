@@ -63,6 +63,9 @@ class AllowList:
         """Return why a record may not go to its target, as a short machine-readable reason; None if it may.
 
         None also guarantees that `TopicNames.physical` accepts the name.
+
+        Decides: To which topics may no worker deliver? Dead-letter topics, rocketshim's and Kafka's own, retry topics
+            of other groups; such a record is parked immediately.
         """
         if real_topic.startswith(RETRY_PREFIX):
             group = real_topic.removeprefix(RETRY_PREFIX)

@@ -265,6 +265,12 @@ class Assignment:
         self._unknown_ns = now_ns + (_AGAIN_NS if self._unread & self._unknown else _LOOK_NS)
 
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
+        """Return where to begin on each partition, and commit it where nothing was committed.
+
+        Decides: Where does a worker begin on a delay queue? At the committed position, without one at the earliest
+            record, which it commits. If retention deleted the position, it begins at the earliest record, with an
+            alarm.
+        """
         starts: list[TopicPartition] = []
         first: list[TopicPartition] = []
         without: list[int] = []  # partitions with records, and without a position
@@ -291,6 +297,11 @@ class Assignment:
         return starts
 
     def _new_partition(self, number: int, committed: int) -> AssignedPartition:
+        """Make the state of a delay queue whose reading begins.
+
+        Decides: Which delay has a queue that the worker's table does not know? 1 s; the record's headers say when it is
+            due (`worker.router.Router.route`).
+        """
         # records of a level that only another worker's longer table has hop again if they are not due after a second
         queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits)
         return AssignedPartition(self.topic, number, queue, committed, self._metadata)
@@ -318,7 +329,10 @@ class Assignment:
             self._unknown_ns = min(self._unknown_ns, 1)  # ask now
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
-        """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped."""
+        """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped.
+
+        Decides: When does a worker pause a delay queue? When `core.level_queue.LevelQueue.full` says so.
+        """
         if self._unknown and now_ns >= self._unknown_ns:
             self._look_for_positions(consumer, now_ns)
         if (unread := self._unread - self._unknown) and now_ns >= self._unread_ns:

@@ -141,7 +141,11 @@ class AtLeastOnce:
         self._point("after-produce")
 
     def _send(self, flight: Flight, indexes: list[int] | None, now_ns: int, re_append_reason: str = "") -> None:
-        """Route records of a flight, and produce them; None: all."""
+        """Route records of a flight, and produce them; None: all.
+
+        Decides: What do due records do while their target is looked up? At least once, they alone wait. Exactly once,
+            their run goes back, and its queue waits (`worker.exactly_once.ExactlyOnce.relay`).
+        """
         for group in self._router.route(
             flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason
         ):
@@ -288,7 +292,13 @@ class AtLeastOnce:
         self._send_again(flight, again, now_ns)
 
     def _check_silent_targets(self, now_ns: int) -> None:
-        """Re-append records that a target has not accepted in time, if other records or a probe were stored since."""
+        """Re-append records that a target has not accepted in time, if other records or a probe were stored since.
+
+        Decides: Does a target not answer? At least once, only if something that was produced target_patience_ms later
+            is stored, a batch or a probe (`worker.at_least_once.AtLeastOnce._is_overtaken`); otherwise the brokers are
+            slow. Exactly once, `worker.exactly_once.ExactlyOnce._flush` aborts the whole transaction, all its records
+            are due again, and the silent target is avoided.
+        """
         deliveries = self._deliveries
         while deliveries:
             batch = deliveries[0]

@@ -194,7 +194,11 @@ class ExactlyOnce:
     def _produce(
         self, producer: ProducerClient, transaction: Transaction, flight: Flight, groups: list[HopGroup], now_ns: int
     ) -> None:
-        """Produce the records of a flight; route those again that the producer refuses, which parks or diverts them."""
+        """Produce the records of a flight; route those again that the producer refuses, which parks or diverts them.
+
+        Decides: What if one record of a transaction is refused? By the client: only it is routed again. By the broker:
+            the transaction is aborted, and all are due again (`worker.exactly_once.ExactlyOnce._abort`).
+        """
         for _ in range(_MOST_ROUTINGS):
             refused: list[HopBatch] = []
             for group in groups:
@@ -350,7 +354,12 @@ class ExactlyOnce:
             self._discard_producer()
 
     def _on_uncertain_outcome(self, error: KafkaError, now_ns: int) -> None:
-        """Replace the producer after an uncertain outcome; the committed positions will show the outcome."""
+        """Replace the producer after an uncertain outcome; the committed positions will show the outcome.
+
+        Decides: What follows if the commit of a transaction is not answered, or is fenced? A new producer ends it, then
+            `worker.exactly_once.ExactlyOnce._resolve` reads the positions. A worker that is fenced three times within a
+            minute, because another has its name (--instance), ends with a WorkerError.
+        """
         if error.code() in FENCED:
             self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
             self._fenced_ns.append(now_ns)

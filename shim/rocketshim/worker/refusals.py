@@ -112,7 +112,12 @@ class Refusals:
         self._alarm = alarm
 
     def refused(self, batch: "HopBatch", at: int, error: KafkaError, now_ns: int) -> Verdict:
-        """Note that the record at this position of a batch was not stored, and return what to do with the record."""
+        """Note that the record at this position of a batch was not stored, and return what to do with the record.
+
+        Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
+            its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
+            alone is parked. In a transaction: `worker.transaction_failures`.
+        """
         if is_unconfirmed(error):
             return Verdict.WAIT
         if error.code() in _NO_CAUSE:

@@ -199,6 +199,9 @@ class Router:
             now_ns: monotonic now.
             indexes: the records to route, ascending; None: all.
             re_append_reason: why the targets of these records do not accept them; `""`: their targets are tried.
+
+        Decides: Is a due record delivered, hopped, re-appended, parked (malformed, forbidden …) or skipped, or does it
+            wait for a look-up?
         """
         indexes = range(len(due.records)) if indexes is None else indexes
         records = due.records if len(indexes) == len(due.records) else [due.records[index] for index in indexes]
@@ -325,6 +328,9 @@ class Router:
         The waits grow (1 s, 10 s, 1 min). Between two of them the record goes to a fine queue, whose partition is far
         from those of the levels. Each time it goes to another lane, because a worker owns neighbouring partitions. The
         due time itself does not change.
+
+        Decides: What becomes of a record that this worker may not deliver, but another one may? It is offered to others
+            for a minute and a half, then parked.
         """
         if each.tries >= self._target_tries:
             return self._park(each.index, each.record, NOT_ALLOWED)
@@ -343,7 +349,13 @@ class Router:
         return HopGroup(Kind.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
 
     def _route_to(self, real_topic: bytes | None, group: bytes | None) -> _Route:
-        """Return the route of records with these values of `REAL_TOPIC` and `CONSUMER_GROUP`; None: no such header."""
+        """Return the route of records with these values of `REAL_TOPIC` and `CONSUMER_GROUP`; None: no such header.
+
+        Decides: What if a record names no target, or one that does not exist? It is parked immediately
+            (missing-header:REAL_TOPIC, unknown-topic), never re-appended, also by
+            `worker.router.Router._route_closely`. That a topic does not exist is looked up again after a second
+            (`worker.target_table.TargetTable`).
+        """
         route = self._routes.get((real_topic, group))
         if route is None:
             name, topic = _text(real_topic), ""

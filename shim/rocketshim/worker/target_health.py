@@ -42,6 +42,8 @@ class TargetHealth:
         turn: the partition of the next keyless records.
         failures: number of failures in a row.
         last_failure_ns: when the last failure happened.
+
+    Decides: How long is a target avoided?
     """
 
     __slots__ = (

@@ -44,6 +44,9 @@ class TargetTable:
 
     Args:
         alarm: called with an event and its facts when a lookup fails.
+
+    Decides: How many partitions has a target? 0: it does not exist; None: not known yet. The answers come from the
+        thread of `worker.topic_lookup.TopicLookup`.
     """
 
     __slots__ = ("_alarm", "_grown", "_lookup", "_producers", "_targets", "_tickets")

@@ -62,7 +62,10 @@ class Watchdog:
         self._looks = 0
 
     def look(self) -> bool:
-        """Return whether the loop is blocked; to be called once a second."""
+        """Return whether the loop is blocked; to be called once a second.
+
+        Decides: What if the worker's loop hangs? Its process ends (worker.stuck).
+        """
         last = self._heart.last
         if last is None or last != self._seen:
             self._seen, self._looks = last, 0

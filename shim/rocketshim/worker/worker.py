@@ -310,7 +310,12 @@ class DelayWorker:
     # --- relaying ----------------------------------------------------------------------------------------------------
 
     def _relay_due(self, delivery: Delivery) -> None:
-        """Relay due records while capacity and time permit; the next turn begins after the queue served last."""
+        """Relay due records while capacity and time permit; the next turn begins after the queue served last.
+
+        Decides: Which delay queue is served next, and how much at a time? In turn by number, after the one served last
+            (`worker.assignment.Assignment.in_turn`); of each up to the setting drain_count, for 500 ms or until the
+            delivery takes no more.
+        """
         until_ns = self._clock.monotonic_ns() + _TURN_NS
         self._targets.hear(self._clock.monotonic_ns())
         progress = True

@@ -101,7 +101,11 @@ def _work(
 
 
 def _look_after(consumer: "ConsumerProcess", changed: list[str]) -> None:
-    """Start the consumer again if its code has changed, and report if it has ended."""
+    """Start the consumer again if its code has changed, and report if it has ended.
+
+    Decides: What if the consumer or the worker of `rocketshim dev` ends? The consumer, a process, starts again when its
+        code changes; an error of the worker, a thread, ends everything.
+    """
     if (code := consumer.ended()) is not None:
         _show("dev", f"the consumer ended with exit code {code}; it starts again when a Python file here changes")
     if changed:

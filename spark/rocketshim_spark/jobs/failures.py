@@ -44,6 +44,8 @@ def attempts(events: DataFrame) -> DataFrame:
 
     The time is `FAIL_AT_MS`, from the consumer's clock, or else the Kafka timestamp of that record. Malformed records
     are left out; `audit` counts them.
+
+    Decides: Is an attempt that was delivered twice one failure? Yes.
     """
     failed = events.filter(
         F.col("kind").isin("schedule", "retry", "replay", "dlq")

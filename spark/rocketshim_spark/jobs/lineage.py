@@ -242,6 +242,11 @@ def is_landed(topic: Column, landed: Collection[str] | None) -> Column:
 
 
 def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params: LineageParams) -> DataFrame:
+    """Return one row for each message and group, with its outcome.
+
+    Decides: When does a report call a message lost? It waits in the schedule, the worker has committed beyond it, and
+        nothing follows.
+    """
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
         F.coalesce("attempt", F.lit(0)).alias("attempt"),

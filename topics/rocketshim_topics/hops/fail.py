@@ -246,6 +246,9 @@ def _failed(
 
     The headers are written out one by one for speed: 1.5 µs a message, where a changed copy of the envelope took 6 µs
     (our measurement).
+
+    Decides: Which headers describe a failure, and which id has a message that came without one? The first coordinates
+        of a message are its id, and stay it.
     """
     where = coordinates(record).encode()
     born_ms = timestamp_ms_of(record) if envelope.born_timestamp_ms is None else envelope.born_timestamp_ms

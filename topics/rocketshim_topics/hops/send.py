@@ -71,6 +71,8 @@ def delayed_record(
     Raises:
         MessageError: the delay is longer than `max_delay_ms`, or the topic belongs to the shim: senders cannot
             schedule messages for it.
+
+    Decides: Is a delay given as a level or in ms?
     """
     counted_ms = now_ms if now_ms is not None else born_ms if sender_ms is None else sender_ms
     envelope = _scheduled(message, levels, max_delay_ms=max_delay_ms, now_ms=counted_ms)

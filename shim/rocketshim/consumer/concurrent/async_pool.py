@@ -213,7 +213,11 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
         return True
 
     def _ended(self, task: "asyncio.Task[Any]") -> None:
-        """Process the result of a call, in whatever way it ended, and start the next call."""
+        """Process the result of a call, in whatever way it ended, and start the next call.
+
+        Decides: What follows if the task of an `async def` listener is cancelled? The message has failed; rules for
+            final exceptions do not apply.
+        """
         chunk, number, batch, context = self._calls.pop(task)
         chunk.calls.pop(number, None)
         if self._cancelling:

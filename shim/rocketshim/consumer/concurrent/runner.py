@@ -105,7 +105,12 @@ class ConcurrentRunner(Runner):
         return outcomes or None
 
     def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[FailedMessage]) -> Iterator[Any]:
-        """Yield the messages for the listener; a record that the filter cannot read has failed, but no other."""
+        """Yield the messages for the listener; a record that the filter cannot read has failed, but no other.
+
+        Decides: Which messages does a filter take out, and what becomes of them? They count as handled, so the commit
+            passes them. Likewise `consumer.concurrent.runner.ConcurrentRunner._wanted`, and for orderly queues
+            `consumer.orderly.runner.OrderlyRunner._ask_filter`, in the listener thread.
+        """
         matches = subscription.matches
         if matches is None:
             return chunk.todo
@@ -156,6 +161,11 @@ class ConcurrentRunner(Runner):
     def _wanted(
         self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
     ) -> Subscription | None:
+        """Return the subscription whose listener gets the message; None if it is finished or has failed already.
+
+        Decides: What becomes of a record in a retry topic that another program wrote there? No listener has its topic,
+            so it is a dead letter (NoListener); with malformed headers it is parked.
+        """
         try:
             topic = view.topic
         except MalformedRecordError as error:
@@ -225,7 +235,12 @@ class ConcurrentRunner(Runner):
     def _answered(
         self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext, rules: Rules
     ) -> Iterable[FailedMessage]:
-        """Return the messages that did not succeed in a call that returned."""
+        """Return the messages that did not succeed in a call that returned.
+
+        Decides: What does a listener's return value mean, and what an exception? Likewise
+            `consumer.concurrent.runner.ConcurrentRunner._raised`; in order,
+            `consumer.orderly.runner.OrderlyRunner._answered` and `consumer.orderly.runner.OrderlyRunner._raised`.
+        """
         if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
             return ()  # nearly always
         items = item_answers(status, len(batch)) if self._batch_count > 1 else None

@@ -44,7 +44,11 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         self._misplaced = False
 
     def make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
-        """Make the queue of a partition in an epoch."""
+        """Make the queue of a partition in an epoch.
+
+        Decides: What does the next owner of a queue know of failed attempts? What renewals and the release carried into
+            the group's log; it comes with the grant.
+        """
         is_retry = key.topic == self._retry_topic
         key_of = _key_of if self._settings.order == "key" else None
         queue: OrderlyQueue[Any] = OrderlyQueue(
@@ -108,6 +112,11 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
                     assert_never(action)
 
     def _log_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
+        """Log a failed attempt, and that a message holds up its queue.
+
+        Decides: How is a message noticed that holds up its orderly queue? An error in the log at 16, 32, 64 … attempts;
+            metrics failing_reconsume_times and failing_seconds (`consumer_metrics.ConsumerState`).
+        """
         self.orderly_counts.suspended += 1
         times = action.reconsume_times
         failure, _ = task.why(action.message)

@@ -202,6 +202,9 @@ class LitePullConsumer:
             TopicMissingError: a subscribed topic no longer exists.
             MalformedRecordError: a message with unreadable headers was skipped, since the expression could not be
                 evaluated on it. The next poll continues after it.
+
+        Decides: Which thread calls the listener for changed queues? The one that polls, outside of the guarded call, so
+            that it may call the consumer.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
         session, partitions = self._session, self._partitions

@@ -79,7 +79,10 @@ class Prefetch:
                     raise KafkaException(failure)
 
     def is_at_end(self, buffer: PrefetchBuffer) -> bool:
-        """Return whether the queue has no message that a pull has not returned; look up its bounds for that."""
+        """Return whether the queue has no message that a pull has not returned; look up its bounds for that.
+
+        Decides: May a pull answer "no new message"? Only if a look-up says that the position is the queue's end.
+        """
         if buffer.messages or buffer.is_illegal:
             return False
         buffer.bounds = self._lookup.bounds(buffer.queue)

@@ -53,6 +53,8 @@ class PullSession:
         """Let one thread use the consumer, and close it if it is to stop. Raises ConsumerError for a second thread.
 
         It is not closed after a call that has `messages` to return: closing may raise an error.
+
+        Decides: May a second thread use a pull consumer? No, a ConsumerError.
         """
         if self._thread is not None or not self._lock.acquire(blocking=False):
             raise ConsumerError("another call is using this consumer; only one thread at a time may use it")

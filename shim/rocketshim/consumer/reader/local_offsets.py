@@ -127,6 +127,10 @@ class LocalOffsetStore:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _take_lock(self) -> None:
+        """Lock the file for this process.
+
+        Decides: May a second process use the same client id in BROADCASTING? No, an OffsetStoreError at its start.
+        """
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -60,6 +60,8 @@ class TopicAssigner:
         interval_ms: time between two look-ups, in ms, if nothing changes.
         allocation: chooses this member's share; None: every partition (BROADCASTING).
         members: returns the client ids of the live members. Nothing is wanted until this member is one of them.
+
+    Decides: Which partitions does a consumer read that allocates itself, or in BROADCASTING?
     """
 
     def __init__(
