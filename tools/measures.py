@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Final
 
+from rocketshim._exports import HOMES
 from tools.journey import files
 
 ROOT: Final = Path(__file__).parents[1]
@@ -47,10 +48,9 @@ def measures() -> dict[str, int]:
     """Return every measure by name."""
     paths = {path: path.read_text() for package, root in SOURCES.items() for path in (root / package).rglob("*.py")}
     modules = {_module_name(path): ast.parse(text) for path, text in paths.items()}
-    names = _exported(modules["rocketshim"]) or _exported(modules["rocketshim._exports"])
     return {
-        "names that `from rocketshim import ...` offers": len(names),
-        "untyped names at the front door": sum(_is_untyped(name, "rocketshim._exports", modules) for name in names),
+        "names that `from rocketshim import ...` offers": len(HOMES),
+        "untyped names at the front door": sum(_is_untyped(*each, modules) for each in HOMES.items()),
         f"classes with more than {MOST_OVERRIDDEN} overridden members of a base class": sum(
             count > MOST_OVERRIDDEN for count in _overridden(modules)
         ),
@@ -63,18 +63,6 @@ def _module_name(path: Path) -> str:
     package = next(root for name, root in SOURCES.items() if path.is_relative_to(root / name))
     parts = path.relative_to(package).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def _exported(module: ast.Module) -> list[str]:
-    """Return the names in a literal `__all__`; none if it is computed."""
-    for node in module.body:
-        match node:
-            case (
-                ast.Assign(targets=[ast.Name(id="__all__")], value=ast.List(elts=names) | ast.Tuple(elts=names))
-                | ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.List(elts=names) | ast.Tuple(elts=names))
-            ) if all(isinstance(name, ast.Constant) for name in names):
-                return [ast.literal_eval(name) for name in names]
-    return []
 
 
 def _is_untyped(name: str, where: str, modules: Modules) -> bool:

@@ -1,5 +1,6 @@
 """What programs import from `rocketshim` is there, stays there, and is typed."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import rocketshim
-from rocketshim import errors
+from rocketshim import _exports, errors
 
 PINNED = [
     "AfterDelay",
@@ -83,6 +84,19 @@ def test_importing_it_loads_no_kafka_client(module: str) -> None:
 def test_the_front_door_has_at_most_fifty_names() -> None:
     assert len(rocketshim.__all__) <= 50
     assert dir(rocketshim) == sorted(rocketshim.__all__)
+
+
+def test_what_a_program_gets_is_what_a_type_checker_reads() -> None:
+    tree = ast.parse(Path(_exports.__file__).read_text(encoding="utf-8"))
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module != "typing"]
+    assert {each.name: node.module for node in imports for each in node.names} == _exports.HOMES
+    assert sorted(_exports.HOMES) == _exports.__all__
+
+
+def test_a_sender_loads_no_consumer_and_no_worker() -> None:
+    program = "import sys; from rocketshim import Producer; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)  # noqa: S603
+    assert [name for name in done.stdout.split() if name.startswith(("rocketshim.consumer", "rocketshim.worker"))] == []
 
 
 def test_the_errors_module_has_the_whole_tree() -> None:

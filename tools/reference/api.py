@@ -3,9 +3,11 @@
 import ast
 from pathlib import Path
 
+from rocketshim._exports import HOMES
+from tools.reference.files import ROOT
+
 __all__ = ["page"]
 
-_EXPORTS = Path(__file__).resolve().parents[2] / "shim" / "rocketshim" / "_exports.py"
 
 _INTRODUCTION = """\
 # Python API
@@ -33,7 +35,7 @@ _TESTING = ("InMemoryKafka", "VirtualClock")
 
 def page() -> str:
     """Return the page."""
-    modules = _modules()
+    modules = HOMES
     grouped = {name for names in _GROUPS.values() for name in names}
     rest = tuple(name for name in modules if name not in grouped and not name.endswith("Settings"))
     parts = [_INTRODUCTION]
@@ -46,13 +48,9 @@ def page() -> str:
         "`AsyncProducer` is in `rocketshim.aio`, codecs in `rocketshim.codecs`.",
     ]
     parts += ["::: rocketshim.aio.AsyncProducer", "::: rocketshim.codecs"]
-    testing = _imports(_EXPORTS.with_name("testing") / "__init__.py")
+    testing = _imports(ROOT / "shim" / "rocketshim" / "testing" / "__init__.py")
     parts += [f"::: {testing[name]}.{name}" for name in _TESTING if name in testing]
     return "\n\n".join(parts) + "\n"
-
-
-def _modules() -> dict[str, str]:
-    return _imports(_EXPORTS)
 
 
 def _imports(path: Path) -> dict[str, str]:
