@@ -9,14 +9,17 @@ them. Functions that are called without the message, such as those that commit o
 import logging
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
 
 from confluent_kafka import Message as KafkaMessage
 
-from rocketshim import Message, PushConsumer
+from rocketshim import DelayLevels, Layout, Message, MessageView, PushConsumer, TopicNames
+from rocketshim.clock import SystemClock
 from rocketshim.harness import Harness
+from rocketshim.kafka.clients import Clients
+from rocketshim.testing import InMemoryKafka
 
 BODY: Final = b"the body of the message whose way is followed"
 PACKAGES: Final = ("rocketshim_topics", "rocketshim")
@@ -105,6 +108,74 @@ def files() -> dict[str, list[str]]:
         threading.setprofile(None)
         logging.disable(logging.NOTSET)
     return journey.functions
+
+
+class Entered:
+    """Notes each file of the library in which a function is called, and each class one of whose methods is called."""
+
+    def __init__(self) -> None:
+        self.files: set[str] = set()
+        self.classes: set[tuple[str, str]] = set()
+
+    def see(self, frame: FrameType, event: str, _: Any) -> None:
+        """Look at a call; the profile function of every thread."""
+        file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+        is_ours = any(f"/{package}/" in file for package in PACKAGES) and not any(
+            part in file for part in NOT_ON_THE_WAY
+        )
+        if event == "call" and is_ours and name != "<module>":
+            self.files.add(file)
+            owner, dot, _ = name.partition(".<locals>")[0].rpartition(".")
+            if dot:
+                self.classes.add((file, owner))
+
+
+def entered(journey: Callable[[], None]) -> Entered:
+    """Return what a journey enters, once everything is loaded."""
+    found = Entered()
+    logging.disable()  # the failures of the listener
+    try:
+        journey()
+        threading.setprofile(found.see)
+        sys.setprofile(found.see)
+        journey()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+        logging.disable(logging.NOTSET)
+    return found
+
+
+def delayed_message() -> None:
+    """Send a delayed message to a listener that always fails, until it is a dead letter."""
+    consumer = PushConsumer("in-memory:9092", group="payments", max_reconsume_times=2)
+
+    @consumer.listener("orders")
+    def fail(_: Any) -> None:
+        raise ValueError("refused")
+
+    with Harness() as harness:
+        harness.run(consumer)
+        harness.send(Message("orders", BODY, delay="10s"))
+        harness.pass_time("10m")
+        if [dead.body for dead in harness.dead("payments")] != [BODY]:
+            raise SystemExit("the message is not a dead letter")
+
+
+def orderly_hand_over() -> None:
+    """Let an orderly consumer handle two messages and stop, and a second one take the queue over and go on."""
+    kafka = InMemoryKafka(SystemClock())
+    layout = Layout(TopicNames(), DelayLevels.default())
+    kafka.create_topics([*layout.shared(), *layout.for_group("g", with_log=True)])
+    kafka.create_topic("orders")
+    for _ in range(2):
+        handled: list[MessageView] = []
+        consumer = PushConsumer("memory:1", group="g", clients=Clients(kafka.consumer, kafka.producer))
+        consumer.register_message_listener("orders", handled.append, orderly=True)
+        for _ in range(2):
+            kafka.append("orders", BODY)
+        with consumer:
+            kafka.wait_until(lambda handled=handled: len(handled) == 2, guard_s=60)  # type: ignore[misc]
 
 
 def main() -> None:

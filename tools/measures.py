@@ -1,4 +1,6 @@
-"""Measure the size and the structure of the sources, and hold each measure at its limit: `python -m tools.measures`.
+"""Measure what a reader of the sources must keep in mind, and hold each measure at its limit.
+
+    python -m tools.measures
 
 `tools/measures.json` has the limits. A measure above its limit fails; one below it is named, and `--write` lowers the
 limit to it. `--write` never raises a limit.
@@ -6,15 +8,15 @@ limit to it. `--write` never raises a limit.
 
 import ast
 import json
+import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Final
 
 from rocketshim._exports import HOMES
-from tools.journey import files
+from tools.journey import delayed_message, entered, files, orderly_hand_over
 
 ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final = ROOT / "tools" / "measures.json"
@@ -48,14 +50,34 @@ def measures() -> dict[str, int]:
     """Return every measure by name."""
     paths = {path: path.read_text() for package, root in SOURCES.items() for path in (root / package).rglob("*.py")}
     modules = {_module_name(path): ast.parse(text) for path, text in paths.items()}
+    ours = {name: module for name, module in modules.items() if name.partition(".")[0] == "rocketshim"}
+    graph = _imports(modules)
+    importers = Counter(name for imported in graph.values() for name in imported if name in ours)
+    dies, handed_over = entered(delayed_message), entered(orderly_hand_over)
     return {
         "names that `from rocketshim import ...` offers": len(HOMES),
         "untyped names at the front door": sum(_is_untyped(*each, modules) for each in HOMES.items()),
         f"classes with more than {MOST_OVERRIDDEN} overridden members of a base class": sum(
             count > MOST_OVERRIDDEN for count in _overridden(modules)
         ),
-        "import circles between files": len(_circles(_imports(modules))),
+        "import circles between files, also for type checkers": len(_circles(graph)),
+        "modules with one importer": sum(count == 1 for count in importers.values()),
+        "classes": len(_class_nodes(ours)),
+        "lines of shim/rocketshim": sum(
+            text.count("\n") for path, text in paths.items() if path.is_relative_to(ROOT / "shim" / "rocketshim")
+        ),
+        "attributes of the largest class": max(map(_attributes, _class_nodes(ours))),
+        "arguments of the largest constructor": max(map(_arguments, _class_nodes(ours))),
+        "method names in more than five classes": sum(count > 5 for count in _method_names(ours).values()),
+        "chains of three dots from self in consumer/ and worker/": sum(
+            map(_chains, _below(ours, "consumer", "worker"))
+        ),
+        "modules that `from rocketshim import Producer` loads": _loaded("from rocketshim import Producer"),
         "files that a delayed message passes from send to dead letter": len(files()),
+        "files entered: delayed, fails, dies": len(dies.files),
+        "classes entered: delayed, fails, dies": len(dies.classes),
+        "files entered: orderly hand-over": len(handed_over.files),
+        "classes entered: orderly hand-over": len(handed_over.classes),
     }
 
 
@@ -113,11 +135,11 @@ def _overridden(modules: Modules) -> Iterator[int]:
 
 
 def _imports(modules: Modules) -> dict[str, set[str]]:
-    """Return the modules that each module imports, also inside functions, but not for type checkers only."""
+    """Return the modules that each module imports, also inside functions and for type checkers."""
     graph: dict[str, set[str]] = {}
     for name, module in modules.items():
         found = set()
-        for node in _executed(module):
+        for node in ast.walk(module):
             if isinstance(node, ast.Import):
                 found |= {each.name for each in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
@@ -125,15 +147,6 @@ def _imports(modules: Modules) -> dict[str, set[str]]:
                 found |= {each if each in modules else node.module for each in full}
         graph[name] = (found & modules.keys()) - {name}
     return graph
-
-
-def _executed(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            yield from chain.from_iterable(_executed(each) for each in child.orelse)
-            continue
-        yield child
-        yield from _executed(child)
 
 
 def _circles(graph: dict[str, set[str]]) -> list[set[str]]:
@@ -151,6 +164,64 @@ def _circles(graph: dict[str, set[str]]) -> list[set[str]]:
         frozenset(other for other in reached[name] if name in reached[other]) for name in in_circles
     )
     return [set(circle) for circle in circles]
+
+
+def _class_nodes(modules: Modules) -> list[ast.ClassDef]:
+    return [node for module in modules.values() for node in ast.walk(module) if isinstance(node, ast.ClassDef)]
+
+
+def _below(modules: Modules, *folders: str) -> list[ast.Module]:
+    return [module for name, module in modules.items() if name.split(".")[1:2] and name.split(".")[1] in folders]
+
+
+def _functions(node: ast.ClassDef) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def _attributes(node: ast.ClassDef) -> int:
+    """Count the attributes that a class sets on `self`."""
+    return len(
+        {
+            each.attr
+            for function in _functions(node)
+            for each in ast.walk(function)
+            if isinstance(each, ast.Attribute) and isinstance(each.ctx, ast.Store) and ast.unparse(each.value) == "self"
+        }
+    )
+
+
+def _arguments(node: ast.ClassDef) -> int:
+    """Count the arguments of a constructor that is written out, without `self`."""
+    given = [function.args for function in _functions(node) if function.name == "__init__"]
+    return max((len([*each.posonlyargs, *each.args, *each.kwonlyargs]) - 1 for each in given), default=0)
+
+
+def _method_names(modules: Modules) -> Counter[str]:
+    """Count the classes that have a method of each name, but for those that Python asks for."""
+    return Counter(
+        name
+        for node in _class_nodes(modules)
+        for name in {each.name for each in _functions(node) if not each.name.startswith("__")}
+    )
+
+
+def _chains(module: ast.Module) -> int:
+    """Count `self.a.b.c` and longer ones."""
+    inner = {node.value for node in ast.walk(module) if isinstance(node, ast.Attribute)}
+    found = 0
+    for node in ast.walk(module):
+        depth, rest = 0, node
+        while isinstance(rest, ast.Attribute):
+            depth, rest = depth + 1, rest.value
+        found += depth >= 3 and node not in inner and isinstance(rest, ast.Name) and rest.id == "self"
+    return found
+
+
+def _loaded(program: str) -> int:
+    """Return how many modules of the project a program loads."""
+    counting = "import sys; print(sum(name.startswith('rocketshim') for name in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", f"{program}\n{counting}"], capture_output=True, check=True)
+    return int(done.stdout)
 
 
 if __name__ == "__main__":
