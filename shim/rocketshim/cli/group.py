@@ -84,9 +84,10 @@ def lag(
 ) -> None:
     """Show the lag of a group in each partition, its retry topic included.
 
-    The end marker of a transaction, as `dlq apply` writes it, is an offset too: a lag of 1 with no waiting record means
-    that the group is done. Exit code 2 if the group has committed nothing, if retention deleted records that it had not
-    read, or if the lag is above --max-lag.
+    The lag counts offsets, also end markers and aborted records of transactions, which nobody reads. Consumers of
+    rocketshim commit beyond them as soon as they have handled everything before; those of other libraries may not: use
+    --count. Exit code 2 if the group has committed nothing, if retention deleted offsets that it had not read, or if
+    the lag is above --max-lag.
     """
     TopicNames(namespace)  # only checks the option: a group's name and offsets have no namespace
     every_s = parse_duration_ms(every) / 1_000

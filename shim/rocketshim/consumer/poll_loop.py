@@ -200,6 +200,8 @@ class PollLoop(Generic[QueueT]):
     def _finish_up(self, deadline_ms: int) -> None:
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
         consumer = self.reader.client()
+        if self.error is None:  # else a turn may have ended before it put everything into the queues
+            self.queues.skip_invisible()
         if self._unsubscribes:  # with KIP-848 no member waits for one that leaves while it joins
             self._poll_while(lambda: self.reader.is_joining and self.error is None, deadline_ms)
         self.reader.suspend()
@@ -259,6 +261,7 @@ class PollLoop(Generic[QueueT]):
             reader.subscribe(self._watch.topics)
         reader.follow_assigner()
         if self._commit.is_due(now_ms):
+            self.queues.skip_invisible()
             self.queues.commit()
         reader.start_waiting()
         if membership and membership.has_no_partitions(reader.client().memberid(), now_ms, is_known=reader.is_member):

@@ -9,6 +9,8 @@ Owned by the poll thread.
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Generic
 
+from confluent_kafka import TopicPartition
+
 from rocketshim.consumer.dispatch import Dispatch, LoopParts
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_queue import QueueT
@@ -125,6 +127,18 @@ class AssignedQueues(Generic[QueueT]):
         queues = [self.by_key[key] for key in keys if key in self.by_key]
         self._dispatch.drain(queues, self.owned, deadline_ms)
         self.commits.commit(queues, asynchronous=False)
+
+    def skip_invisible(self) -> None:
+        """Have the next commits pass what no reader sees behind the last messages: markers, aborted records.
+
+        Call it only between two turns: in a callback, or after a message was dropped, the client's position may be
+        behind messages that are in no queue. It asks no broker (0.3 to 0.7 ms for a thousand partitions).
+        """
+        asked = [TopicPartition(*key) for key in self.by_key if not self._reader.is_waiting(key)]
+        for item in self._reader.client().position(asked) if asked else ():
+            key = TopicPartitionKey.of(item)
+            if item.offset > self.commits.positions.sent(key):  # negative: nothing was read yet
+                self.by_key[key].skip_to(item.offset)
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""

@@ -6,7 +6,8 @@ Rules of this file:
   Offsets rise strictly but not by one: transaction markers, aborted records and compaction leave holes. So the position
   to commit is never computed by counting from an offset, only from what was delivered.
 * Messages finish in any order. The position to commit is the one after the last message of the longest finished prefix.
-  It never passes an unfinished message and never goes back.
+  It never passes an unfinished message and never goes back. Behind the last message it also passes what no reader sees,
+  as far as the client has read (`skip_to`); otherwise a group would stay behind a transaction marker forever.
 * A tracker belongs to one assignment of one partition. A new assignment needs a new tracker; a tracker refuses the runs
   of another one.
 * A run releases its messages as soon as one of them finishes. From then on it keeps only offsets, and none when it is
@@ -42,7 +43,7 @@ class Run:
 
     Attributes:
         unfinished: number of its messages that are not finished.
-        next_offset: the position after its last message.
+        next_offset: the position after its last message, and after what no reader sees behind it.
     """
 
     __slots__ = (
@@ -124,6 +125,18 @@ class OffsetTracker:
         self._runs.append(run)
         self._last_offset = run.next_offset - 1
         return run
+
+    def skip_to(self, position: int) -> None:
+        """Count offsets behind the last message delivered that no reader sees: once it is finished, they are, too.
+
+        Args:
+            position: where the client reads on; every message before it was delivered. A lower one changes nothing.
+        """
+        if self._runs:
+            last = self._runs[-1]
+            last.next_offset = max(last.next_offset, position)
+        else:
+            self._safe = max(self._safe or 0, position)
 
     def finish_all(self, run: Run, but: Collection[int] = ()) -> None:
         """Mark every open message of the run as finished.
@@ -229,7 +242,8 @@ class OffsetTracker:
         """The position to commit, or None until the first message is finished.
 
         Decides: Up to which offset is a partition finished, and may be committed? It is read through
-            `core.process_queue.ProcessQueue.next_offset`, and sent if `core.ownership.Ownership` allows it.
+            `core.process_queue.ProcessQueue.next_offset`, and sent if `core.ownership.Ownership` allows it. How far the
+            client has read beyond the last message: `consumer.queues.AssignedQueues.skip_invisible`.
         """
         if self._runs:
             head = self._runs[0]

@@ -146,7 +146,7 @@ class OrderlyPartition:
         out: the run that a listener thread has.
         reported: the progress last reported to the group's log.
         is_alarmed: an alarm reports that it awaits a commit.
-        next_put: offset after the last message that was put; 0: there was none.
+        next_put: offset after the last message that was put, or that `skip_to` passed; 0: there was none.
         suspect_until: set by the listener thread: offsets up to this one are retried because a message among them has
             unreadable headers; -1: there is no such message.
 
@@ -235,6 +235,12 @@ class OrderlyPartition:
         if not self.withheld:
             self._queue.put(messages)
             self.next_put = (messages[-1].offset() or 0) + 1
+
+    def skip_to(self, position: int) -> None:
+        """Have the position to commit pass offsets that no reader sees; see `OrderlyQueue.skip_to`."""
+        if position > self.next_put and not self.withheld:
+            self._queue.skip_to(position)
+            self.next_put = position
 
     def withhold(self) -> int:
         """Start no further run; a run in a listener thread ends after its current call."""

@@ -160,6 +160,15 @@ class OrderlyQueue(Generic[MessageT]):
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
 
+    def skip_to(self, position: int) -> None:
+        """Have the position to commit pass offsets behind the last message that no reader sees, once that is finished.
+
+        Args:
+            position: where the client reads on, if everything that it has returned was put.
+        """
+        if not self.dropped:
+            self._tracker.skip_to(position)
+
     def take(self, limit: int, now_ms: int) -> list[MessageT] | None:
         """Return messages for one listener thread, in order.
 

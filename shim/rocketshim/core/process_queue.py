@@ -195,8 +195,19 @@ class ProcessQueue(Generic[MessageT]):
 
     @property
     def next_put(self) -> int:
-        """Offset after the last message that was put; 0: there was none."""
+        """Offset after the last message that was put, or that `skip_to` passed; 0: there was none."""
         return self._newest + 1
+
+    def skip_to(self, position: int) -> None:
+        """Have the position to commit pass offsets behind the last message that no reader sees, once that is done.
+
+        Args:
+            position: where the client reads on, if everything that it has returned was put. While a message is pending,
+                after `withhold` and after `drop` nothing changes.
+        """
+        if position > self._newest + 1 and not (self._pending_count or self._withheld or self.dropped):
+            self._newest = position - 1
+            self._tracker.skip_to(position)
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
         """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin.

@@ -85,6 +85,14 @@ class PullPositions:
         self._before.setdefault(key, self._position[key])
         self._position[key] = position
 
+    def skip_to(self, key: TopicPartitionKey, position: int) -> None:
+        """Pass what no reader sees behind the last message, up to where the client reads on.
+
+        It is done when that message is. A lower position, or that of a partition that is not assigned, changes nothing.
+        """
+        if position > self._position.get(key, position):
+            self._position[key] = position
+
     def take_back(self) -> list[TopicPartitionKey]:
         """Take back what this poll has handed out; return the partitions to read again from their positions."""
         self._position |= self._before
@@ -120,8 +128,9 @@ class PullPositions:
             keys: only of these partitions; unassigned ones are ignored. None: of all.
             everything: include what the last poll has handed out; otherwise only what is done.
 
-        Decides: What does a pull consumer commit? What was returned before the last poll; the messages of the last one
-            only by commit_sync. After a seek the position may be lower (`core.pull_positions.PullPositions.due`).
+        Decides: What does a pull consumer commit? What was returned before the last poll, and the markers and aborted
+            records behind it (`skip_to`); the messages of the last one only by commit_sync. After a seek the position
+            may be lower (`core.pull_positions.PullPositions.due`).
         """
         positions = self._position if everything else self._position | self._before
         wanted = positions if keys is None else [key for key in keys if key in positions]

@@ -3,7 +3,8 @@
 The client stores a message's offset when it returns the message. Here that happens at the next `poll`, `consume` or
 `close`: the caller has come back, so it has handled its messages. It also happens at a `commit()` without arguments,
 which means the same. The client's `position` tells what was returned, so nothing is recorded per message. While
-messages keep coming, offsets are stored every 100 ms, and always before a call that may wait. The stored offset does
+messages keep coming, offsets are stored every 100 ms, and always before a call that may wait; while none comes, about
+once a second, because the position also passes transaction markers and aborted records. The stored offset does
 not pass a message whose send-back is in progress or has failed (`SendBackTracker`).
 """
 
@@ -23,6 +24,7 @@ __all__ = ["HandledOffsets", "OffsetClient"]
 
 _LOG = safe_logger("rocketshim.dropin")
 _STORE_INTERVAL_S: Final = 0.1
+_IDLE_INTERVAL_S: Final = 1.0
 
 
 class OffsetClient(Protocol):
@@ -69,6 +71,11 @@ class HandledOffsets:
         self.store_at_s = monotonic() + _STORE_INTERVAL_S
         self.note(client)
         self.store(client, self.positions)
+
+    def look_again(self) -> None:
+        """Have offsets stored about once a second while no message comes, since markers move the position, too."""
+        if monotonic() >= self.store_at_s + _IDLE_INTERVAL_S:
+            self.dirty = True
 
     def note(self, client: OffsetClient) -> None:
         """Note how far messages were returned."""

@@ -114,6 +114,8 @@ class RetryingConsumer(RebalancingConsumer):
             message = self._shim_wait(_poll, timeout)
         if message is not None:
             offsets.dirty = True
+        else:
+            offsets.look_again()
         return self._shim_hand_out_one(message) if state.buffered.errors else message
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:  # noqa: D102 - the original's
@@ -123,6 +125,8 @@ class RetryingConsumer(RebalancingConsumer):
         messages: list[Message] = self._shim_wait(_consume, num_messages, timeout)
         if messages:
             state.offsets.dirty = True
+        else:
+            state.offsets.look_again()
         return self._shim_hand_out(messages) if state.buffered.errors else messages
 
     def _shim_wait(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -168,6 +172,8 @@ class RetryingConsumer(RebalancingConsumer):
             came = [found] if isinstance(found, Message) else found or []
             if came:
                 state.offsets.dirty = True
+            else:
+                state.offsets.look_again()
             messages = [each for each in came if not self._shim_is_end(each)]
             if messages or not came or state.buffered.errors:
                 return self._shim_hand_out(messages)

@@ -27,14 +27,16 @@ def records(*offsets: int) -> list[Record]:
     return [Record(offset) for offset in offsets]
 
 
-def naive_next_offset(delivered: list[int], finished: set[int]) -> int | None:
-    """Return the position after the longest finished prefix, by walking everything delivered, in delivery order."""
-    position = None
-    for offset in delivered:
-        if offset not in finished:
-            break
-        position = offset + 1
-    return position
+def naive_next_offset(delivered: list[int], finished: set[int], skipped: list[int]) -> int | None:
+    """Return the position after the longest finished prefix, by walking everything delivered, in delivery order.
+
+    Behind the prefix it passes what is known to have no message: up to the last position before its next message.
+    """
+    position, rest = None, list(delivered)
+    while rest and rest[0] in finished:
+        position = rest.pop(0) + 1
+    passed = [each for each in skipped if each > (position or 0) and (not rest or each <= rest[0])]
+    return max(passed, default=position)
 
 
 def naive_span(delivered: list[int], finished: set[int]) -> int:
@@ -51,12 +53,13 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         self.delivered: list[int] = []
         self.finished: set[int] = set()
         self.runs: list[tuple[Run, list[int]]] = []
+        self.skipped: list[int] = []
         self.highest: int | None = None
         self.foreign = OffsetTracker().deliver(records(0, 1))
 
     @rule(steps=st.lists(st.integers(min_value=1, max_value=9), min_size=1, max_size=6), only_offsets=st.booleans())
     def deliver(self, steps: list[int], only_offsets: bool) -> None:
-        offset = self.delivered[-1] if self.delivered else -1
+        offset = max(self.delivered[-1:] + [each - 1 for each in self.skipped], default=-1)
         offsets = []
         for step in steps:
             offset += step
@@ -64,6 +67,11 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         run = self.tracker.deliver_offsets(offsets) if only_offsets else self.tracker.deliver(records(*offsets))
         self.runs.append((run, offsets))
         self.delivered += offsets
+
+    @rule(distance=st.integers(min_value=0, max_value=9))
+    def skip_what_no_reader_sees(self, distance: int) -> None:
+        self.skipped.append(max([offset + 1 for offset in self.delivered[-1:]] + self.skipped, default=1) + distance)
+        self.tracker.skip_to(self.skipped[-1])
 
     @precondition(lambda self: self.runs)
     @rule(data=st.data())
@@ -171,7 +179,7 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
 
     @invariant()
     def position_is_that_of_the_naive_model(self) -> None:
-        assert self.tracker.next_offset == naive_next_offset(self.delivered, self.finished)
+        assert self.tracker.next_offset == naive_next_offset(self.delivered, self.finished, self.skipped)
 
     @invariant()
     def position_never_goes_back(self) -> None:
@@ -190,11 +198,27 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         assert self.tracker.last_offset == (self.delivered[-1] if self.delivered else -1)
         for run, offsets in self.runs:
             assert run.unfinished == sum(offset not in self.finished for offset in offsets)
-            assert run.next_offset == offsets[-1] + 1
+            assert run.next_offset >= offsets[-1] + 1
 
 
 TestTrackerAgainstNaiveModel = TrackerAgainstNaiveModel.TestCase
 TestTrackerAgainstNaiveModel.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_what_no_reader_sees_is_passed_when_the_message_before_it_is_finished() -> None:
+    tracker = OffsetTracker()
+    first, second = tracker.deliver(records(5)), tracker.deliver(records(6))
+    tracker.skip_to(20)
+    tracker.finish_all(second)
+    assert tracker.next_offset is None
+    tracker.finish_all(first)
+    assert tracker.next_offset == 20
+    tracker.skip_to(19)
+    assert tracker.next_offset == 20
+    tracker.skip_to(30)
+    assert tracker.next_offset == 30
+    tracker.deliver(records(30))
+    assert tracker.next_offset == 30
 
 
 def test_there_is_no_position_to_commit_before_the_first_message_is_finished() -> None:

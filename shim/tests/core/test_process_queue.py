@@ -94,12 +94,20 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
         self.tasks: list[ChunkModel] = []
         self.now_ms = 0
         self.position: int | None = None
+        self.skipped: list[int] = []
 
     # --- the owner thread
 
+    @rule(distance=st.integers(-3, 6))
+    def skip_what_no_reader_sees(self, distance: int) -> None:
+        end = self.queue.next_put
+        self.queue.skip_to(end + distance)
+        if distance > 0 and not self.pending and self.withheld is None and not self.queue.dropped:
+            self.skipped.append(end + distance)
+
     @rule(steps=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), max_size=6))
     def put_messages(self, steps: list[tuple[int, int]]) -> None:
-        offset = max(self.put, default=-1)
+        offset = max([*self.put, *(each - 1 for each in self.skipped)], default=-1)
         messages = []
         for step, size in steps:
             offset += step
@@ -310,6 +318,9 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
             if offset not in self.done:
                 break
             position = offset + 1
+        first_open = min((offset for offset in self.put if offset not in self.done), default=None)
+        passed = [each for each in self.skipped if first_open is None or each <= first_open]
+        position = max([*passed, *([] if position is None else [position])], default=None)
         assert self.queue.next_offset == position
         assert self.position is None or (position is not None and position >= self.position)
         self.position = position

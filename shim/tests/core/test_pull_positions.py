@@ -36,6 +36,22 @@ def test_the_done_part_of_a_partition_that_this_poll_moves_stays_due() -> None:
     assert positions.due() == {A: 5}
 
 
+def test_what_no_reader_sees_is_done_with_the_message_before_it() -> None:
+    positions = assigned(A, start=3)
+    positions.skip_to(A, 2)
+    positions.skip_to(B, 9)
+    assert positions.due() == {}
+    positions.skip_to(A, 4)
+    assert positions.due() == {A: 4}
+    positions.begin_poll()
+    positions.hand_out(A, 6)
+    positions.skip_to(A, 9)
+    assert positions.due() == {A: 4}
+    assert positions.unconfirmed(everything=True) == {A: 9}
+    positions.begin_poll()
+    assert positions.due() == {A: 9}
+
+
 def test_a_start_counts_as_committed_and_a_position_sent_is_not_due_again() -> None:
     positions = assigned(A, start=3)
     assert positions.unconfirmed(everything=True) == {}

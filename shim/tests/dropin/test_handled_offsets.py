@@ -20,7 +20,7 @@ class Stage:
     """An assigned partition with ten messages, and the offsets that were stored for it."""
 
     def __init__(self, *, stores: bool = True) -> None:
-        kafka = InMemoryKafka()
+        self.kafka = kafka = InMemoryKafka()
         kafka.create_topic("orders", 1)
         for number in range(10):
             kafka.append("orders", b"%d" % number)
@@ -60,6 +60,20 @@ def test_what_was_handed_out_is_stored_when_the_program_comes_back(stage: Stage)
     assert (stage.stored, stage.offsets.positions[KEY].offset, stage.offsets.dirty) == ([3], 3, False)
     stage.offsets.note_and_store(stage.client)
     assert stage.stored == [3], "nothing new"
+
+
+def test_what_no_reader_sees_is_stored_about_once_a_second_while_no_message_comes(stage: Stage) -> None:
+    stage.fetch(10)
+    stage.offsets.note_and_store(stage.client)
+    stage.kafka.skip_offsets("orders", count=3)
+    assert stage.client.poll(0) is None
+    stage.offsets.look_again()
+    assert not stage.offsets.dirty
+    stage.offsets.store_at_s -= 60
+    stage.offsets.look_again()
+    assert stage.offsets.dirty
+    stage.offsets.note_and_store(stage.client)
+    assert stage.stored == [10, 13]
 
 
 def test_a_program_that_stores_offsets_itself_is_left_alone() -> None:

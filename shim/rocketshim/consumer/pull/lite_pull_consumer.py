@@ -294,6 +294,7 @@ class LitePullConsumer:
         with self._session.call():
             self._session.check_open()
             if offsets is None:
+                self._partitions.skip_invisible()
                 wanted = self._partitions.positions.unconfirmed(everything=True)
             else:
                 wanted = {self._partitions.assigned_key(queue): offset for queue, offset in offsets.items()}

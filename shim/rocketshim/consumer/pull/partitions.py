@@ -104,6 +104,8 @@ class PullPartitions:
 
     def _close(self) -> None:
         """Commit what is done, leave the group and close the clients; see `LitePullConsumer.stop`."""
+        if self._settings.auto_commit:
+            self.skip_invisible()
         due = self.positions.unconfirmed() if self._settings.auto_commit else {}
         self.reader.is_closing = True
         parting = self.reader.leave(
@@ -223,8 +225,18 @@ class PullPartitions:
     def do_due(self) -> None:
         """Commit if it is time, and try again to start queues that could not be started yet."""
         if self._settings.auto_commit and self._commit_timer.is_due(self.reader.now_ms()):
+            self.skip_invisible()
             self._commit_done()
         self.reader.start_waiting()
+
+    def skip_invisible(self) -> None:
+        """Have the next commits pass what no reader sees behind the last messages: markers, aborted records.
+
+        Only between two fetches: in a callback, the client's position may be behind messages that are not handed out.
+        """
+        asked = [TopicPartition(*key) for key in self.positions.assigned_keys() if not self.reader.is_waiting(key)]
+        for item in self.reader.client().position(asked) if asked else ():
+            self.positions.skip_to(TopicPartitionKey.of(item), item.offset)  # negative: nothing was read yet
 
     def fetch(self, wait_s: float) -> list[MessageView]:
         """Return the messages that arrive; wait for the first one for this time in seconds."""

@@ -200,6 +200,33 @@ def test_commit_sync_commits_the_messages_of_the_last_poll(kafka: InMemoryKafka,
         assert consumer.committed(Q0) == 4
 
 
+def test_what_no_reader_sees_is_committed_with_the_messages_before_it(
+    kafka: InMemoryKafka, make: Make, clock: VirtualClock
+) -> None:
+    fill(kafka, 3)
+    kafka.skip_offsets("orders", count=2)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        assert len(drain(consumer)) == 3
+        clock.advance(5_000)
+        assert consumer.poll() == []
+        assert committed(kafka) == 5
+        fill(kafka, 1)
+        kafka.skip_offsets("orders", count=2)
+        assert len(consumer.poll()) == 1
+        clock.advance(5_000)
+    assert committed(kafka) == 5  # the last message, and so the marker behind it, was not handled
+    with make(auto_commit=False) as again:
+        again.subscribe("orders")
+        assert len(drain(again)) == 1
+        again.commit_sync()
+        assert committed(kafka) == 8
+        kafka.skip_offsets("orders", count=1)
+        assert again.poll() == []
+        again.commit_sync()
+        assert committed(kafka) == 9
+
+
 def test_stop_does_not_take_back_what_commit_sync_has_committed(kafka: InMemoryKafka, make: Make) -> None:
     fill(kafka, 4)
     with make() as consumer:
