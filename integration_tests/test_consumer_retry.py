@@ -383,7 +383,7 @@ def test_the_first_retry_of_a_new_group_is_not_late(stage: Stage) -> None:
     assert back[0] < 15_000
 
 
-def test_a_retry_whose_topic_has_no_listener_any_more_is_dead(stage: Stage) -> None:
+def test_a_retry_whose_topic_no_member_has_any_more_is_dead_when_the_time_is_over(stage: Stage) -> None:
     name, other, mine = stage.topic(1), stage.topic(1), stage.group("moved")
 
     def handle(message: Any) -> None:
@@ -395,10 +395,51 @@ def test_a_retry_whose_topic_has_no_listener_any_more_is_dead(stage: Stage) -> N
     stage.plain.flush()
     wait_until(lambda: bool(scheduled(stage.broker, mine)), "a retry")
     first.stop()
-    stage.consumer(mine, handle, other)
+    stage.consumer(mine, handle, other, send_on_timeout_ms=3_000)
     wait_until(lambda: bool(read(stage.broker, NAMES.dead_letter(mine))), "a dead letter")
     (dead,) = read(stage.broker, NAMES.dead_letter(mine))
     assert (dead.text("FAIL_CLASS"), dead.text("RETRY_TOPIC"), dead.value) == ("NoListener", name, b"x")
+    assert "its last failure: RetryLater" in (dead.text("FAIL_TEXT") or "")
+    came = read(stage.broker, NAMES.retry(mine))
+    assert {each.text("RECONSUME_TIMES") for each in came} == {"1"}
+    assert came[-1].timestamp_ms - came[0].timestamp_ms >= 3_000
+
+
+@pytest.mark.parametrize("is_old_first", [True, False])
+def test_retries_of_a_topic_that_only_some_members_have_yet_wait_for_the_others(
+    stage: Stage, is_old_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of four queues, the new member gets the two that only it can read, so the old one gets the retry queue."""
+    known, new_topic, mine = stage.topic(1), stage.topic(2), stage.group("rolling")
+    handled: Counter[tuple[bytes, int]] = Counter()
+
+    def handle(message: Any) -> None:
+        handled[message.body, message.reconsume_times] += 1
+        if message.reconsume_times == 0:
+            raise ConnectionError("the bank does not answer")
+
+    def old() -> PushConsumer:
+        return stage.consumer(mine, handle, known)
+
+    def new() -> PushConsumer:
+        return stage.consumer(mine, handle, known, new_topic)
+
+    first = old() if is_old_first else None
+    new()
+    first = first or old()
+    wait_until(lambda: any(queue.topic == NAMES.retry(mine) for queue in first.state.queues), "its retry queue")
+    for number in range(20):
+        stage.plain.produce(new_topic, b"%d" % number)
+    stage.plain.flush()
+    wait_until(lambda: first.send_back_counts.sent_on >= 20, "every retry to be sent on by the old member")
+    assert sum(handled.values()) == 20
+    first.stop()
+    new()
+    wait_until(lambda: len(handled) == 40, "the second attempt of each message")
+    assert {times for _, times in handled} == {0, 1}
+    assert read(stage.broker, NAMES.dead_letter(mine)) == []
+    alerts = [each for each in caplog.records if getattr(each, "event", "") == "consumer.sent-on"]
+    assert [(each.topic, each.error_class) for each in alerts] == [(new_topic, "NoListener")]  # type: ignore[attr-defined]
 
 
 def test_a_message_too_large_for_its_next_hop_is_dead_by_reference(stage: Stage) -> None:

@@ -186,6 +186,58 @@ def test_empty_and_absent_values_and_keys_are_returned_and_retried_byte_for_byte
     assert seen == expected
 
 
+@pytest.mark.parametrize("how", ["poll", "consume"])
+def test_a_retry_of_a_topic_that_a_member_does_not_subscribe_to_is_sent_on_uncounted(
+    stage: Stage, worker: DelayWorker, topic: Callable[..., str], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    del worker
+    new_topic, brief = topic(), {"rocketshim_delay_levels": "1s 1s 1s"}
+    stage.send(*(b"%d" % number for number in range(5)), topic=new_topic)
+    with Consumer(stage.config(**brief)) as upgraded:
+        upgraded.subscribe([stage.topic, new_topic])
+        for _ in range(5):
+            message = got(upgraded)
+            upgraded.reconsume_later(message, "down", delay="0s")
+            upgraded.commit(message=message, asynchronous=False)
+    with Consumer(stage.config(**brief, enable_auto_commit=True)) as old:
+        old.subscribe([stage.topic])
+        until(lambda: not came_to(old, how) and old._rocketshim.send_back.counts._hops["sent_on"] >= 5)
+        stage.send(b"mine")
+        until(lambda: b"mine" in came_to(old, how))
+    again = stage.consumer(**brief)
+    again.subscribe([stage.topic, new_topic])
+    messages = [got(again) for _ in range(5)]
+    assert {message.value() for message in messages} == {b"%d" % number for number in range(5)}
+    assert {again.reconsume_times(message) for message in messages} == {1}
+    assert stage.records(stage.names.dead_letter(stage.group)) == []
+    alerts = [each for each in caplog.records if getattr(each, "event", "") == "dropin.sent-on"]
+    assert [each.topic for each in alerts] == [new_topic]  # type: ignore[attr-defined]
+
+
+def came_to(consumer: Consumer, how: str) -> list[bytes | None]:
+    """What one call returns, as values."""
+    found = [consumer.poll(0.2)] if how == "poll" else consumer.consume(10, 0.2)
+    return [message.value() for message in found if message is not None]
+
+
+def test_a_retry_that_no_member_subscribes_to_is_dead_when_the_time_is_over(
+    stage: Stage, worker: DelayWorker, topic: Callable[..., str]
+) -> None:
+    del worker
+    former = topic()
+    stage.send(b"a", topic=former)
+    with Consumer(stage.config()) as before:
+        before.subscribe([former])
+        before.reconsume_later(got(before), "down")
+    consumer = stage.consumer(rocketshim_send_on_timeout_ms=0)
+    consumer.subscribe([stage.topic])
+    dead_letters = stage.names.dead_letter(stage.group)
+    until(lambda: consumer.poll(0.2) is None and sum(stage.counts(dead_letters).values()))
+    (dead,) = stage.records(dead_letters)
+    envelope = decode(dead.headers(), trusted=True)
+    assert (envelope.fail_class, envelope.retry_topic) == ("NoListener", former)
+
+
 def test_a_level_and_a_delay_choose_the_queue(stage: Stage) -> None:
     stage.send(b"a", b"b", b"c")
     consumer = stage.consumer(rocketshim_delay_levels="1s 2s 3s 4s")

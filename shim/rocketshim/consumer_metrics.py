@@ -83,6 +83,7 @@ class SendBackCounts:
     """Counts of sent-back messages; any thread reads them, the poll thread writes them."""
 
     retried: int = 0
+    sent_on: int = 0
     dead: int = 0
     dead_by_reference: int = 0
     parked: int = 0
@@ -110,7 +111,7 @@ class FailureCounts:
         """Count a stored hop: its number of failed attempts, or the class of the last failure."""
         if kind is HopKind.RETRY:
             self.retries[_ATTEMPTS[min(reconsume_times, len(_ATTEMPTS)) - 1]] += 1
-        elif kind is not HopKind.PARKED:
+        elif kind not in {HopKind.PARKED, HopKind.SENT_ON}:
             if cause not in self.dead and len(self.dead) < _MOST_CAUSES:
                 self.dead = self.dead | {cause: 0}  # a new dictionary, as other threads may be reading it
             self.dead[cause if cause in self.dead else "other"] += 1

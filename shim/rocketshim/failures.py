@@ -20,7 +20,7 @@ from typing import Any, Final
 from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.failure_windows import WINDOW_MS, FailureWindows
-from rocketshim.core.next_hop import Hop, HopKind
+from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS, Hop, HopKind
 from rocketshim.core.retry_policy import AtLevel, effective_limit
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import SafeLogger, one_line
@@ -33,6 +33,7 @@ __all__ = ["Attempt", "FailureLog", "FailureMaker"]
 _REQUESTS: Final = (RetryLater, DeadLetter)
 _MAX_TEXT_CHARS: Final = 300
 _DEAD: Final = "message-dead"
+_SENT_ON: Final = "sent-on"
 _NOT_LOGGED: Final = "failures-not-logged"
 _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
 
@@ -106,6 +107,7 @@ class FailureLog:
         group: the consumer group.
         names, levels: topic names and delay levels of the consumer.
         limit: `max_reconsume_times` of the group.
+        send_on_timeout_ms: how long a message is sent on that this member cannot handle, in ms.
         prefix: first part of the events' names: `consumer` or `dropin`.
 
     Thread-safety: any thread may call every method; nothing is logged under its lock.
@@ -119,6 +121,7 @@ class FailureLog:
         levels: DelayLevels,
         *,
         limit: int = -1,
+        send_on_timeout_ms: int = SEND_ON_TIMEOUT_MS,
         prefix: str = "consumer",
     ) -> None:
         self._log = log
@@ -126,6 +129,8 @@ class FailureLog:
         self._names = names
         self._levels = levels
         self._limit = limit
+        self._send_on_timeout_ms = send_on_timeout_ms
+        self._sent_on_causes: set[tuple[str, str]] = set()
         self._prefix = prefix
         self._lock = threading.Lock()
         self._windows: FailureWindows[tuple[str, str, bool]] = FailureWindows()
@@ -138,9 +143,37 @@ class FailureLog:
             now_ms: monotonic time in ms.
         """
         failure = hop.failed.failure
+        if hop.kind is HopKind.SENT_ON:
+            self._sent_on(hop, failure)
+            return
         count = self.add(failure, now_ms, is_final=hop.kind is not HopKind.RETRY)
         if count:
             self.write(failure, self._attempt(hop), count)
+
+    def _sent_on(self, hop: Hop, failure: Failure) -> None:
+        """Log, once for a topic and a cause, that messages are sent on that this member cannot handle."""
+        topic = safe_text((dict(hop.out.headers).get(wire.RETRY_TOPIC) or b"").decode("utf-8", "replace"))
+        cause = topic, failure.exception_class
+        with self._lock:
+            if cause in self._sent_on_causes:
+                return
+            self._sent_on_causes.add(cause)
+        event = f"{self._prefix}.{_SENT_ON}"
+        sentence = (
+            f"{event}: this member of group {self._group} cannot handle retried messages of {one_line(topic)}: "
+            f"{one_line(failure.exception_class)}: {one_line(failure.text[:_MAX_TEXT_CHARS])}; it sends them on to the "
+            f"other members, uncounted, and makes them dead letters after {_duration(self._send_on_timeout_ms)}. "
+            "Further ones of this topic are not logged"
+        )
+        facts = {
+            "event": event,
+            "group": self._group,
+            "topic": topic,
+            "error_class": failure.exception_class,
+            "error": failure.text[:_MAX_TEXT_CHARS],
+            "record": coordinates(hop.failed.message),
+        }
+        self._log.log(logging.ERROR, "%s", sentence, extra=facts)
 
     def _attempt(self, hop: Hop) -> Attempt:
         record = coordinates(hop.failed.message)

@@ -25,6 +25,7 @@ from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.failure_rules import ExceptionTypes
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
@@ -322,6 +323,7 @@ class PushConsumerOptions(TypedDict, total=False):
     pull_batch_size: int
     persist_consumer_offset_interval_ms: int
     retry_policy: RetryPolicy
+    send_on_timeout_ms: int
     fail_stack: bool
     create_topics: bool
     hop_timeout_ms: int
@@ -398,6 +400,9 @@ class PushConsumerSettings(ConnectionSettings):
             locks commit at least every 0.5 s.
         retry_policy: how long to wait before the next attempt if the listener does not choose a delay. Default: the
             level table, from level 3 on.
+        send_on_timeout_ms: how long a retried message is sent on that this member cannot handle, while another one may
+            (it has no listener for the topic, or cannot decode the body), in ms. Then it is a dead letter. 0:
+            immediately. Default one day.
         fail_stack: write the stack trace of an exception (at most 2 KiB of file names, lines and source, without texts)
             into the header `FAIL_STACK` of the retry or dead letter. Default yes.
         create_topics: create the group's retry and dead-letter topics if they are missing, and the topics of listeners
@@ -443,6 +448,7 @@ class PushConsumerSettings(ConnectionSettings):
     pull_batch_size: int = Field(default=1_000, ge=1, le=1_024)
     persist_consumer_offset_interval_ms: int = Field(default=5_000, ge=1)
     retry_policy: RetryPolicy = Field(default_factory=LevelTableRetryPolicy)
+    send_on_timeout_ms: int = Field(default=SEND_ON_TIMEOUT_MS, ge=0)
     fail_stack: bool = True
     create_topics: bool = True
     hop_timeout_ms: int = Field(default=30_000, ge=100)

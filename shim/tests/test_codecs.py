@@ -284,6 +284,41 @@ def test_a_retried_message_is_decoded_again_with_the_topic_of_its_first_delivery
     assert harness.dead("payments") == []
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_retried_message_that_only_another_member_can_decode_is_sent_on(harness: Harness, is_async: bool) -> None:
+    """The codec is that of another version for a while: the member is an old one."""
+    seen: list[int] = []
+
+    class Changing(JsonCodec):
+        is_old = False
+
+        def decode(self, body: bytes, topic: str, headers: Any) -> Any:
+            if self.is_old:
+                raise ValueError("unknown version")
+            return super().decode(body, topic, headers)
+
+    def handle(message: MessageView[dict[str, int]]) -> None:
+        seen.append(message.reconsume_times)
+        if message.reconsume_times == 0:
+            raise RetryLater("1s")
+
+    async def await_handle(message: MessageView[dict[str, int]]) -> None:
+        await asyncio.sleep(0)
+        handle(message)
+
+    codec = Changing()
+    consumer = payments(max_reconsume_times=1)
+    consumer.register_message_listener("orders", await_handle if is_async else handle, codec=codec)
+    harness.run(consumer)
+    harness.send(Message("orders", b'{"id": 7}'))
+    codec.is_old = True
+    harness.pass_time("15s")
+    assert (seen, harness.dead("payments")) == ([0], [])
+    codec.is_old = False
+    harness.pass_time("10s")
+    assert (seen, harness.dead("payments")) == ([0, 1], [])
+
+
 def test_a_tombstone_has_the_value_none_and_an_empty_body_is_decoded(harness: Harness) -> None:
     consumer, seen = payments(codec=SerializerCodec(deserializer=StringDeserializer())), []
 

@@ -80,6 +80,7 @@ CLOCK: Final = "CLOCK"
 REPLAY_ID: Final = "REPLAY_ID"
 REPLAY_COUNT: Final = "REPLAY_COUNT"
 FAIL_STACK: Final = "FAIL_STACK"
+UNHANDLED_SINCE_MS: Final = "UNHANDLED_SINCE_MS"
 
 Header = tuple[str, bytes | None]
 
@@ -111,6 +112,7 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (REPLAY_ID, "replay_id", None),
     (REPLAY_COUNT, "replay_count", INT_MAX),
     (FAIL_STACK, "fail_stack", None),
+    (UNHANDLED_SINCE_MS, "unhandled_since_ms", LONG_MAX),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -300,6 +302,7 @@ class Envelope:
     replay_id: str | None = None
     replay_count: int | None = None
     fail_stack: str | None = None
+    unhandled_since_ms: int | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

@@ -25,6 +25,7 @@ from rocketshim_topics.hops import (
     redriven,
     retried_target,
     retry,
+    sent_on,
     source_record,
 )
 from rocketshim_topics.wire import HEADER_ORDER, Header
@@ -159,6 +160,9 @@ def failures(first: Stored) -> dict[str, OutgoingRecord]:
         "schedule after failure 1": waiting,
         "retry topic": arrived,
         "schedule after failure 2": sent_back(retried, 2, trusted=True),
+        "schedule after a member that cannot handle it": sent_on(
+            retried, decode(arrived.headers, trusted=True), NAMES, LEVELS, group="payments", delay_ms=10_000, lane=0
+        ),
         "dead letter": letter,
         "dead letter by reference": dead_letter_by_reference(
             retried, NAMES, group="payments", trusted=True, failure=FAILURE, reconsume_times=2

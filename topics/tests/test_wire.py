@@ -36,8 +36,9 @@ NUMBERS = {
     "MAX_RECONSUME_TIMES",
     "TARGET_TRIES",
     "REPLAY_COUNT",
+    "UNHANDLED_SINCE_MS",
 }
-LONGS = {"DELAY_MS", "DELIVER_AT_MS", "BORN_TIMESTAMP", "FAIL_AT_MS"}
+LONGS = {"DELAY_MS", "DELIVER_AT_MS", "BORN_TIMESTAMP", "FAIL_AT_MS", "UNHANDLED_SINCE_MS"}
 TEXTS = RESERVED - NUMBERS
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

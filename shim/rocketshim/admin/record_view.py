@@ -164,6 +164,7 @@ class RecordView:
             "fail_text": envelope.fail_text,
             "fail_at_ms": envelope.fail_at_ms,
             "fail_stack": envelope.fail_stack,
+            "unhandled_since_ms": envelope.unhandled_since_ms,
             "replay_id": envelope.replay_id,
             "replay_count": envelope.replay_count,
             "malformed": self.malformed,

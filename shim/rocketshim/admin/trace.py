@@ -114,6 +114,8 @@ def step_text(hop: TraceStep, names: TopicNames) -> str:
     if hop.due_ms is not None:
         wait_ms, target = hop.due_ms - hop.entry.stored_ms, _physical(envelope.real_topic, names)
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
+        if envelope.unhandled_since_ms is not None:
+            return f"sent on by a member that could not handle it, {wait}"
         return f"failed ({cause}), {wait}" if cause else wait
     if name == names.parked:
         return f"parked: {envelope.park_reason}"

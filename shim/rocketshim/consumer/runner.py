@@ -1,10 +1,13 @@
 """What the runners of concurrent and of orderly listeners share."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+from rocketshim.codecs import UndecodableBody
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.clock import Clock
+from rocketshim.core.next_hop import NO_LISTENER
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.failures import FailureMaker
 from rocketshim.settings import PushConsumerSettings
@@ -64,4 +67,13 @@ class Runner:
         return known
 
     def _no_listener(self, topic: str) -> Failure:
-        return Failure("NoListener", f"no listener for {topic!r} in this consumer", self._clock.wall_ms())
+        """Return the failure of a message that this member has no listener for, and another one might have."""
+        text, is_retry = f"no listener for {topic!r} in this consumer", topic != self._retry_topic
+        return Failure(NO_LISTENER, text, self._clock.wall_ms(), unhandled=is_retry)
+
+    def _failure_of_call(self, error: BaseException, topic: str) -> Failure:
+        """Return the failure of a call that raised, for a message of this physical topic."""
+        failure = self._failures.of(error)
+        if topic == self._retry_topic and issubclass(type(error), UndecodableBody):
+            return replace(failure, unhandled=True)  # the member that sent it back may have decoded it
+        return failure

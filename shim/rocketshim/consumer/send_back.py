@@ -73,7 +73,14 @@ class SendBack:
         self._producer: ProducerClient | None = None  # None: not open
         self._broken: KafkaError | None = None
         self._renewal = Timer(settings.hop_back_off_ms)  # a new one may be refused, too
-        self._hop_maker = HopMaker(names, levels, group, limit=limit, policy=settings.retry_policy)
+        self._hop_maker = HopMaker(
+            names,
+            levels,
+            group,
+            limit=limit,
+            send_on_timeout_ms=settings.send_on_timeout_ms,
+            policy=settings.retry_policy,
+        )
         self._lanes = lanes
         self._back_off_ms = settings.hop_back_off_ms
         self._delivery_error = DeliveryReports().error
@@ -82,7 +89,9 @@ class SendBack:
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._lane_selector = LaneSelector()
-        self._failure_log = FailureLog(_LOG, group, names, levels, limit=limit)
+        self._failure_log = FailureLog(
+            _LOG, group, names, levels, limit=limit, send_on_timeout_ms=settings.send_on_timeout_ms
+        )
         self._now_ms = 0  # as of the last `turn`
 
     @property

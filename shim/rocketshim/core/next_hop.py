@@ -2,13 +2,16 @@
 
 Every consumer sends failed messages back by these rules. `HopMaker.first` decides and makes the record:
 
+* sent on: a schedule record that counts no failure, for a message that this member cannot handle (`Failure.unhandled`),
+  such as a retry of a topic that only other members have. The time since it was first sent on is limited. It is read
+  from the append times of the records, so all members agree on it, and no clock of a member matters;
 * a retry: a schedule record, by the policy or as the listener asked (`retry_policy.decide`);
 * a dead letter, at the limit or if the listener asked for it;
 * a parked record, if the headers break the wire format or no other hop can be made.
 
 If a topic refuses the record for its size, `HopMaker.smaller` makes a smaller one:
 
-    retry or dead letter → dead letter by reference
+    retry, sent on, or dead letter → dead letter by reference
     parked record → without its value → only the reason and the coordinates
 
 The record is made from the message as fetched, never from the object that a listener had.
@@ -40,12 +43,28 @@ from rocketshim_topics.hops import (
     dead_letter_by_reference,
     parked,
     retry,
+    sent_on,
 )
+from rocketshim_topics.hops.record import timestamp_ms_of
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.limits import FIRST_RETRY_LEVEL
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import Envelope, decode, read_again, read_headers
 
-__all__ = ["FailedMessage", "Hop", "HopKind", "HopMaker"]
+__all__ = ["NO_LISTENER", "SEND_ON_TIMEOUT_MS", "UNDECODABLE", "FailedMessage", "Hop", "HopKind", "HopMaker"]
+
+NO_LISTENER: Final = "NoListener"
+"""Class of the failure of a message that the member has no listener for."""
+
+UNDECODABLE: Final = "UndecodableBody"
+"""Class of the failure of a message whose body the member's codec cannot decode."""
+
+SEND_ON_TIMEOUT_MS: Final = 86_400_000
+"""How long a message is sent on by default, in ms."""
+
+_NOT_DECODED: Final = frozenset({None, NO_LISTENER, UNDECODABLE, "UnansweredCodec"})
+_LONGEST_PAUSE_MS: Final = 600_000
+_DEFAULT_PAUSES_MS: Final = (10_000,)
 
 _NO_HOP: Final = "no-hop"
 _LEVEL_TABLE: Final = LevelTableRetryPolicy()
@@ -55,6 +74,7 @@ class HopKind(Enum):
     """What a next hop is. The value is the name of its counter."""
 
     RETRY = "retried"
+    SENT_ON = "sent_on"
     DEAD_LETTER = "dead"
     BY_REFERENCE = "dead_by_reference"
     PARKED = "parked"
@@ -117,6 +137,7 @@ class HopMaker:
     Args:
         names, levels, group: names, delay levels and group of the consumer.
         limit: `max_reconsume_times` of the group.
+        send_on_timeout_ms: how long a message is sent on that this member cannot handle, in ms.
         policy: the retry policy; None: the level table. If it raises or returns an invalid value, the level table
             decides, too.
 
@@ -132,6 +153,7 @@ class HopMaker:
         group: str,
         *,
         limit: int,
+        send_on_timeout_ms: int = SEND_ON_TIMEOUT_MS,
         policy: RetryPolicy | None = None,
     ) -> None:
         self._names = names
@@ -140,6 +162,10 @@ class HopMaker:
         self._limit = limit
         self._policy = policy
         self._retry_topic = names.retry(group)
+        self._send_on_timeout_ms = send_on_timeout_ms
+        levels_ms = levels.delays_ms[min(FIRST_RETRY_LEVEL, levels.max_level) - 1 :] if levels.max_level else ()
+        pauses_ms = sorted(delay_ms for delay_ms in levels_ms if 0 < delay_ms <= _LONGEST_PAUSE_MS)
+        self._pauses_ms = tuple(pauses_ms) or _DEFAULT_PAUSES_MS
 
     def first(self, failed: FailedMessage, *, lane: Callable[[], int], unit: float) -> Hop:
         """Return the next hop of a message that failed.
@@ -165,6 +191,11 @@ class HopMaker:
                 before = envelope.reconsume_times or 0
         except RocketshimError as error:
             return self._without_hop(failed, error)
+        if failed.failure.unhandled and trusted:
+            pause_ms = self._pause_ms(failed, envelope)
+            if pause_ms is not None:
+                return self._sent_on(failed, envelope, pause_ms, lane())
+            failed = replace(failed, failure=_with_last_failure(failed.failure, envelope))
         limit = envelope.max_reconsume_times
         decision, policy_error = self._decide(
             Failed(before, failed.asked_level, failed.asked_delay_ms, self._limit, limit, unit)
@@ -175,6 +206,36 @@ class HopMaker:
             hop = self._retry(failed, before + 1, decision, lane(), envelope, trusted=trusted)
         hop.decision, hop.policy_error, hop.msg_id, hop.message_limit = decision, policy_error, envelope.uniq_key, limit
         return hop
+
+    def _pause_ms(self, failed: FailedMessage, envelope: Envelope) -> int | None:
+        """Return how long a message waits that this member cannot handle; None: it is not sent on any more.
+
+        The pauses grow with the time for which it has been sent on: 10 s at first and 10 minutes at most, with the
+        default level table. Each is the delay of a level, so it takes one hop.
+
+        Decides: What if a member cannot handle a retried message, but another one may? It is sent on, uncounted, for a
+            day, by the append times of its records. Which messages these are: `consumer.runner.Runner` (no listener; a
+            body that only another member could decode), `dropin.retry_partitions.RetryPartitions.topic_of_others`.
+        """
+        if failed.failure.exception_class != NO_LISTENER and envelope.fail_class in _NOT_DECODED:
+            return None  # its last failure does not show that another member could decode it
+        now_ms = timestamp_ms_of(failed.message)
+        if now_ms is None:
+            return None
+        since_ms = envelope.unhandled_since_ms
+        waited_ms = 0 if since_ms is None else max(0, now_ms - since_ms)
+        left_ms = self._send_on_timeout_ms - waited_ms
+        pauses_ms = self._pauses_ms
+        pause_ms = max((each for each in pauses_ms if each <= waited_ms), default=pauses_ms[0])
+        return min(pause_ms, left_ms) if left_ms > 0 else None
+
+    def _sent_on(self, failed: FailedMessage, envelope: Envelope, pause_ms: int, lane: int) -> Hop:
+        message, times = failed.message, envelope.reconsume_times or 0
+        try:
+            out = sent_on(message, envelope, self._names, self._levels, group=self._group, delay_ms=pause_ms, lane=lane)
+        except RocketshimError as error:
+            return self._without_hop(failed, error)
+        return Hop(HopKind.SENT_ON, out, failed, times, decision=AfterDelay(pause_ms), msg_id=envelope.uniq_key)
 
     def _decide(self, failed: Failed) -> tuple[Decision, str]:
         """Return the decision, and why the level table made it instead of the policy; `""`: it did not."""
@@ -192,7 +253,7 @@ class HopMaker:
     def smaller(self, hop: Hop) -> Hop | None:
         """Return a smaller hop instead of one that its topic refused for its size; None: it cannot be made smaller."""
         match hop.kind:
-            case HopKind.RETRY | HopKind.DEAD_LETTER:
+            case HopKind.RETRY | HopKind.SENT_ON | HopKind.DEAD_LETTER:
                 return self._by_reference(hop)
             case HopKind.BY_REFERENCE:
                 return None
@@ -268,3 +329,9 @@ class HopMaker:
 
     def _parked(self, failed: FailedMessage, reason: str, error: str = "") -> Hop:
         return Hop(HopKind.PARKED, parked(failed.message, self._names, reason), failed, 0, reason, error)
+
+
+def _with_last_failure(failure: Failure, envelope: Envelope) -> Failure:
+    """Return why no member handled a message, with the failure that it came back for."""
+    last = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
+    return replace(failure, text=f"{failure.text}; its last failure: {last}") if last else failure

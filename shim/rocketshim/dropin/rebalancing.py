@@ -63,9 +63,9 @@ class RebalancingConsumer(_Original):
             on_revoke=_on_revoke,
             on_lost=_on_lost,
         )
-        state.retries.named = frozenset(each for each in topics if not each.startswith("^"))
+        state.retries.subscribed(topics)
         state.callbacks = tuple(given.get(name) for name in names)
-        state.subscribed = state.retries.is_read = True
+        state.subscribed = True
 
     def unsubscribe(self) -> None:  # noqa: D102 - the original's
         super().unsubscribe()
@@ -304,6 +304,7 @@ class RebalancingConsumer(_Original):
             asked: the user has called `pause`.
         """
         state = self._rocketshim
+        state.retries.is_assigned = bool(state.retry_partitions())
         for each, is_paused in state.retries.pauses(state.tracker.assigned_keys(), asked=asked):
             self._shim_finish(_Original.pause if is_paused else _Original.resume, [each])
 

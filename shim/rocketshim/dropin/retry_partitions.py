@@ -11,12 +11,15 @@ are never assigned. Two rules decide which partitions of the retry topic are pau
 The client keeps a pause across assignments, so a partition that is not to be paused is resumed explicitly.
 """
 
+import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.message import MessageView
 from rocketshim_topics.names import TopicNames
 
 __all__ = ["RetryPartitions", "Split"]
@@ -42,23 +45,50 @@ class RetryPartitions:
         names: topic names of the namespace.
 
     Attributes:
+        is_assigned: partitions of the retry topic are assigned.
         is_read: the retry topic is read, too.
-        named: topics that the program subscribed to by name.
+        named: topics that the program subscribes to by name.
+        known: topics and patterns that the program has ever subscribed to.
         paused: partitions that the program has paused.
         awaiting_start: partitions of the retry topic that are paused until their start is known.
 
     Thread-safety: none; the poll thread's. Any thread may read `is_read`.
     """
 
-    __slots__ = ("_names", "awaiting_start", "is_read", "named", "paused", "topic")
+    __slots__ = ("_names", "awaiting_start", "is_assigned", "is_read", "known", "named", "paused", "topic")
 
     def __init__(self, topic: str, names: TopicNames) -> None:
         self.topic = topic
+        self.is_assigned = False
         self.is_read = False
         self.named: frozenset[str] = frozenset()
+        self.known: frozenset[str] = frozenset()
         self.paused: set[TopicPartitionKey] = set()
         self.awaiting_start: set[TopicPartitionKey] = set()
         self._names = names
+
+    def subscribed(self, topics: Iterable[str]) -> None:
+        """Record that the program subscribes to these topics and patterns instead of the former ones."""
+        self.named = frozenset(each for each in topics if not each.startswith("^"))
+        self.known |= frozenset(topics)
+        self.is_read = True
+
+    def handles(self, topic: str) -> bool:
+        """Return whether the program has subscribed to the topic of a retried message, by name or by a pattern.
+
+        A pattern that Python cannot read, since the client's patterns are POSIX, counts as one that matches.
+        """
+        return topic in self.known or any(_matches(each, topic) for each in self.known if each.startswith("^"))
+
+    def topic_of_others(self, message: Message) -> str | None:
+        """Return the topic of a retried message that the program does not subscribe to; None for any other message."""
+        if message.topic() != self.topic or message.error() is not None:
+            return None
+        try:
+            topic = MessageView(message, trusted=True).topic
+        except MalformedRecordError:
+            return None  # the program sends it back, and then it is parked
+        return None if topic == self.topic or self.handles(topic) else topic
 
     def is_internal(self, topic: str) -> bool:
         """Return whether a topic is internal: the group's retry topic, or a rocketshim topic that a pattern matched."""
@@ -96,3 +126,10 @@ class RetryPartitions:
             for key in assigned
             if key.topic == self.topic and key not in self.paused
         ]
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    try:
+        return re.match(pattern, topic) is not None
+    except re.error:
+        return True

@@ -14,10 +14,11 @@ partition, as at any loss of a partition.
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from threading import get_ident
-from time import monotonic
+from time import monotonic, sleep
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
@@ -25,12 +26,17 @@ from rocketshim.core.user_values import as_int, safe_text
 from rocketshim.dropin.fetched import checked
 from rocketshim.dropin.original import OriginalConsumer
 from rocketshim.dropin.rebalancing import RebalancingConsumer, is_a
-from rocketshim.errors import ConfigError, NotSupportedError
+from rocketshim.errors import ConfigError, NotSupportedError, RocketshimError, StaleMessageError
+from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import parse_duration_ms
+from rocketshim_topics.wire import coordinates
 
 __all__ = ["RetryingConsumer"]
 
+_LOG = safe_logger("rocketshim.dropin")
+_PAUSE_S: Final = 1.0
+_TOPIC: Final = Message.topic  # 0.03 µs a message in `map`, with `methodcaller` 0.12 µs (our measurement)
 _poll = OriginalConsumer.poll
 _consume = OriginalConsumer.consume
 
@@ -114,6 +120,9 @@ class RetryingConsumer(RebalancingConsumer):
             message = self._shim_wait(_poll, timeout)
         if message is not None:
             offsets.dirty = True
+            retries = state.retries
+            if retries.is_assigned and message.topic() == retries.topic and not state.buffered.errors:
+                return message if self._shim_mine([message]) else self._shim_poll_slowly(timeout)
         else:
             offsets.look_again()
         return self._shim_hand_out_one(message) if state.buffered.errors else message
@@ -125,9 +134,35 @@ class RetryingConsumer(RebalancingConsumer):
         messages: list[Message] = self._shim_wait(_consume, num_messages, timeout)
         if messages:
             state.offsets.dirty = True
+            retries = state.retries
+            if retries.is_assigned and retries.topic in map(_TOPIC, messages) and not state.buffered.errors:
+                return self._shim_mine(messages) or self._shim_consume_slowly(num_messages, timeout)
         else:
             state.offsets.look_again()
         return self._shim_hand_out(messages) if state.buffered.errors else messages
+
+    def _shim_mine(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that the program subscribes to; send retries of other topics on to other members.
+
+        If one cannot be sent on now, it and those after it wait in the buffer, and the next poll tries again.
+        """
+        state = self._rocketshim
+        mine: list[Message] = []
+        for at, message in enumerate(messages):
+            topic = state.retries.topic_of_others(message)
+            if topic is None:
+                mine.append(message)
+                continue
+            try:
+                self._shim_send_back(message, partial(state.send_back.send_on, message, topic))
+            except StaleMessageError:
+                continue  # its partition was taken away: the next owner gets it
+            except (RocketshimError, KafkaException) as error:
+                _LOG.warning("dropin.not-sent-on", extra={"record": coordinates(message), "error": str(error)})
+                state.buffered.messages.extendleft(reversed(messages[at:]))
+                state.update_slow_path()
+                break
+        return mine
 
     def _shim_wait(self, call: Callable[..., Any], *args: Any) -> Any:
         """Make a client call that may wait, after the offsets of returned messages were stored."""
@@ -160,14 +195,18 @@ class RetryingConsumer(RebalancingConsumer):
         self._shim_hand_out([])
         if state.retries.awaiting_start:
             self._shim_start_awaiting()
-        if state.buffered.messages and count > 0:
-            self._shim_settle()
-            messages = state.buffered.take(count)
-            state.update_slow_path()
-            state.offsets.dirty = True
-            return messages
         deadline = monotonic() + timeout if timeout >= 0 else None
         while True:
+            if state.buffered.messages and count > 0:
+                self._shim_settle()
+                messages = self._shim_mine(state.buffered.take(count))
+                state.update_slow_path()
+                state.offsets.dirty = True
+                if messages or (deadline is not None and monotonic() >= deadline):
+                    return messages
+                if state.buffered.messages:
+                    sleep(_PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - monotonic())))
+                continue
             found = fetch(count, timeout)
             came = [found] if isinstance(found, Message) else found or []
             if came:
@@ -175,6 +214,8 @@ class RetryingConsumer(RebalancingConsumer):
             else:
                 state.offsets.look_again()
             messages = [each for each in came if not self._shim_is_end(each)]
+            if not state.buffered.errors:
+                messages = self._shim_mine(messages)
             if messages or not came or state.buffered.errors:
                 return self._shim_hand_out(messages)
             timeout = -1.0 if deadline is None else max(0.0, deadline - monotonic())

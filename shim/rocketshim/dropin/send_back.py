@@ -17,7 +17,7 @@ from typing import Any, Final, cast
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
-from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
+from rocketshim.core.next_hop import NO_LISTENER, SEND_ON_TIMEOUT_MS, FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.user_values import safe_text
 from rocketshim.dropin.counts import SentBack
 from rocketshim.errors import MessageError, SendTimeoutError
@@ -152,6 +152,7 @@ class DropinSendBack:
         store: stores the hop.
         names, levels, group: names, delay levels and group of the consumer.
         limit: `max_reconsume_times` of the group.
+        send_on_timeout_ms: how long a message is sent on that this member does not subscribe to, in ms.
         timeout_s: how long to wait for the cluster to report the number of lanes, in seconds.
         fail_stack: whether the next records get a stack trace.
 
@@ -168,17 +169,20 @@ class DropinSendBack:
         levels: DelayLevels,
         group: str,
         limit: int,
+        send_on_timeout_ms: int = SEND_ON_TIMEOUT_MS,
         timeout_s: float,
         fail_stack: bool = True,
     ) -> None:
         self._store = store
-        self._hop_maker = HopMaker(names, levels, group, limit=limit)
+        self._hop_maker = HopMaker(names, levels, group, limit=limit, send_on_timeout_ms=send_on_timeout_ms)
         self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
         self.counts = SentBack()
         self._make_failure = FailureMaker(self._clock, wants_stack=fail_stack)
-        self._failures = FailureLog(_LOG, group, names, levels, limit=limit, prefix="dropin")
+        self._failures = FailureLog(
+            _LOG, group, names, levels, limit=limit, send_on_timeout_ms=send_on_timeout_ms, prefix="dropin"
+        )
 
     def reconsume_later(
         self, message: Message, error: BaseException | str | None, *, level: int | None, delay_ms: int | None
@@ -189,6 +193,11 @@ class DropinSendBack:
     def dead_letter(self, message: Message, reason: BaseException | str) -> None:
         """Send to the dead letters immediately."""
         self._counted(message, self._failure(reason, "DeadLetter"), _DEAD_LETTER_LEVEL, None)
+
+    def send_on(self, message: Message, topic: str) -> None:
+        """Send a retried message on to the other members, since this one does not subscribe to its topic."""
+        text, at_ms = f"this consumer does not subscribe to {topic!r}", self._clock.wall_ms()
+        self._counted(message, Failure(NO_LISTENER, text, at_ms, unhandled=True), _DEAD_LETTER_LEVEL, None)
 
     def _failure(self, error: BaseException | str | None, name: str) -> Failure:
         if issubclass(type(error), BaseException):  # `isinstance` would ask the error for its `__class__`

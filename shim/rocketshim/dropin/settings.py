@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
+from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
@@ -81,6 +82,9 @@ class ConsumerDropinSettings(_DropinSettings):
         create_topics: `rocketshim.create.topics`: create missing rocketshim topics at `subscribe`. Default True.
         hop_timeout_ms: `rocketshim.hop.timeout.ms`: how long a send-back tries to store its record, in ms, at least
             100 and at most 2,147,483,647. Default 30 s.
+        send_on_timeout_ms: `rocketshim.send.on.timeout.ms`: how long a retried message of a topic that this consumer
+            does not subscribe to is sent on, uncounted, to the other members, in ms; then it is a dead letter. 0:
+            immediately. Default one day.
         fail_stack: `rocketshim.fail.stack`: write the stack trace of the exception that a message is sent back with (at
             most 2 KiB, without texts) into the header `FAIL_STACK`. Default True.
         producer: `rocketshim.producer.<key>`: librdkafka settings of the inner producer; they override those it
@@ -93,6 +97,7 @@ class ConsumerDropinSettings(_DropinSettings):
     namespace: str = ""
     create_topics: Truth = True
     hop_timeout_ms: int = Field(default=30_000, ge=100, le=INT_MAX)
+    send_on_timeout_ms: int = Field(default=SEND_ON_TIMEOUT_MS, ge=0)
     fail_stack: Truth = True
     producer: dict[str, Any] = Field(default_factory=dict, repr=False)
 

@@ -166,6 +166,7 @@ def prepare(
         levels=settings.delay_levels,
         group=str(group),
         limit=settings.max_reconsume_times,
+        send_on_timeout_ms=settings.send_on_timeout_ms,
         timeout_s=timeout_s,
         fail_stack=settings.fail_stack,
     )

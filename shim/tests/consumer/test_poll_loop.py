@@ -305,8 +305,22 @@ def test_a_retried_message_shows_its_first_topic_and_count(kafka: InMemoryKafka,
     assert seen == [("orders", 4)]
 
 
-def test_a_retried_message_without_a_listener_becomes_a_dead_letter(kafka: InMemoryKafka, bench: Make) -> None:
-    retried(kafka, topic="bills")
+def test_a_retried_message_without_a_listener_is_sent_on_uncounted(kafka: InMemoryKafka, bench: Make) -> None:
+    retried(kafka, topic="bills", times=b"16")
+    b = bench(nothing)
+    b.run()
+    (waits,) = b.retries()
+    assert [header(waits, name) for name in ("RECONSUME_TIMES", "RETRY_TOPIC", "REAL_TOPIC", "DELAY_MS")] == [
+        "16", "bills", "%RETRY%g", "10000"
+    ]  # fmt: skip
+    assert header(waits, "UNHANDLED_SINCE_MS") == str(kafka.records("rmq.retry.g")[0].timestamp()[1])
+    assert b.dead() == []
+    b.commit_now()
+    assert b.committed("rmq.retry.g") == 1
+
+
+def test_a_record_of_another_program_in_the_retry_topic_is_dead_immediately(kafka: InMemoryKafka, bench: Make) -> None:
+    retried(kafka, topic=None)
     b = bench(nothing)
     b.run()
     assert [header(dead, "FAIL_CLASS") for dead in b.dead()] == ["NoListener"]

@@ -134,3 +134,91 @@ def test_a_parked_record_that_is_too_large_loses_its_value_then_everything_but_t
     assert (bare.kind, bare.out.key) == (HopKind.PARKED, None)
     assert sorted(dict(bare.out.headers)) == ["HOP_ID", "PARK_FROM", "PARK_REASON"]
     assert made_by.smaller(bare) is None
+
+
+# --- sent on ----------------------------------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+T0_MS = 1_767_225_600_000
+UNHANDLED = Failure("NoListener", "no listener for 'refunds' in this consumer", 9, unhandled=True)
+UNDECODABLE = Failure("UndecodableBody", "ValueError: no such field", 9, unhandled=True)
+
+
+def came_back(failure: Failure = UNHANDLED, waited_ms: int | None = None, **headers: str) -> FailedMessage:
+    """A record of the retry topic that this member cannot handle, sent on first `waited_ms` ago; None: not yet."""
+    known = {"RETRY_TOPIC": "refunds", "RECONSUME_TIMES": "3", "FAIL_CLASS": "OSError", "FAIL_TEXT": "down"} | headers
+    if waited_ms is not None:
+        known["UNHANDLED_SINCE_MS"] = str(T0_MS - waited_ms)
+    pairs: Any = [(name, value.encode()) for name, value in known.items()]
+    message = Message(NAMES.retry("g"), 0, 7, key=b"k", value=b"x", timestamp=(2, T0_MS), headers=pairs)
+    return FailedMessage(message, failure, asked_level=-1)
+
+
+def test_what_this_member_cannot_handle_is_sent_on_with_nothing_counted() -> None:
+    hop = first(hops(), came_back())
+    envelope = decode(hop.out.headers, trusted=True)
+    assert (hop.kind, hop.out.topic, hop.out.partition) == (HopKind.SENT_ON, NAMES.schedule, LEVELS.partition(3, 1))
+    assert (envelope.real_topic, envelope.delay_ms, envelope.unhandled_since_ms) == ("%RETRY%g", 10_000, T0_MS)
+    assert (envelope.reconsume_times, envelope.fail_class, envelope.fail_text) == (3, "OSError", "down")
+    assert (hop.out.key, hop.out.value, envelope.hop_id) == (b"k", b"x", f"{NAMES.retry('g')}/0/7")
+
+
+def test_a_message_at_its_limit_is_sent_on_too() -> None:
+    assert first(hops(limit=3), came_back(MAX_RECONSUME_TIMES="0")).kind is HopKind.SENT_ON
+
+
+def test_the_pauses_grow_and_each_is_the_delay_of_a_level() -> None:
+    waited_ms, pauses_s = 0, []
+    while waited_ms < HOUR_MS:
+        pause_ms = decode(first(hops(), came_back(waited_ms=waited_ms)).out.headers, trusted=True).delay_ms or 0
+        pauses_s.append(pause_ms // 1_000)
+        waited_ms += pause_ms
+    assert pauses_s == [10, 10, 10, 30, 60, 120, 240, 480, 600, 600, 600, 600, 600]
+
+
+def test_the_last_pause_ends_when_the_time_is_over_and_then_the_message_is_dead() -> None:
+    made_by = HopMaker(NAMES, LEVELS, "g", limit=16, send_on_timeout_ms=HOUR_MS)
+    last = decode(first(made_by, came_back(waited_ms=HOUR_MS - 3)).out.headers, trusted=True)
+    assert (last.delay_ms, last.unhandled_since_ms) == (3, T0_MS - HOUR_MS + 3)
+    hop = first(made_by, came_back(waited_ms=HOUR_MS), no_lane)
+    dead = decode(hop.out.headers, trusted=True)
+    assert (hop.kind, dead.reconsume_times, dead.fail_class) == (HopKind.DEAD_LETTER, 4, "NoListener")
+    assert dead.fail_text == "no listener for 'refunds' in this consumer; its last failure: OSError: down"
+    assert dead.unhandled_since_ms is None
+
+
+def test_a_failed_attempt_of_another_member_begins_the_time_again() -> None:
+    retried = FailedMessage(came_back(waited_ms=HOUR_MS).message, FAILURE)
+    assert decode(first(hops(), retried).out.headers, trusted=True).unhandled_since_ms is None
+
+
+def test_a_clock_of_a_leader_that_was_set_back_does_not_end_the_time() -> None:
+    assert first(hops(), came_back(waited_ms=-HOUR_MS)).kind is HopKind.SENT_ON
+
+
+@pytest.mark.parametrize("table", [" ", "1s", "0s 5s 3d"])
+def test_every_level_table_has_a_pause(table: str) -> None:
+    made_by = HopMaker(NAMES, DelayLevels.parse(table), "g", limit=16)
+    assert (decode(first(made_by, came_back()).out.headers, trusted=True).delay_ms or 0) > 0
+
+
+def test_a_body_that_another_member_could_decode_is_sent_on() -> None:
+    assert first(hops(), came_back(UNDECODABLE)).kind is HopKind.SENT_ON
+
+
+@pytest.mark.parametrize("cause", ["UndecodableBody", "UnansweredCodec", "NoListener"])
+def test_a_body_that_no_member_is_known_to_decode_is_dead(cause: str) -> None:
+    assert first(hops(), came_back(UNDECODABLE, FAIL_CLASS=cause), no_lane).kind is HopKind.DEAD_LETTER
+
+
+def test_nothing_of_another_topic_is_sent_on() -> None:
+    assert (
+        first(hops(), FailedMessage(failed().message, UNHANDLED, asked_level=-1), no_lane).kind is HopKind.DEAD_LETTER
+    )
+
+
+def test_a_message_that_is_too_large_to_be_sent_on_is_dead_by_reference() -> None:
+    made_by = hops()
+    hop = made_by.smaller(first(made_by, came_back()))
+    assert hop is not None
+    assert hop.kind is HopKind.BY_REFERENCE

@@ -8,6 +8,7 @@
                           └── parked ─────────► rmq.parked    (undeliverable or malformed)
     listener fails:  retry ──► schedule ── delivered ──► retry topic ── retry ──► …
                      dead_letter, dead_letter_by_reference ──► dead-letter topic ── redriven ──► retry or source topic
+    member cannot handle it:  sent_on ──► schedule ── delivered ──► retry topic
 
 Rules for all hops:
 
@@ -16,7 +17,7 @@ Rules for all hops:
   made from, a record without `BORN_TIMESTAMP` that record's timestamp. Making the same hop again gives the same
   identity.
 * `HOP_ID` is the coordinates of the record that the hop is made from. Failure headers are replaced, so that a record
-  does not grow.
+  does not grow. `sent_on` keeps them: nobody has tried the message.
 * Scheduling headers and `TARGET_TRIES` exist on the schedule topic only, and on parked records, which are kept as they
   were. On a source or target topic a record has its identity and `HOP_ID`, and no other header of the shim. `SHIM` is
   written on the shim's own topics.
@@ -37,6 +38,7 @@ from rocketshim_topics.hops.fail import (
     dead_letter,
     dead_letter_by_reference,
     retry,
+    sent_on,
     value_reference,
 )
 from rocketshim_topics.hops.park import MAX_PARK_REASON_BYTES, bare_parked, parked
@@ -70,6 +72,7 @@ __all__ = [
     "redriven",
     "retried_target",
     "retry",
+    "sent_on",
     "source_record",
     "value_reference",
 ]

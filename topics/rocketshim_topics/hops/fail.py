@@ -1,4 +1,4 @@
-"""What a consumer does with a failed message: schedule a retry, or write a dead letter."""
+"""What a consumer does with a failed message: schedule a retry, write a dead letter, or send the message on."""
 
 import hashlib
 import re
@@ -15,7 +15,10 @@ from rocketshim_topics.hops.record import (
     OutgoingRecord,
     cut_bytes,
     digits,
+    drop_scheduling,
     header_size_bytes,
+    next_envelope,
+    outgoing_record,
     text_bytes,
     timestamp_ms_of,
 )
@@ -34,6 +37,7 @@ __all__ = [
     "dead_letter",
     "dead_letter_by_reference",
     "retry",
+    "sent_on",
     "value_reference",
 ]
 
@@ -54,7 +58,7 @@ _ROOM_BYTES: Final = (
     - sum(header_size_bytes(name, b"") for name in wire.HEADER_ORDER)
     - 2 * _COORDINATES_BYTES  # HOP_ID and PARK_FROM of later hops
     - MAX_PARK_REASON_BYTES
-    - 2 * len(str(LONG_MAX))  # DELIVER_AT_MS and TARGET_TRIES of later hops
+    - 3 * len(str(LONG_MAX))  # DELIVER_AT_MS, TARGET_TRIES and UNHANDLED_SINCE_MS of later hops
 )
 """Bytes for the values of a failed message's headers. Tag and keys do not count, since their sender sets them."""
 
@@ -73,6 +77,8 @@ class Failure:
         stack: the stack trace for the log; empty: it was not taken. It is not written to the record.
         stack_bytes: the stack trace for the record, in whole lines, the innermost last; cut to 2 KiB, or to less where
             the other headers are long. Empty: none is written.
+        unhandled: the member that got the message could not handle it, but another member might, as during a rolling
+            deployment: it has no listener for the topic, or cannot decode the body. It is not written to the record.
     """
 
     exception_class: str
@@ -81,6 +87,7 @@ class Failure:
     place: str = field(default="", compare=False)
     stack: str = field(default="", compare=False)
     stack_bytes: bytes = field(default=b"", compare=False)
+    unhandled: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +163,38 @@ def retry(
         record, envelope, scheduling, group=group, trusted=trusted, failure=failure, reconsume_times=reconsume_times
     )
     return OutgoingRecord(names.schedule, partition, record.key(), record.value(), headers)
+
+
+def sent_on(
+    record: Record, envelope: Envelope, names: TopicNames, levels: DelayLevels, *, group: str, delay_ms: int, lane: int
+) -> OutgoingRecord:
+    """Return the schedule record that brings a message back to its group, unchanged and without counting a failure.
+
+    It is for a record of the group's own retry topic that the member cannot handle. The record keeps its failed
+    attempts and its last failure. `UNHANDLED_SINCE_MS` has the append time of the first record that was sent on after
+    the last failed attempt.
+
+    Args:
+        record: the record of the retry topic as fetched.
+        envelope: its headers.
+        names: of the consumer's namespace.
+        levels: the consumer's level table.
+        group: the group.
+        delay_ms: when it comes back, in ms.
+        lane: lane of the schedule topic.
+
+    Raises:
+        MessageError: the delay is out of range.
+    """
+    digits(wire.DELAY_MS, delay_ms)
+    following = next_envelope(record, envelope)
+    drop_scheduling(following)
+    following.shim = WIRE_VERSION
+    following.real_topic = retry_topic(group)
+    following.delay_ms = delay_ms
+    if following.unhandled_since_ms is None:
+        following.unhandled_since_ms = timestamp_ms_of(record)
+    return outgoing_record(record, names.schedule, levels.queue_for(delay_ms, lane), following)
 
 
 def dead_letter(

@@ -61,6 +61,7 @@ def redriven(
         )
     following = next_envelope(record, envelope)
     drop_scheduling(following)
+    following.unhandled_since_ms = None
     following.replay_id = cut(replay_id, 64)
     following.replay_count = min(redrive_count(envelope) + 1, INT_MAX)
     if to_source:

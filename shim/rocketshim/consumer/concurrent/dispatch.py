@@ -103,7 +103,8 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
         by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
         for message in to_send:
             outcome = by_offset[message.offset()]
-            self.counts.add_failed(return_type_of(outcome.failure.exception_class))
+            if not outcome.failure.unhandled:
+                self.counts.add_failed(return_type_of(outcome.failure.exception_class))
             self.send_back.send(chunk, outcome)
 
     def _split_stuck(self) -> None:

@@ -7,8 +7,8 @@ Rules of this module:
   not be able to end a thread, and with it the consumer, each time it is delivered.
 * A message that the filter does not match has succeeded: no listener is called, and its offset moves on.
 * A record of the group's own retry topic has the topic of its first delivery, and goes to that topic's listener. If
-  there is no such listener any more, it goes to the dead-letter topic (`NoListener`). If it breaks the wire format, it
-  is parked.
+  there is no such listener, it is sent on, since another member may have one (`core.next_hop`); after a day it goes to
+  the dead-letter topic (`NoListener`). If it breaks the wire format, it is parked.
 * An exception, a context or a status from user code is user code, too: its `str()` may raise, its `ack_index` may be a
   text, its `__class__` may lie. It is read with care (`core.user_values`, `type(…)`). If it cannot be read, the message
   has failed, and `FAIL_TEXT` or the log has the reason.
@@ -163,8 +163,9 @@ class ConcurrentRunner(Runner):
     ) -> Subscription | None:
         """Return the subscription whose listener gets the message; None if it is finished or has failed already.
 
-        Decides: What becomes of a record in a retry topic that another program wrote there? No listener has its topic,
-            so it is a dead letter (NoListener); with malformed headers it is parked.
+        Decides: What becomes of a record in a retry topic that another program wrote there? Without
+            `RETRY_TOPIC` no listener can have its topic, so it is a dead letter (NoListener); with malformed headers it
+            is parked.
         """
         try:
             topic = view.topic
@@ -230,7 +231,8 @@ class ConcurrentRunner(Runner):
             delay_ms = as_int(attribute(error, "delay_ms"))
         elif rules is not None and level == NOT_ASKED and rules.is_final(kind):
             level = DEAD_LETTER_LEVEL
-        return FailedMessage(message, self._failures.of(error), asked_level=level, asked_delay_ms=delay_ms)
+        failure = self._failure_of_call(error, message.topic())
+        return FailedMessage(message, failure, asked_level=level, asked_delay_ms=delay_ms)
 
     def _answered(
         self, batch: Sequence[Any], status: object, context: ConsumeConcurrentlyContext, rules: Rules

@@ -236,7 +236,7 @@ class OrderlyRunner(Runner):
         self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any], rules: Rules
     ) -> BatchAnswer:
         kind = type(error)  # `isinstance` would ask the error for its `__class__`
-        task.failure = self._failures.of(error)
+        task.failure = self._failure_of_call(error, task.queue.topic)
         suspend_ms = _suspend_ms(context)
         dead_letter = issubclass(kind, DeadLetter)
         if issubclass(kind, RetryLater):

@@ -582,6 +582,20 @@ def test_a_redriven_message_comes_from_the_retry_topic_in_order_too(stage: Stage
     assert stage.seen[-1].reconsume_times == 1
 
 
+def test_a_redriven_message_that_this_member_has_no_listener_for_is_sent_on(stage: Stage) -> None:
+    stage.topic()
+    stage.join("a")
+    stage.turn()
+    headers = [("RETRY_TOPIC", b"bills"), ("RECONSUME_TIMES", b"0"), ("CONSUMER_GROUP", GROUP.encode())]
+    stage.kafka.append(NAMES.retry(GROUP), b"x", headers=headers)
+    stage.turn(3)
+    (waits,) = stage.kafka.records(NAMES.schedule)
+    assert dict(waits.headers() or [])["RECONSUME_TIMES"] == b"0"
+    assert stage.dead() == []
+    stage.wait(1_000)
+    assert stage.kafka.committed(GROUP)[NAMES.retry(GROUP), 0] == 1
+
+
 def test_a_message_that_blocks_its_queue_forever_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:
     stage.topic()
     stage.fill(1)
