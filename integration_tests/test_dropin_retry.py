@@ -200,6 +200,15 @@ def test_a_retry_of_a_topic_that_a_member_does_not_subscribe_to_is_sent_on_uncou
             upgraded.reconsume_later(message, "down", delay="0s")
             upgraded.commit(message=message, asynchronous=False)
     with Consumer(stage.config(**brief, enable_auto_commit=True)) as old:
+        store = old._rocketshim.send_back
+        errors, send_on = iter([SendTimeoutError("slow"), SendTimeoutError("slow")]), store.send_on
+
+        def refused_twice(message: Message, topic: str) -> None:
+            if (error := next(errors, None)) is not None:
+                raise error
+            send_on(message, topic)
+
+        store.send_on = refused_twice  # type: ignore[method-assign]
         old.subscribe([stage.topic])
         until(lambda: not came_to(old, how) and old._rocketshim.send_back.counts._hops["sent_on"] >= 5)
         stage.send(b"mine")
