@@ -35,8 +35,8 @@ def virtual_time(clock: VirtualClock) -> Iterator[None]:
     """Let producers, and members that leave their group, wait in virtual time."""
     time, original = time_of(clock), record_sender._Link  # noqa: SLF001 - how a thread is ended
 
-    def link(client: Any, on_unconfirmed: Any) -> Any:
-        client.link = original(client, on_unconfirmed)
+    def link(client: Any, *others: Any) -> Any:
+        client.link = original(client, *others)
         return client.link
 
     times = [(module, "time", time) for module in (clients, lanes, record_sender, producer)]

@@ -85,6 +85,8 @@ EVENTS: Final[dict[str, str]] = {
     "producer.poll-failed": "A callback of the producer raised.",
     "producer.hook-failed": "A send-message hook raised, or its message is not a message; the send is not affected.",
     "producer.send-unconfirmed": "A message was reported without an offset; it is sent again with the same identity.",
+    "producer.not-stored-at-exit": "The program ended without close(), and these messages were not stored in time.",
+    "client.exit-failed": "What a program had left open could not be ended at the exit of the interpreter.",
     "client.callback-failed": "A callback in the settings of Kafka's client raised; the client is not affected.",
     "run.member-killed": "A member did not stop in time and was killed.",
     "run.stop-asked": "The supervisor asked this member to stop.",

@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.failure_rules import ExceptionTypes
@@ -206,6 +207,7 @@ class ProducerOptions(TypedDict, total=False):
     max_message_bytes: int
     delivery_timeout_ms: int
     linger_ms: float
+    exit_timeout_ms: int
 
 
 class ProducerSettings(ConnectionSettings):
@@ -217,12 +219,16 @@ class ProducerSettings(ConnectionSettings):
             limit for a body). The limit includes space reserved for headers that later hops add.
         delivery_timeout_ms: how long librdkafka tries to send before it reports a failure, in ms. Default 30 s.
         linger_ms: how long a batch waits for more messages, in ms. Default 5.
+        exit_timeout_ms: how long the exit of the interpreter waits for messages of a producer that was not closed, in
+            ms. What is not stored by then is counted in the log (`producer.not-stored-at-exit`). 0: it does not wait.
+            Default 10 s.
     """
 
     max_delay_ms: int = Field(default=40 * _DAY_MS, ge=1)
     max_message_bytes: int = Field(default=4_194_304, ge=1_024)
     delivery_timeout_ms: int = Field(default=30_000, ge=100)
     linger_ms: float = Field(default=5.0, ge=0)
+    exit_timeout_ms: int = Field(default=EXIT_TIMEOUT_MS, ge=0)
 
 
 class WorkerSettings(ConnectionSettings):
@@ -335,6 +341,7 @@ class PushConsumerOptions(TypedDict, total=False):
     lock_lease_ms: int
     lock_hold_ms: int
     lock_renew_ms: int
+    exit_timeout_ms: int
 
 
 class ListenerOptions(TypedDict, total=False):
@@ -421,6 +428,8 @@ class PushConsumerSettings(ConnectionSettings):
             day, the same in the whole group. Default 60 s.
         lock_hold_ms: how long the owner relies on a lock, in ms; above `lock_renew_ms`. Default 30 s.
         lock_renew_ms: time between two renewals of a lock, in ms. Default 20 s.
+        exit_timeout_ms: how long the exit of the interpreter waits for a consumer that was not stopped to finish its
+            messages and to leave the group, in ms. 0: it does not stop it. Default 10 s.
     """
 
     group: str = Field(min_length=1)
@@ -460,6 +469,7 @@ class PushConsumerSettings(ConnectionSettings):
     lock_lease_ms: int = Field(default=60_000, ge=1)
     lock_hold_ms: int = Field(default=30_000, ge=1)
     lock_renew_ms: int = Field(default=20_000, ge=1)
+    exit_timeout_ms: int = Field(default=EXIT_TIMEOUT_MS, ge=0)
 
     @property
     def lock_settings(self) -> QueueLockSettings:
@@ -503,6 +513,7 @@ class LitePullConsumerOptions(TypedDict, total=False):
     poll_timeout_ms: int
     pull_batch_size: int
     topic_metadata_check_interval_ms: int
+    exit_timeout_ms: int
 
 
 class LitePullConsumerSettings(ConnectionSettings):
@@ -522,6 +533,8 @@ class LitePullConsumerSettings(ConnectionSettings):
         pull_batch_size: maximum number of messages of one `poll`, 1 to 1,024. Default 10.
         topic_metadata_check_interval_ms: how often the queues of topics are looked up for registered change listeners,
             in ms. Default 30 s.
+        exit_timeout_ms: how long the exit of the interpreter waits for a consumer that was not stopped to leave the
+            group, in ms. 0: it does not stop it. Default 10 s.
     """
 
     group: str = Field(min_length=1)
@@ -533,6 +546,7 @@ class LitePullConsumerSettings(ConnectionSettings):
     poll_timeout_ms: int = Field(default=5_000, ge=0)
     pull_batch_size: int = Field(default=10, ge=1, le=1_024)
     topic_metadata_check_interval_ms: int = Field(default=30_000, ge=1)
+    exit_timeout_ms: int = Field(default=EXIT_TIMEOUT_MS, ge=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

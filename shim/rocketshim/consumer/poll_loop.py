@@ -17,6 +17,7 @@ the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
 """
 
 import threading
+import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from rocketshim.at_exit import at_exit
 from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_queue import QueueT
@@ -61,6 +63,8 @@ class PollLoop(Generic[QueueT]):
     Attributes:
         opened: set when `open` has succeeded or failed.
         is_open: whether it has succeeded.
+        ended: set when everything is closed.
+        exit_timeout_ms: how long the exit of the interpreter waits for the end, in ms; 0: it does not stop the loop.
         state: the state of the consumer, replaced each second; None: there is none yet.
 
     Thread-safety: only one thread calls `run`; any thread may call `stop` and `ask`, and read counts and `error`.
@@ -70,6 +74,8 @@ class PollLoop(Generic[QueueT]):
         settings = parts.settings
         self.opened = threading.Event()
         self.is_open = False
+        self.ended = threading.Event()
+        self.exit_timeout_ms = settings.exit_timeout_ms
         self.state: ConsumerState | None = None
         self.reader = parts.reader
         self.mode = mode
@@ -128,6 +134,7 @@ class PollLoop(Generic[QueueT]):
 
     def run(self) -> None:
         """Consume until `stop`, or until an error ends the loop; then `error` has the reason. Never raises."""
+        at_exit.add_consumer(self)
         self._keep_error(self._consume)
         self.opened.set()
         self.end()
@@ -136,6 +143,18 @@ class PollLoop(Generic[QueueT]):
         """Close everything, also if `run` was not called. Never raises."""
         self._keep_error(self.close)
         self._keep_error(self._parts.on_close)
+        self.ended.set()
+
+    def begin_exit(self) -> None:
+        """Stop, since the interpreter exits and the program has not called `stop`; see `at_exit`."""
+        if self.exit_timeout_ms:
+            self.stop(max(0, self.exit_timeout_ms - round(_LEAVE_S * 1_000)))
+
+    def finish_exit(self, until_s: float) -> int:
+        """Wait for the end until a monotonic time in seconds; return 0: a consumer holds nothing that was sent."""
+        if self.exit_timeout_ms and not self.ended.wait(max(0.0, until_s - time.monotonic())):
+            _LOG.warning("consumer.not-left", extra={"group": self._settings.group})
+        return 0
 
     def _consume(self) -> None:
         self.open()

@@ -9,13 +9,15 @@ delivery report of a delayed message has its coordinates in the schedule topic.
 import itertools
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
+from rocketshim.at_exit import at_exit
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.dropin.counts import DelayedCounts
 from rocketshim.dropin.settings import ProducerDropinSettings, take
@@ -46,6 +48,8 @@ class Producer(confluent_kafka.Producer):
     """
 
     __slots__ = (
+        *(() if confluent_kafka.Producer.__weakrefoffset__ else ("__weakref__",)),
+        "_shim_at_exit",
         "_shim_broker_clock",
         "_shim_delayed",
         "_shim_ids",
@@ -55,6 +59,7 @@ class Producer(confluent_kafka.Producer):
         "_shim_on_delivery",
         "_shim_settings",
     )
+    _shim_at_exit: "_Unflushed"
     _shim_settings: ProducerDropinSettings
     _shim_names: TopicNames
     _shim_lanes: Lanes
@@ -78,6 +83,9 @@ class Producer(confluent_kafka.Producer):
             config = args[0] if args and isinstance(args[0], dict) else {}
             self._shim_on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
             super().__init__(*args, **kwargs)
+            self._shim_at_exit = _Unflushed(self, self._shim_settings.exit_timeout_ms)
+            if self._shim_settings.exit_timeout_ms:
+                at_exit.add_producer(self._shim_at_exit)
 
     def produce(  # noqa: PLR0917 - the original's
         self,
@@ -229,3 +237,24 @@ class Producer(confluent_kafka.Producer):
         """As the original."""
         super().abort_transaction(*args, **kwargs)
         self._shim_in_transaction = False
+
+
+class _Unflushed:
+    """What a program has not flushed when it ends; see `at_exit`. It does not keep its producer."""
+
+    def __init__(self, producer: Producer, exit_timeout_ms: int) -> None:
+        self.exit_timeout_ms = exit_timeout_ms
+        self._producer = weakref.ref(producer)
+
+    def begin_exit(self) -> None:
+        """Do nothing: Kafka's client sends by itself."""
+
+    def finish_exit(self, until_s: float) -> int:
+        """Wait for the delivery reports until a monotonic time in seconds; return how many are missing."""
+        producer = self._producer()
+        if producer is None:
+            return 0
+        try:
+            return confluent_kafka.Producer.flush(producer, max(0.0, until_s - time.monotonic()))
+        except (KafkaException, RuntimeError):  # after a fatal error, or closed
+            return len(producer)

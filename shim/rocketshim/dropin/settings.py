@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field
 
+from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
@@ -111,12 +112,15 @@ class ProducerDropinSettings(_DropinSettings):
         allow_delay_in_transaction: `rocketshim.allow.delay.in.transaction`: allow delayed sends in a transaction. Until
             the transaction ends, it blocks its delay queue for everybody. Default False.
         max_delay_ms: `rocketshim.max.delay.ms`: longest delay, in ms, at least 1. Default 40 days.
+        exit_timeout_ms: `rocketshim.exit.timeout.ms`: how long the exit of the interpreter waits for messages that the
+            program has not flushed, in ms. 0: it does not wait, as the original. Default 10 s.
     """
 
     delay_levels: Levels = Field(default_factory=DelayLevels.default)
     namespace: str = ""
     allow_delay_in_transaction: Truth = False
     max_delay_ms: int = Field(default=40 * 86_400_000, ge=1)
+    exit_timeout_ms: int = Field(default=EXIT_TIMEOUT_MS, ge=0)
 
 
 def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
 from rocketshim.errors import ClosedError
 from rocketshim.kafka.clients import ProducerClient, is_fatal
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
@@ -78,13 +79,19 @@ class _Link:
         denial: why it may not send, if it was refused before it stored anything: a principal that may write to no topic
             at all gets no id of an idempotent producer, and its records are only "purged".
         is_over: nothing more is sent with it; its thread ends when every record has its report.
+        failed_count: records whose result was an error.
+        exit_timeout_ms: how long the exit of the interpreter waits for its records, in ms.
         reporting: the threads that are in a callback of this producer. They must not call its `poll` or `flush`: the
             next callback would end the process (`kafka.confluent`).
         thread: its poll thread, from `start` on.
     """
 
-    def __init__(self, producer: ProducerClient, on_unconfirmed: Callable[[OutgoingRecord], None]) -> None:
+    def __init__(
+        self, producer: ProducerClient, on_unconfirmed: Callable[[OutgoingRecord], None], exit_timeout_ms: int
+    ) -> None:
         self.producer = producer
+        self.exit_timeout_ms = exit_timeout_ms
+        self.failed_count = 0
         self.reports = DeliveryReports()
         self.again: deque[tuple[float, _Sending]] = deque()
         self.is_broken = self.has_stored = False
@@ -108,6 +115,16 @@ class _Link:
         """Start the poll thread."""
         self.thread = threading.Thread(target=self.serve, args=(on_error,), name=thread_name, daemon=True)
         self.thread.start()
+        at_exit.add_producer(self)
+
+    def begin_exit(self) -> None:
+        """Count from now on what fails: who sent it may not be there any more to see it."""
+        self.failed_count = 0
+
+    def finish_exit(self, until_s: float) -> int:
+        """Wait for the results of all records; return how many have none, or have failed meanwhile."""
+        least_s = time.monotonic() + _FULL_S  # events that are no records count as outstanding until a `flush`
+        return _flush(self, max(until_s, least_s)) + self.failed_count
 
     def give_up(self) -> None:
         """Send nothing more, and give the records without a result an error; they may or may not be stored."""
@@ -123,6 +140,7 @@ class _Link:
         self.is_broken = self.is_broken or is_fatal(error)
         due_s = time.monotonic() + _AGAIN_S
         if not is_unconfirmed(error) or self.is_over or due_s >= sending.again_until_s:
+            self.failed_count += 1
             return False
         self._on_unconfirmed(sending.out)
         self.again.append((due_s, sending))
@@ -150,6 +168,7 @@ class _Link:
             for _ in range(len(self.again)):
                 due_s, sending = self.again.popleft()
                 if self.is_over:
+                    self.failed_count += 1
                     sending.done(UNCONFIRMED, None)
                 elif time.monotonic() < due_s:
                     self.again.append((due_s, sending))
@@ -166,6 +185,7 @@ class _Link:
         except BufferError:
             self.again.append((due_s, sending))
         except KafkaException as error:
+            self.failed_count += 1
             sending.done(error.args[0], None)
 
 
@@ -178,6 +198,7 @@ class RecordSender:
         closed_text: text of the error of a send after `close`.
         on_unconfirmed: called before a record is sent again; logs it.
         on_error: called in the poll thread while it handles an error of the client or of a callback; logs it.
+        exit_timeout_ms: how long the exit of the interpreter waits for records without a result, in ms.
 
     Thread-safety: any thread may call every method.
 
@@ -193,12 +214,14 @@ class RecordSender:
         closed_text: str,
         on_unconfirmed: Callable[[OutgoingRecord], None],
         on_error: Callable[[BaseException], None],
+        exit_timeout_ms: int = EXIT_TIMEOUT_MS,
     ) -> None:
         self._make_producer = make_producer
         self._thread_name = thread_name
         self._closed_text = closed_text
         self._on_unconfirmed = on_unconfirmed
         self._on_error = on_error
+        self._exit_timeout_ms = exit_timeout_ms
         self._lock = threading.RLock()  # a signal handler may call close() while this thread makes the producer
         self._links: tuple[_Link, ...] = ()  # the last one sends; those before it are broken and have not ended yet
         self._is_closed = False
@@ -320,7 +343,7 @@ class RecordSender:
                 producer = self._make_producer()
                 if self._is_closed:  # by a signal handler meanwhile
                     raise ClosedError(self._closed_text)
-                link = _Link(producer, self._on_unconfirmed)
+                link = _Link(producer, self._on_unconfirmed, self._exit_timeout_ms)
                 link.start(self._thread_name, self._on_error)
                 former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)

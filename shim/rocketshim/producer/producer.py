@@ -98,6 +98,7 @@ class Producer:
             closed_text="this producer is closed; create a new one",
             on_unconfirmed=partial(_count_unconfirmed, self._sends),
             on_error=_log_poll_error,
+            exit_timeout_ms=settings.exit_timeout_ms,
         )
         self._broker_clock = BrokerClock()
         self._clock_differs = False

@@ -24,6 +24,7 @@ Invariants:
 """
 
 import socket
+import threading
 import time
 import uuid
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from functools import partial
 from operator import attrgetter
 from typing import Final
 
+from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
@@ -172,11 +174,16 @@ class DelayWorker:
             WorkerError: the worker cannot continue. Positions committed so far remain committed.
         """
         self.start()
+        running = _Running(self)  # the registry's reference is weak
+        at_exit.add_consumer(running)
         try:
             while not self._is_stopping:
                 self.step()
         finally:
-            self.close()
+            try:
+                self.close()
+            finally:
+                running.ended.set()
 
     def start(self) -> None:
         """Create the Kafka clients and join the group; deliver nothing yet. After an error it may be called again.
@@ -403,3 +410,22 @@ class DelayWorker:
         if self._consumer is None or self._delivery is None:
             raise WorkerError("the worker is not started: call start() first, or use run()")
         return self._consumer, self._delivery
+
+
+class _Running:
+    """A worker that runs in a thread of a program, which may end without `stop`; see `at_exit`."""
+
+    def __init__(self, worker: DelayWorker) -> None:
+        self.exit_timeout_ms = worker.settings.stop_timeout_ms + round(_LEAVE_S * 1_000)
+        self.ended = threading.Event()
+        self._worker = worker
+
+    def begin_exit(self) -> None:
+        """Stop the worker."""
+        self._worker.stop()
+
+    def finish_exit(self, until_s: float) -> int:
+        """Wait until it has left its group; return 0: what it has not delivered is in Kafka."""
+        if not self.ended.wait(max(0.0, until_s - time.monotonic())):
+            _LOG.warning("worker.not-left", extra={"group": self._worker.group})
+        return 0

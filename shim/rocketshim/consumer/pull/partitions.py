@@ -109,7 +109,7 @@ class PullPartitions:
         due = self.positions.unconfirmed() if self._settings.auto_commit else {}
         self.reader.is_closing = True
         parting = self.reader.leave(
-            _TIMEOUT_S,
+            self.session.leave_s,
             unsubscribe=bool(self._subscribed) and unsubscribes(self._settings.client),
             before_close=lambda: self.commit(due),
         )

@@ -1,12 +1,14 @@
 """What both pull consumers share: start, stop, one calling thread at a time, and their clients."""
 
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
+from rocketshim.at_exit import at_exit
 from rocketshim.client_metrics import PullCounts
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock, now_ms_of
@@ -17,6 +19,8 @@ from rocketshim.settings import LitePullConsumerSettings, PullConsumerSettings
 
 __all__ = ["PullSession"]
 
+_LEAVE_S: Final = 10.0
+
 
 class PullSession:
     """The start, the calls and the end of one pull consumer; `close` closes its clients, once.
@@ -24,6 +28,9 @@ class PullSession:
     Attributes:
         is_open: whether the consumer was started and is not closed.
         stopping: whether the consumer is to stop; no event, because a signal handler sets it.
+        leave_s: how long `close` may take to leave the group, in seconds.
+        exit_timeout_ms: how long the exit of the interpreter waits for the end, in ms; 0: not at all. 0 for a consumer
+            that is a member of no group.
 
     Thread-safety: any thread; `stop` also in a signal handler.
     """
@@ -37,6 +44,8 @@ class PullSession:
     ) -> None:
         self.is_open = False
         self.stopping = False
+        self.leave_s = _LEAVE_S
+        self.exit_timeout_ms = settings.exit_timeout_ms if isinstance(settings, LitePullConsumerSettings) else 0
         self.last_error = LastClientError()
         self.counts = PullCounts()
         self.clock = clock or SystemClock()
@@ -78,6 +87,8 @@ class PullSession:
             if not self.is_open:
                 open_clients()
                 self.is_open = True
+                if self.exit_timeout_ms:
+                    at_exit.add_consumer(self)
 
     def stop(self) -> None:
         """Request the stop; wait for a call of another thread, and close the consumer.
@@ -88,6 +99,26 @@ class PullSession:
         if self._thread != threading.get_ident():
             with self._lock:
                 self._close_if_stopping()
+
+    def begin_exit(self) -> None:
+        """Request the stop, since the interpreter exits and the program has not called `stop`; see `at_exit`."""
+        self.stopping = True
+
+    def finish_exit(self, until_s: float) -> int:
+        """Close the consumer until a monotonic time in seconds; return 0: a consumer holds nothing that was sent.
+
+        Raises:
+            ConsumerError: a call in another thread goes on.
+            And what `close` raises.
+        """
+        self.leave_s = max(0.0, until_s - time.monotonic())
+        if not self._lock.acquire(timeout=self.leave_s):
+            raise ConsumerError(f"the consumer of group {self._settings.group!r} was not closed: a call goes on")
+        try:
+            self._close_if_stopping()
+        finally:
+            self._lock.release()
+        return 0
 
     def _close_if_stopping(self) -> None:
         self._is_closed = self._is_closed or self.stopping
