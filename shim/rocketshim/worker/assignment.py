@@ -76,7 +76,7 @@ class AssignedPartition:
         awaits_commit: whether an asynchronous commit of the partition has no answer yet.
         paused: whether fetching is paused.
         gone: whether the partition was revoked; results that arrive for it are dropped.
-        skipped_to: the position after the last probe that was read.
+        skipped_to: the position after the last probe that was read, or after transaction markers behind all records.
         backoff_until_ns: no record leaves the partition before this monotonic instant, since a hop was refused.
         awaited: the targets for which its next records wait: none leaves while one of them is unknown.
         backoffs: number of such back-offs in a row.
@@ -327,6 +327,19 @@ class Assignment:
             self._unread.add(number)
             self._unread_ns = 0
             self._unknown_ns = min(self._unknown_ns, 1)  # ask now
+
+    def skip_invisible(self, consumer: ConsumerClient) -> None:
+        """Have the next commits pass what no reader sees behind the last records: markers, aborted records.
+
+        Otherwise a finished queue would seem to have a waiting record, and after retention a lost one. Call it only
+        after everything that was fetched is in the queues.
+        """
+        finished = [each for each in self.held.values() if each.queue.waiting_count == 0 and each.queue.idle]
+        asked = [TopicPartition(self.topic, each.number) for each in finished]
+        for item in consumer.position(asked) if asked else ():
+            assigned = self.held[item.partition]
+            if item.offset > max(assigned.position or -1, assigned.committed):  # negative: nothing was read yet
+                assigned.skipped_to = item.offset
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
         """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped.

@@ -72,6 +72,7 @@ _AWAITED_NS: Final = 2_000_000  # while a queue waits for the lookup of a target
 _PROBED_NS: Final = 1_000_000  # while a probe is in flight: its report decides which records are due
 _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more records are due
 _STATE_NS: Final = 1_000_000_000
+_SKIP_NS: Final = 5_000_000_000  # exactly once, a transaction of its own commits what it finds
 _LEAVE_S: Final = 1.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
@@ -158,7 +159,7 @@ class DelayWorker:
         )
         self._state: WorkerState | None = None
         self._state_ns = 0
-        self._commit_ns = 0
+        self._commit_ns = self._skip_ns = 0
         self._served = -1  # the partition from which the loop took records last
         self._consumer: ConsumerClient | None = None
         self._delivery: Delivery | None = None
@@ -291,6 +292,9 @@ class DelayWorker:
                 self._prober.probe(assigned)
         if now_ns >= self._commit_ns:
             self._commit_ns = now_ns + self.settings.commit_interval_ms * _NS
+            if now_ns >= self._skip_ns:
+                self._skip_ns = now_ns + _SKIP_NS
+                self._assignment.skip_invisible(consumer)
             delivery.commit(list(self._assignment.held.values()), asynchronous=True)
         if now_ns >= self._state_ns:
             self._publish_state(consumer, now_ns)

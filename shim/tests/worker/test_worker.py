@@ -392,6 +392,42 @@ def test_the_position_of_a_finished_partition_passes_its_probes(sim: Any) -> Non
     assert sim.position() == end
 
 
+def test_a_finished_queue_is_committed_to_its_end_behind_markers_and_aborted_records(sim: Any) -> None:
+    """A delay of 5 s hops from queue to queue: exactly once, each of these hops is in a transaction of its own."""
+    worker = sim.worker()
+    sim.schedule(level=2, relative=False, headers=[("DELAY_MS", b"5000")])
+    sender = sim.kafka.producer({"transactional.id": "sender"})
+    sender.init_transactions()
+    for ends in (sender.commit_transaction, sender.abort_transaction):
+        sender.begin_transaction()
+        sender.produce(SCHEDULE, b"x", partition=0, headers=[("REAL_TOPIC", b"orders"), ("DELAY_MS", b"1000")])
+        sender.flush(10)
+        ends(10)
+        sim.run(worker, 20_000)  # a probe that dates a record would pass what is before it
+    assert len(sim.delivered()) == 2
+    ends_of_queues = {number: end for number, end in sim.kafka.end_offsets(SCHEDULE).items() if end}
+    assert ends_of_queues[0] >= 4
+    assert {number: sim.position(number) for number in ends_of_queues} == ends_of_queues
+
+
+def test_what_waits_and_what_is_in_flight_holds_the_position(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 1_000)
+    sim.schedule(level=4)
+    partition = LEVELS.partition(4)
+    sim.kafka.skip_offsets(SCHEDULE, partition, count=2)
+    sim.run(worker, 8_000)
+    assert sim.position(partition) == 0
+    sim.kafka.hold_reports("orders")
+    sim.run(worker, 2_100)
+    worker._skip_ns = 0
+    sim.run(worker, 500)
+    assert sim.position(partition) == 0
+    sim.kafka.release()
+    sim.run(worker, 6_000)
+    assert sim.position(partition) == sim.kafka.end_offsets(SCHEDULE)[partition]
+
+
 def test_nothing_is_early_when_a_probe_is_appended_late_in_a_turn(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A report is younger than the turn in which it comes: what the turn did before it may have taken long."""
     worker = sim.worker()
