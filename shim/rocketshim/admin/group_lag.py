@@ -99,7 +99,7 @@ class PartitionStanding:
 
     @property
     def lost(self) -> int:
-        """Return the number of offsets that retention deleted before the group read them."""
+        """Return the number of offsets that retention deleted unread; not each of them need be a message."""
         return 0 if self.low is None else max(0, self.low - self.position)
 
 

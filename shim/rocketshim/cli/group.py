@@ -113,7 +113,8 @@ def lag(
 
 def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: str) -> list[str]:
     found = [
-        f"{row['topic']}/{row['partition']}: retention deleted {row['lost']} offsets before the group read them"
+        f"{row['topic']}/{row['partition']}: retention deleted {row['lost']} offsets before the group read them; "
+        "messages may be lost"
         for row in rows
         if row["lost"]
     ]

@@ -1,7 +1,8 @@
 """`rocketshim topic peek`: look into any topic, without consuming it."""
 
 import json
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
@@ -94,14 +95,13 @@ def peeked(
         reader: reads them.
         keys: the partitions.
         choice: what the user selected.
-        last: only this many of the last offsets of each partition; None: all.
+        last: only this many of the last records of each partition; None: all.
         follow: continue with new records.
         trusted: whether their topic is one of rocketshim's own.
     """
     bounds = {each: reader.bounds(*each) for each in keys}
     if last is not None:
-        spans = {each: (max(low, high - last), high) for each, (low, high) in bounds.items()}
-        messages = reader.read_spans(spans, follow=follow)
+        messages = reader.read_spans(_newest(reader, bounds, last), follow=follow)
     elif choice.since_ms is not None:
         messages = reader.read([keys[0].topic], since_ms=choice.since_ms, follow=follow)
     else:
@@ -112,6 +112,27 @@ def peeked(
         entry = RecordView.of(message, trusted=trusted)
         if choice.wants(entry):
             yield entry
+
+
+def _newest(
+    reader: TopicReader, bounds: Mapping[TopicPartitionKey, tuple[int, int]], last: int
+) -> dict[TopicPartitionKey, tuple[int, int]]:
+    """Return where the last records of each partition begin: further back where markers and aborted records are."""
+    spans: dict[TopicPartitionKey, tuple[int, int]] = {}
+    missing, width = dict(bounds), last
+    while missing:
+        looked = {key: (max(low, high - width), high) for key, (low, high) in missing.items()}
+        offsets: defaultdict[TopicPartitionKey, list[int]] = defaultdict(list)
+        for message in reader.read_spans(looked):
+            offsets[TopicPartitionKey(message.topic(), message.partition())].append(message.offset())
+        for key, (start, high) in looked.items():
+            if len(offsets[key]) >= last:
+                spans[key] = (offsets[key][-last], high)
+            elif start == missing[key][0]:
+                spans[key] = (start, high)
+        missing = {key: span for key, span in missing.items() if key not in spans}
+        width *= 4
+    return spans
 
 
 def _partitions(reader: TopicReader, physical: str, number: int | None) -> list[TopicPartitionKey]:

@@ -190,8 +190,9 @@ def resolve_starts(
 def latest_offset(first_offset: int, end_offset: int, young_queue_max_messages: int) -> int:
     """Return where a new group begins with LAST_OFFSET: the end of the log, or the start of a young log.
 
-    A log is young if nothing was ever deleted from it and it has at most `young_queue_max_messages` records. RocketMQ's
-    broker does the same as long as a queue's first message is still in its memory.
+    A log is young if nothing was ever deleted from it and it has at most `young_queue_max_messages` records, with
+    markers and aborted records of transactions. RocketMQ's broker does the same as long as a queue's first message is
+    still in its memory.
 
     Args:
         first_offset: first offset of the log, 0 or more.

@@ -84,7 +84,7 @@ class PartitionSnapshot:
 
     @property
     def lost(self) -> int:
-        """Return the number of offsets that retention deleted before the group read them."""
+        """Return the number of offsets that retention deleted unread; not each of them need be a message."""
         return max(0, self.low - self.position)
 
 
@@ -107,7 +107,7 @@ class GroupSnapshot:
 
     @property
     def lost(self) -> int:
-        """Return the number of offsets that retention deleted before the group read them."""
+        """Return the number of offsets that retention deleted unread; not each of them need be a message."""
         return sum(each.lost for each in self.partitions)
 
     @property

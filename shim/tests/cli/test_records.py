@@ -162,8 +162,8 @@ def test_what_retention_took_is_reported_for_each_partition() -> None:
         {"topic": "orders", "partition": number, "lost": lost, "behind": 4} for number, lost in enumerate((0, 7, 2))
     ]
     assert _lag_findings(rows, 10, counted="behind") == [
-        "orders/1: retention deleted 7 offsets before the group read them",
-        "orders/2: retention deleted 2 offsets before the group read them",
+        "orders/1: retention deleted 7 offsets before the group read them; messages may be lost",
+        "orders/2: retention deleted 2 offsets before the group read them; messages may be lost",
         "the lag is 12, above --max-lag 10",
     ]
 

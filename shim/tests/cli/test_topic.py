@@ -52,6 +52,14 @@ def test_the_newest_are_the_last_ones_of_each_partition(kafka: InMemoryKafka) ->
     assert seen(kafka, last=2, tags="even") == [8]
 
 
+def test_the_newest_are_records_and_not_offsets_behind_markers_and_aborted_records(kafka: InMemoryKafka) -> None:
+    for number in (0, 1):
+        kafka.skip_offsets("orders", number, count=7)
+    assert seen(kafka, last=1) == [7, 9]
+    assert seen(kafka, last=2) == [3, 7, 8, 9]
+    assert seen(kafka, last=100) == list(range(10))
+
+
 def test_a_missing_partition_is_refused(kafka: InMemoryKafka) -> None:
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
         assert _partitions(reader, "orders", 1) == KEYS[1:]

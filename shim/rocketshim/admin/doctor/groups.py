@@ -33,7 +33,7 @@ def subscriptions(facts: Facts) -> Iterator[Finding]:
 
 
 def lost_records(facts: Facts) -> Iterator[Finding]:
-    """Check that retention has not deleted records that a group had not read."""
+    """Check that retention has not deleted offsets that a group had not read: messages may have been among them."""
     for group in facts.groups:
         standing = facts.standings.get(group)
         for each in () if standing is None else standing.partitions:
@@ -43,7 +43,8 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
                     Severity.ERROR,
                     f"{group} on {each.topic}/{each.partition}",
                     f"retention deleted {each.lost} offsets that the group had not read",
-                    "these messages are lost",
+                    "messages among them are lost; there may be none, only markers and aborted records of "
+                    "transactions: rocketshim's consumers pass these, those of other libraries may not",
                     f"consume faster, or raise the retention: {facts.keep_longer(each.topic)}",
                 )
 

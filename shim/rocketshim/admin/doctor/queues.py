@@ -54,7 +54,7 @@ def worker(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             facts.names.schedule,
             f"retention deleted {lost} offsets that no worker had read",
-            "these messages are lost",
+            "messages among them are lost; there may be none, if all had been delivered and a transaction ended then",
             f"raise retention.ms above the longest outage: {facts.keep_longer(facts.names.schedule)}",
         )
 
