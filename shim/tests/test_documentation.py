@@ -183,7 +183,7 @@ def test_in_order(place: Place) -> None:
 
 
 def test_pulling(place: Place) -> None:
-    polling, reading = programs("docs/pull.md")
+    polling, reading, _ = programs("docs/pull.md")
     polling = polling.replace("while running:", "while len(told) < 2:").replace('"reports"', '"reports", **START')
     place.run(
         polling, tell=place.told.append, told=place.told, START={"consume_from_where": ConsumeFromWhere.FIRST_OFFSET}
@@ -192,6 +192,19 @@ def test_pulling(place: Place) -> None:
     place.told.clear()
     place.run(reading)
     assert place.told == BODIES
+
+
+def test_reading_dead_letters(place: Place) -> None:
+    *_, program = programs("docs/pull.md")
+    headers = [("RETRY_TOPIC", b"orders"), ("ORIGIN_MESSAGE_ID", b"orders/0/4"), ("RECONSUME_TIMES", b"17")]
+    place.kafka.append("rmq.dlq.payments", b"x", headers=headers)
+    place.run(
+        program.replace("while running:", "while not told:"),
+        told=place.told,
+        mail=lambda *what: place.told.append(what),
+    )
+    ((topic, origin, times, body),) = place.told
+    assert (topic, str(origin), times, body) == ("orders", "orders/0/4", 17, b"x")
 
 
 @pytest.mark.parametrize("line", programs("docs/filters.md")[0].splitlines())

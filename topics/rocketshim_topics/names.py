@@ -58,6 +58,7 @@ SHIM_TOPIC: Final = re.compile(
 )
 """The physical name of a shim topic, in any namespace, with any prefix that MirrorMaker 2 gave it."""
 
+_FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?:retry|dlq)\.[A-Za-z0-9_-]+")
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
 _LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
@@ -222,3 +223,10 @@ class TopicNames:
         MirrorMaker 2 puts the name of the source cluster before the names of the topics that it copies.
         """
         return SHIM_TOPIC.fullmatch(physical) is not None
+
+    def has_failures(self, physical: str) -> bool:
+        """Return whether a physical name is that of a retry or dead-letter topic, of any group and namespace.
+
+        A reader believes every header of the shim there, whatever its own group is.
+        """
+        return _FAILURE_TOPIC.fullmatch(physical) is not None

@@ -118,6 +118,14 @@ def test_every_physical_name_is_legal_and_recognised_as_ours(namespace: str, gro
         assert NAMES.is_ours(f"us.eu-1.{name}")
 
 
+@given(namespaces, groups)
+def test_only_retry_and_dead_letter_topics_have_failures_in_every_namespace(namespace: str, group: str) -> None:
+    names = TopicNames(namespace)
+    for name in all_names(names, group):
+        assert NAMES.has_failures(name) is (name in {names.retry(group), names.dead_letter(group)})
+    assert not NAMES.has_failures("orders")
+
+
 @pytest.mark.parametrize(
     "topic", ["orders", "rmq.retry", "rmq.retry.", "SCHEDULE_TOPIC_XXXX2", "rmq.parkedx", "rmq.redrive.x", "a.b.c"]
 )

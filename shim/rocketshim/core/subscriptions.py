@@ -123,11 +123,15 @@ class Subscriptions:
         Raises:
             ConfigError: it may not.
         """
-        if self._names.is_ours(self.physical(topic)):
-            raise ConfigError(
-                f"Cannot subscribe to {topic!r}: it is an internal topic of rocketshim. Retried messages reach the "
-                "listener of their original topic"
-            )
+        physical = self.physical(topic)
+        if self._names.is_ours(physical):
+            why = "it is an internal topic of rocketshim. Retried messages reach the listener of their original topic"
+            if ".rmq.dlq." in f".{physical}":
+                why = (
+                    "a dead letter that fails again would be a retry and a dead letter of this group, too. Read dead "
+                    "letters with a LitePullConsumer, or send them to their group again: rocketshim dlq plan, dlq apply"
+                )
+            raise ConfigError(f"Cannot subscribe to {topic!r}: {why}")
         if self.orderly not in {None, orderly}:
             raise ConfigError(
                 f"{topic!r}: the listeners of one consumer are all orderly or all concurrent; create a second consumer "

@@ -1,4 +1,4 @@
-"""The support matrix names every setting and method of RocketMQ's consumers, and says what is the matter with it."""
+"""The support matrix names every setting and method of RocketMQ's clients, and says what is the matter with it."""
 
 import re
 from pathlib import Path

@@ -57,7 +57,6 @@ class PullPartitions:
         self._settings = settings
         self._names = names
         retry_topic, now_ms = names.retry(settings.group), self.session.now_ms
-        self._own_topics = {retry_topic, names.dead_letter(settings.group)}
         self.reader = PartitionReader(
             make_consumer=lambda on_commit: self._make_client({"on_commit": on_commit}),
             make_lookup_client=lambda: self._make_client({}),
@@ -252,7 +251,7 @@ class PullPartitions:
                 if wanted == []:
                     continue
                 found = list(self._selected(key.topic, wanted or run))
-                trusted = key.topic in self._own_topics
+                trusted = self._names.has_failures(key.topic)
                 messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
                 self.positions.hand_out(key, run[-1].offset() + 1)
         except BaseException:  # for example of a signal handler: this poll returns nothing, so all is read again

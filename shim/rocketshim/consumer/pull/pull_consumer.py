@@ -118,7 +118,6 @@ class PullConsumer:
             self.names, lambda: self._lookups, lambda: self._session.last_error.text(self._lookups.open())
         )
         self._prefetch = Prefetch(self._client, self._lookup)
-        self._own_topics = {self.names.retry(settings.group), self.names.dead_letter(settings.group)}
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -301,6 +300,7 @@ class PullConsumer:
         """Take the selected messages from the buffer; return them, and how many messages were examined."""
         began_ms = self._session.now_ms()
         found: list[MessageView] = []
+        trusted = self.names.has_failures(buffer.key.topic)
         examined, most = 0, max(_EXAMINE_COUNT, max_count)
         while True:
             while buffer.messages and len(found) < max_count and examined < most:
@@ -313,7 +313,7 @@ class PullConsumer:
                 message = buffer.take()
                 examined += 1
                 if selected:
-                    found.append(MessageView(message, buffer.key.topic in self._own_topics))
+                    found.append(MessageView(message, trusted))
             if buffer.messages or buffer.is_illegal:
                 return found, examined
             self._prefetch.fetch(buffer, 0)

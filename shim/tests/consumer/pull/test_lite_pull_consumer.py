@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
+from rocketshim.consumer.pull.pull_consumer import PullConsumer
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import (
     BrokerUnavailableError,
@@ -22,6 +23,7 @@ from rocketshim.filters import MessageSelector
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 
 Q0, Q1 = MessageQueue("orders", queue_id=0), MessageQueue("orders", queue_id=1)
@@ -693,3 +695,25 @@ def test_an_empty_or_absent_body_is_a_message(kafka: InMemoryKafka, make: Make) 
     with make() as consumer:
         consumer.subscribe("orders")
         assert bodies(drain(consumer)) == [b"", None, b""]
+
+
+@pytest.mark.parametrize("group", ["payments", "mailer"])
+@pytest.mark.parametrize("namespace", ["", "shop"])
+def test_a_dead_letter_is_shown_the_same_whatever_the_readers_group_is(
+    kafka: InMemoryKafka, clock: VirtualClock, group: str, namespace: str
+) -> None:
+    letters = TopicNames(namespace).dead_letter("payments")
+    kafka.create_topic(letters, 1)
+    headers = {"UNIQ_KEY": "u-1", "TAGS": "created", "RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": "orders/0/4",
+               "RECONSUME_TIMES": "17", "CONSUMER_GROUP": "payments", "FAIL_CLASS": "OSError", "p": "v"}  # fmt: skip
+    kafka.append(letters, b"x", headers=[(name, value.encode()) for name, value in headers.items()])
+    clients = kafka.clients(on_wait=lambda seconds: clock.advance(max(1, seconds * 1_000)))
+    shared: dict[str, Any] = {"group": group, "namespace": namespace, "clients": clients, "clock": clock}
+    with LitePullConsumer("memory:1", consume_from_where=ConsumeFromWhere.FIRST_OFFSET, **shared) as lite:
+        lite.subscribe("%DLQ%payments")
+        (polled,) = drain(lite)
+    with PullConsumer("memory:1", **shared) as pull:
+        (pulled,) = pull.pull(MessageQueue("%DLQ%payments", queue_id=0), "*", 0, 10).messages
+    for message in (polled, pulled):
+        assert (message.topic, str(message.origin), message.reconsume_times) == ("orders", "orders/0/4", 17)
+        assert (message.msg_id, message.tag, dict(message.properties)) == ("u-1", "created", {"p": "v"})

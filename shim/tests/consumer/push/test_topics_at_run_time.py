@@ -252,6 +252,7 @@ async def slow(message: Any) -> None:
         ({"topic": "refunds"}, "listener"),
         ({"topic": "refunds", "listener": slow}, "async"),
         ({"topic": "%RETRY%g", "listener": print}, "internal topic"),
+        ({"topic": "%DLQ%other", "listener": print}, "LitePullConsumer, or send them to their group again"),
         ({"topic": "orders", "tags": "a", "sql": "b = 1"}, "tags"),
         ({"topic": "orders", "sql": "a ="}, "SQL"),
         ({"topic": "^(", "listener": print}, "regular expression"),
