@@ -58,10 +58,12 @@ def choose_partition(partitioner: str, key: bytes | None, count: int, next_turn:
     return int(consistent(key or b"", count))
 
 
-def leader_refusal(outgoing: Outgoing, topic: Topic) -> int | None:
-    """Return the code with which a leader refuses this record; None: it takes it."""
+def leader_refusal(outgoing: Outgoing, topic: Topic, leader_ms: int) -> int | None:
+    """Return the code with which a leader, whose clock shows `leader_ms`, refuses this record; None: it takes it."""
     if outgoing.size_bytes() - CLIENT_OVERHEAD_BYTES + BATCH_OVERHEAD_BYTES > topic.max_message_bytes:
         return Code.MSG_SIZE_TOO_LARGE
     if topic.is_compacted and outgoing.key is None:
         return Code.INVALID_RECORD
+    if not topic.is_log_append_time and outgoing.timestamp_ms - leader_ms > topic.timestamp_after_max_ms:
+        return Code.INVALID_TIMESTAMP
     return None

@@ -38,6 +38,7 @@ from rocketshim.testing.waiting import NS_PER_MS, Changes, Waiter, Waiting
 __all__ = ["CommitRecord", "ConsumerSide", "InMemoryBroker", "ProducerSide", "Topic", "TransactionalId"]
 
 DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+DEFAULT_TIMESTAMP_AFTER_MAX_MS = 3_600_000
 
 
 class ConsumerSide(Protocol):
@@ -82,6 +83,11 @@ class Topic:
     def max_message_bytes(self) -> int:
         """Largest record batch it takes."""
         return int(self.config.get("max.message.bytes", DEFAULT_MAX_MESSAGE_BYTES))
+
+    @property
+    def timestamp_after_max_ms(self) -> int:
+        """How far a sender's timestamp may be ahead of the leader's clock."""
+        return int(self.config.get("message.timestamp.after.max.ms", DEFAULT_TIMESTAMP_AFTER_MAX_MS))
 
     @property
     def is_compacted(self) -> bool:

@@ -142,7 +142,8 @@ class InMemoryKafka:
             name: physical topic name.
             partitions: number of partitions, at least 1.
             config: Kafka topic settings; `message.timestamp.type` (default CreateTime), `max.message.bytes` (default
-                1 048 588) and `cleanup.policy` (default delete) have an effect.
+                1 048 588), `message.timestamp.after.max.ms` (default 1 h) and `cleanup.policy` (default delete) have an
+                effect.
 
         Raises:
             ConfigError: the topic exists, or `partitions` is below 1; nothing has changed.

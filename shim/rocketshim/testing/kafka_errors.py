@@ -20,6 +20,7 @@ class Code:
     INCONSISTENT: Final = int(KafkaError._INCONSISTENT)
     INVALID_ARG: Final = int(KafkaError._INVALID_ARG)
     INVALID_RECORD: Final = int(KafkaError.INVALID_RECORD)
+    INVALID_TIMESTAMP: Final = int(KafkaError.INVALID_TIMESTAMP)
     MAX_POLL_EXCEEDED: Final = int(KafkaError._MAX_POLL_EXCEEDED)
     MSG_SIZE_TOO_LARGE: Final = int(KafkaError.MSG_SIZE_TOO_LARGE)
     MSG_TIMED_OUT: Final = int(KafkaError._MSG_TIMED_OUT)

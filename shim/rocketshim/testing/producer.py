@@ -180,7 +180,8 @@ class InMemoryProducer:
         if outgoing.topic in self._broker.faults.denied_writes:
             self._fail(outgoing, Code.TOPIC_AUTHORIZATION_FAILED)
             return
-        refusal = leader_refusal(outgoing, topic)
+        leader_ms = self._broker.leader_wall_ms(outgoing.topic, outgoing.partition)
+        refusal = leader_refusal(outgoing, topic, leader_ms)
         if refusal is not None:
             self._fail(outgoing, refusal, by_broker=True)
             return

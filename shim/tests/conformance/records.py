@@ -203,6 +203,29 @@ def too_large_for_the_topic_fails_by_report(backend: Backend) -> None:
     equal(send(backend, topic, [b"small"], producer=producer), [0])
 
 
+def a_time_too_far_ahead_of_the_broker_is_refused(backend: Backend) -> None:
+    """The leader refuses a time that is further ahead of its clock than the topic allows, unless it stamps itself."""
+    limits = {"message.timestamp.after.max.ms": "3600000"}
+    topic = backend.new_topic(config=limits)
+    stamping = backend.new_topic(config={**limits, "message.timestamp.type": "LogAppendTime"})
+    producer = backend.producer({})
+    stamps: list[Any] = []
+    producer.produce(topic, b"x", None, 0, on_delivery=lambda _, stored: stamps.append(stored.timestamp()[1]))
+    wait_for(backend, lambda: producer.flush(backend.poll_s) == 0 or None, "the report")
+    codes: list[int | None] = []
+    for to, ahead_ms in ((topic, 7_200_000), (topic, 1_800_000), (topic, -86_400_000), (stamping, 86_400_000)):
+        producer.produce(
+            to,
+            b"x",
+            None,
+            0,
+            timestamp=stamps[0] + ahead_ms,
+            on_delivery=lambda error, _: codes.append(error_code(error)),
+        )
+        wait_for(backend, lambda: producer.flush(backend.poll_s) == 0 or None, "the report")
+    equal(codes, [KafkaError.INVALID_TIMESTAMP, None, None, None])
+
+
 def a_compacted_topic_wants_keys(backend: Backend) -> None:
     """A record without a key is refused there."""
     topic = backend.new_topic(config={"cleanup.policy": "compact"})
