@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim_local import Broker
 
+from .shifted_clock import ShiftedClock
 from .stepped_broker import SteppedBroker, stepped_broker_in
 
 if TYPE_CHECKING:
@@ -117,6 +118,12 @@ def interpreted(spark: "SparkSession") -> Iterator[None]:
     yield
     for name in settings:
         spark.conf.unset(name)
+
+
+@pytest.fixture(scope="session")
+def shifted_clock(tmp_path_factory: pytest.TempPathFactory) -> ShiftedClock:
+    """Environments of processes whose wall clock is wrong: `shifted_clock.env(86_400)`."""
+    return ShiftedClock(tmp_path_factory.mktemp("clock"))
 
 
 @pytest.fixture

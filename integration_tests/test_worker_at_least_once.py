@@ -261,26 +261,6 @@ def test_thousands_of_spoilt_records_are_delivered_or_parked_and_nothing_else(
     assert process.wait(DEADLINE_S) == 0
 
 
-def test_workers_whose_wall_clocks_are_an_hour_off_are_neither_early_nor_late(
-    stage: WorkerStage, topic: Callable[..., str]
-) -> None:
-    target = topic(1, STAMPED)
-    stage.worker("--allow", target, wall_clock_ahead_s=3_600)
-    stage.worker("--allow", target, wall_clock_ahead_s=-3_600)
-    asked: dict[bytes, int] = {}
-    with stage.sender() as sender:
-        for number in range(60):
-            delay_ms = 100 + number * 37
-            asked[b"%d" % number] = delay_ms
-            sender.send_async(Outgoing(target, b"%d" % number, delay=delay_ms / 1_000))
-        assert sender.flush(DEADLINE_S) == 0
-    found = stage.read_until(target, len(asked))
-    schedule = stage.schedule_records()
-    for record in found:
-        first, _ = first_of(record, schedule)
-        assert record.timestamp()[1] - first.timestamp()[1] >= asked[record.value()]
-
-
 def test_lanes_grow_under_a_running_worker(stage: WorkerStage, topic: Callable[..., str]) -> None:
     target = topic(1, STAMPED)
     stage.worker("--allow", target)

@@ -24,13 +24,6 @@ __all__ = ["DEADLINE_S", "LEVELS", "STAMPED", "WorkerStage", "first_of", "header
 LEVELS = "1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 1s 2s 3s 1s"
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 DEADLINE_S = 120.0
-_WRONG_CLOCK = """
-import runpy, sys, time
-ahead_s = int(sys.argv.pop(1))
-now, now_ns = time.time, time.time_ns
-time.time, time.time_ns = lambda: now() + ahead_s, lambda: now_ns() + ahead_s * 1_000_000_000
-runpy.run_module("rocketshim", run_name="__main__", alter_sys=True)
-"""
 
 
 @dataclass
@@ -43,16 +36,16 @@ class WorkerStage:
     admin: AdminClient
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def worker(self, *options: str, wall_clock_ahead_s: int = 0) -> subprocess.Popen[bytes]:
-        program = ["-m", "rocketshim"] if wall_clock_ahead_s == 0 else ["-c", _WRONG_CLOCK, str(wall_clock_ahead_s)]
+    def worker(self, *options: str, env: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         with (self.logs / f"worker-{len(self.processes)}.log").open("wb") as log:
             process = subprocess.Popen(
                 [
-                    sys.executable, *program, "worker", "--bootstrap", self.bootstrap,
+                    sys.executable, "-m", "rocketshim", "worker", "--bootstrap", self.bootstrap,
                     "--namespace", self.names.namespace, "--delay-levels", LEVELS, "--log-format", "json", *options,
                 ],
                 stdout=log,
                 stderr=log,
+                env=env,
             )  # fmt: skip
         self.processes.append(process)
         return process

@@ -179,6 +179,8 @@ class ConsumerState(LoopState):
         listener_times: seconds per message, by bucket (`DispatchCounts.listener_times`).
         latencies: seconds from the append of a message to the end of its call, by bucket.
         failures: retries by attempt, and dead letters by cause.
+        clock_ahead_ms: how far this machine's clock is ahead of the brokers' (negative: behind), in ms; 0: at most a
+            minute, or not known.
     """
 
     at_ns: int
@@ -197,6 +199,7 @@ class ConsumerState(LoopState):
     listener_times: Histogram = field(default_factory=lambda: Histogram(()))
     latencies: Histogram = field(default_factory=lambda: Histogram(()))
     failures: FailureCounts = field(default_factory=FailureCounts)
+    clock_ahead_ms: int = 0
 
     @property
     def oldest_in_work_ms(self) -> int:
@@ -237,6 +240,8 @@ class ConsumerState(LoopState):
         yield metric(
             "oldest_in_work_seconds", "gauge", "age of the oldest listener call", ({}, self.oldest_in_work_ms / 1e3)
         )
+        about = "this machine's clock less the brokers'; 0: a minute or less"
+        yield metric("clock_ahead_seconds", "gauge", about, ({}, self.clock_ahead_ms / 1e3))
         yield metric("suspended", "gauge", "1: it reads nothing on purpose", ({}, int(self.suspended)))
         differ = [({"topic": topic}, 1.0) for topic in sorted(self.subscription_conflicts)]
         yield metric("subscription_conflicts", "gauge", "1: members of the group subscribe differently", *differ)

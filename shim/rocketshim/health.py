@@ -63,12 +63,15 @@ class LoopState:
     The states are frozen dataclasses.
 
     * Live: the loop has made an iteration within the last 30 s. A call to an unreachable broker may take 15 s.
-    * Ready: the loop is live and in the group, and commits have not been failing for more than 60 s.
+    * Ready: the loop is live and in the group, commits have not been failing for more than 60 s, and this machine's
+      clock is not known to differ from the brokers' by more than a minute.
 
     Attributes:
         at_ns: monotonic instant of the state.
         is_member: whether the loop has its assignment from the group, which may be empty.
         commits_fail_since_ns: since when commits have failed; None: they succeed.
+        clock_ahead_ms: how far this machine's clock is ahead of the brokers' (negative: behind), in ms; 0: at most a
+            minute, or not known.
     """
 
     __slots__ = ()
@@ -76,6 +79,7 @@ class LoopState:
     at_ns: int
     is_member: bool
     commits_fail_since_ns: int | None
+    clock_ahead_ms: int
 
     def is_live(self, now_ns: int) -> bool:
         """Return whether the loop runs.
@@ -89,7 +93,8 @@ class LoopState:
     def is_ready(self, now_ns: int) -> bool:
         """Return whether the loop does its work."""
         since_ns = self.commits_fail_since_ns
-        return self.is_live(now_ns) and self.is_member and (since_ns is None or now_ns - since_ns <= _STUCK_NS)
+        commits = since_ns is None or now_ns - since_ns <= _STUCK_NS
+        return self.is_live(now_ns) and self.is_member and commits and self.clock_ahead_ms == 0
 
     def _shown(self, now_ns: int, **derived: Any) -> dict[str, Any]:
         """Return the fields and the derived values as JSON, with instants as ages."""

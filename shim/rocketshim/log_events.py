@@ -11,6 +11,7 @@ __all__ = ["EVENTS"]
 
 EVENTS: Final[dict[str, str]] = {
     "consumer.assigned": "The group has assigned these partitions to this member.",
+    "consumer.clock-differs": "This machine's clock differs from the brokers' by more than a minute: set it.",
     "consumer.group-unknown": "The state of the group could not be looked up; it is looked up again.",
     "consumer.failures-not-logged": "How many failures of one cause had no line of their own in a minute.",
     "consumer.listener-failed": "An attempt failed, and the message comes back.",
@@ -57,6 +58,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.dropped": "A message failed in a consumer without retries; it is not delivered again.",
     "console.page-failed": "A page of the console could not be made because of a bug.",
     "console.run-failed": "Applying a redrive plan in the console ended because of a bug; what was sent is marked.",
+    "dropin.clock-differs": "This machine's clock differs from the brokers' by more than a minute: set it.",
     "dropin.failures-not-logged": "How many send-backs of one cause had no line of their own in a minute.",
     "dropin.sent-on": "Retried messages of a topic that this member does not subscribe to are sent on to others.",
     "dropin.not-sent-on": "A retried message could not be sent on to other members; the next poll tries again.",

@@ -42,9 +42,10 @@ from collections.abc import Callable, Container, Generator, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.clock import SystemClock
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.core.redrive_refusals import Cause, Refusals
@@ -195,6 +196,7 @@ class Redriver:
         self._report = report
         self._clients = clients or confluent_clients()
         self._clock = clock or SystemClock()
+        self._broker_clock = BrokerClock()
         self._wait = wait or time.sleep
         self._point = point
         self._sessions: list[str] = []
@@ -331,8 +333,9 @@ class Redriver:
         self._sessions.append(session)
         record = BeginRecord(source=self._source, plan=self._plan, session=session, by=self._by)
         self._open(producer)
-        producer.produce(self._log_topic, encode_redrive_record(record))
+        self._log(producer, record)
         self._commit(producer)
+        producer.poll(0)  # the report of the record, if the commit has not passed it on
         log = RedriveLog(self._source)
         deadline_ns = self._clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS
         with closing(self._reader.read([self._log_topic], follow=True)) as messages:
@@ -526,7 +529,19 @@ class Redriver:
             by=self._by,
             letters=tuple((letter.partition, letter.offset, letter.digest) for letter, _ in batch),
         )
-        _hand_over(producer, self._log_topic, encode_redrive_record(mark), on_delivery=self._note_unconfirmed)
+        self._log(producer, mark)
+
+    def _log(self, producer: ProducerClient, record: RedriveRecord) -> None:
+        """Produce a record of the redrive log, whose append time tells the brokers' clock."""
+        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            self._note_unconfirmed(error, message)
+            if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
+                heard_ns = self._clock.monotonic_ns()
+                self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, heard_ns)
+
+        _hand_over(producer, self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
 
     def _note_unconfirmed(self, error: KafkaError | None, message: Any) -> None:
         error = self._reports.error(error, message)
@@ -541,12 +556,16 @@ class Redriver:
                 self._refused[position] = error
 
         partition = -1 if out.partition is None else out.partition
+        options = {"timestamp": self._stamp_ms(), "headers": out.headers}
         try:
-            _hand_over(producer, out.topic, out.value, out.key, partition, on_delivery=on_delivery, headers=out.headers)
+            _hand_over(producer, out.topic, out.value, out.key, partition, on_delivery=on_delivery, **options)
         except KafkaException as error:
             if error.args[0].code() not in _REFUSED:
                 raise
             self._refused[position] = error.args[0]
+
+    def _stamp_ms(self) -> int:
+        return self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
 
     def _open(self, producer: ProducerClient) -> None:
         producer.begin_transaction()

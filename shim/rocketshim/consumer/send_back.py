@@ -5,18 +5,25 @@ sender: after a fatal error it is replaced, and its hops in flight are sent agai
 transient reason is sent again later (RocketMQ: 5 s, `submitConsumeRequestLater`). Until then its partition's commit
 does not pass the message. The hop is counted and logged, but it does not count as a failed attempt. A hop that can
 never succeed, because the record with its headers is too large for the next topic, is made smaller.
+
+Hops have the brokers' time as their timestamp, once it is known: the delivery report of a retry shows it, as brokers
+stamp the schedule topic. If a broker refuses the time of this machine before that, a probe in the schedule topic shows
+the brokers' time, and the hop is sent again with it.
 """
 
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
+from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.core.clock import Clock
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.timer import Timer
@@ -26,6 +33,7 @@ from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import Failure, TopicNames
+from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates
 
@@ -44,9 +52,12 @@ class _Sending:
     hop: Hop
     delivery_error: DeliveryError
     reports: deque[Any]
+    sent_ns: int = 0
+    sent_ms: int = 0
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
-        self.reports.append((self, self.delivery_error(error, message)))
+        error = self.delivery_error(error, message)
+        self.reports.append((self, error, message.timestamp() if error is None else None))
 
 
 class SendBack:
@@ -57,13 +68,18 @@ class SendBack:
             None: nothing is retried (BROADCASTING), and a failed message is logged, counted and dropped.
         settings: the settings of the consumer.
         lanes: number of lanes of the schedule topic, 1 or more.
+        clock: this machine's clocks.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, and `#processConsumeResult`, case BROADCASTING;
     `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """
 
     def __init__(
-        self, make_producer: Callable[[], ProducerClient] | None, settings: PushConsumerSettings, lanes: int
+        self,
+        make_producer: Callable[[], ProducerClient] | None,
+        settings: PushConsumerSettings,
+        lanes: int,
+        clock: Clock,
     ) -> None:
         names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
         levels, group = settings.delay_levels, settings.group
@@ -81,10 +97,15 @@ class SendBack:
             send_on_timeout_ms=settings.send_on_timeout_ms,
             policy=settings.retry_policy,
         )
+        self._names = names
+        self._clock = clock
+        self._broker_clock = BrokerClock()
+        self._is_clock_wrong = self._is_clock_asked = False
         self._lanes = lanes
         self._back_off_ms = settings.hop_back_off_ms
         self._delivery_error = DeliveryReports().error
-        self._reports: deque[tuple[_Sending, KafkaError | None]] = deque()
+        self._reports: deque[tuple[_Sending, KafkaError | None, tuple[int, int] | None]] = deque()
+        self._probes: deque[tuple[int, int, tuple[int, int] | None]] = deque()  # when sent, by both clocks; time stored
         self._again: deque[tuple[int, _Sending]] = deque()
         self._outstanding = 0
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
@@ -161,15 +182,20 @@ class SendBack:
         """Replace the producer after a fatal error; its hops in flight are sent again."""
         _LOG.error("consumer.producer-renewed", extra={"error": str(error)})
         close_producer(producer, _LAST_REPORTS_S)
+        self._is_clock_asked = False
         self.open()
         self._take_reports()
         self._broken = None
 
     def _take_reports(self) -> None:
         stored: defaultdict[Work, list[Any]] = defaultdict(list)
+        while self._probes:
+            self._is_clock_asked = False
+            self._learn_clock(*self._probes.popleft())
         while self._reports:
-            sending, error = self._reports.popleft()
+            sending, error, timestamp = self._reports.popleft()
             self._outstanding -= 1
+            self._learn_clock(sending.sent_ns, sending.sent_ms, timestamp)
             if sending.chunk.dropped:
                 continue
             if error is None:
@@ -187,6 +213,7 @@ class SendBack:
         if producer is None:  # every caller has checked it
             return
         self._outstanding += 1
+        sending.sent_ns, sending.sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         try:
             producer.produce(
                 out.topic,
@@ -194,12 +221,13 @@ class SendBack:
                 out.key,
                 -1 if out.partition is None else out.partition,
                 on_delivery=sending.reported,
+                timestamp=self._broker_clock.stamp_ms(sending.sent_ns, sending.sent_ms),
                 headers=out.headers,
             )
         except BufferError:
-            self._reports.append((sending, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
+            self._reports.append((sending, KafkaError(KafkaError._QUEUE_FULL), None))  # noqa: SLF001
         except KafkaException as error:
-            self._reports.append((sending, error.args[0]))
+            self._reports.append((sending, error.args[0], None))
 
     def _not_stored(self, sending: _Sending, error: KafkaError) -> None:
         self.counts.not_stored += 1
@@ -215,4 +243,38 @@ class SendBack:
             if hop.kind is HopKind.RETRY:
                 self._failure_log.hop(smaller, self._now_ms)
         else:
+            if error.code() == KafkaError.INVALID_TIMESTAMP:
+                self._ask_clock()
             self._again.append((self._now_ms + self._back_off_ms, sending))
+
+    # --- the brokers' clock ------------------------------------------------------------------------------------------
+
+    @property
+    def clock_ahead_ms(self) -> int:
+        """How far this machine's clock is ahead of the brokers' (negative: behind); 0: at most a minute, or unknown."""
+        return self._broker_clock.wrong_by_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
+
+    def _learn_clock(self, sent_ns: int, sent_ms: int, timestamp: tuple[int, int] | None) -> None:
+        """Learn the brokers' clock from the append time of a stored record; log it if this machine's differs."""
+        if timestamp is None or timestamp[0] != TIMESTAMP_LOG_APPEND_TIME:
+            return
+        self._broker_clock.reported(timestamp[1], sent_ns, sent_ms, self._clock.monotonic_ns())
+        before, ahead_ms = self._is_clock_wrong, self.clock_ahead_ms
+        self._is_clock_wrong = ahead_ms != 0
+        if ahead_ms and not before:
+            _LOG.warning("consumer.clock-differs", extra={"ahead_ms": ahead_ms})
+
+    def _ask_clock(self) -> None:
+        """Write a probe of the brokers' clock into the schedule topic, unless one is on its way."""
+        producer = self._producer
+        if producer is None or self._is_clock_asked:
+            return
+        out, sent_ns, sent_ms = clock_probe(self._names, partition=0), self._clock.monotonic_ns(), self._clock.wall_ms()
+
+        def reported(error: KafkaError | None, message: Any) -> None:
+            error = self._delivery_error(error, message)
+            self._probes.append((sent_ns, sent_ms, message.timestamp() if error is None else None))
+
+        with suppress(BufferError, KafkaException):  # the hop is refused again, and asks again
+            producer.produce(out.topic, out.value, out.key, 0, on_delivery=reported, headers=out.headers)
+            self._is_clock_asked = True

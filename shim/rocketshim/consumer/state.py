@@ -60,5 +60,6 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
         send_back=replace(dispatch.send_back.counts),
         failures=dispatch.send_back.failures.copy(),
         subscription_conflicts=dict(reader.starts.conflicts),
+        clock_ahead_ms=dispatch.send_back.clock_ahead_ms,
         queues=(*map(of_queue, mode.queues), *(of_queue(queue, "REVOKED") for queue in mode.ended)),
     )

@@ -1,14 +1,19 @@
-"""A sender's estimate of the brokers' clock, to choose the right queue for a message with an absolute time.
+"""Two bounds of the brokers' clock, from delivery reports. The clock of this machine may be wrong by days.
 
-The time in `DELIVER_AT_MS` refers to the brokers' clock, and the sender's own clock may be wrong by days. A queue with
-too long a delay makes the message late; one with too short a delay only costs a hop. So the estimate may be ahead of
-the brokers' clock, but never behind it:
+The evidence is a delivery report of a topic with append times: the append time in it, the instants, on this machine's
+two clocks, at which the record was handed to the client, and the instant at which the report arrived. The append lies
+between them.
 
-* Its evidence is a delivery report of the schedule topic: the append time in it, and the instants, on the sender's two
-  clocks, at which the record was handed to the client. The append came later than these.
-* It advances with whichever of the two clocks has advanced further: the wall clock may be set back, and the monotonic
-  one may stand still while the machine sleeps.
-* It expires after five minutes: clocks drift apart by up to 30 ms in that time, as much as the slack of the queue rule.
+* The upper bound (`now_ms`) chooses the queue of a message with an absolute time. A queue with too long a delay makes
+  the message late; one with too short a delay only costs a hop. So the bound may be ahead of the brokers' clock, but
+  never behind it. It advances with whichever of the two clocks has advanced further: the wall clock may be set back,
+  and the monotonic one may stand still while the machine sleeps. It expires after five minutes: clocks drift apart by
+  up to 30 ms in that time, as much as the slack of the queue rule.
+* The lower bound (`stamp_ms`) is the timestamp of records that we produce: brokers refuse a record whose timestamp is
+  more than an hour ahead of their clock (`message.timestamp.after.max.ms`). It advances with the monotonic clock. It
+  ends when the two clocks of this machine have advanced differently by a minute: the wall clock was set, or the machine
+  was asleep.
+* Outside both bounds by more than a minute, this machine's clock is certainly wrong (`wrong_by_ms`).
 
 Not covered: brokers whose clocks differ, or are set while the evidence is fresh.
 """
@@ -20,10 +25,11 @@ __all__ = ["BrokerClock"]
 _FRESH_NS: Final = 300_000_000_000
 _MS: Final = 1_000_000
 _DIFFERS_MS: Final = 1_000
+_WRONG_MS: Final = 60_000
 
 
 class BrokerClock:
-    """An estimate of the brokers' clock from delivery reports.
+    """Bounds of the brokers' clock from delivery reports.
 
     Thread-safety: one thread reports, any thread asks.
     """
@@ -31,17 +37,19 @@ class BrokerClock:
     __slots__ = ("_evidence",)
 
     def __init__(self) -> None:
-        self._evidence: tuple[int, int, int] | None = None  # append time, and the sender's clocks before it
+        # append time, the sender's two clocks before it, and the monotonic one after it
+        self._evidence: tuple[int, int, int, int] | None = None
 
-    def reported(self, append_ms: int, sent_ns: int, sent_ms: int) -> None:
+    def reported(self, append_ms: int, sent_ns: int, sent_ms: int, heard_ns: int) -> None:
         """Record the delivery report of a record.
 
         Args:
             append_ms: its append time, epoch ms on its leader's clock.
             sent_ns: the monotonic clock when the record was handed to the client, in ns.
             sent_ms: the sender's wall clock then, epoch ms.
+            heard_ns: the monotonic clock when the report arrived, in ns.
         """
-        self._evidence = (append_ms, sent_ns, sent_ms)
+        self._evidence = (append_ms, sent_ns, sent_ms, heard_ns)
 
     def now_ms(self, monotonic_ns: int, wall_ms: int) -> int | None:
         """Return an upper bound of the brokers' clock, epoch ms; None: not known.
@@ -56,9 +64,54 @@ class BrokerClock:
         evidence = self._evidence
         if evidence is None:
             return None
-        append_ms, sent_ns, sent_ms = evidence
+        append_ms, sent_ns, sent_ms, _ = evidence
         elapsed_ns = max(monotonic_ns - sent_ns, (wall_ms - sent_ms) * _MS)
         return None if elapsed_ns > _FRESH_NS else append_ms - (-elapsed_ns // _MS)
+
+    def stamp_ms(self, monotonic_ns: int, wall_ms: int) -> int:
+        """Return a lower bound of the brokers' clock, epoch ms; 0: not known, so Kafka's client uses its own clock.
+
+        Args:
+            monotonic_ns: the monotonic clock, in ns.
+            wall_ms: this machine's wall clock, epoch ms.
+
+        Decides: Which timestamp has a dead letter, a parked or a redriven record? The brokers' clock once it is known.
+            If a broker refuses this machine's time before that, a probe shows the clock
+            (`consumer.send_back.SendBack._ask_clock`, `dropin.send_back.HopStore.store`). A sent message has the time
+            of this machine, or the one that the user gives.
+        """
+        evidence = self._evidence
+        if evidence is None or _was_set(evidence, monotonic_ns, wall_ms):
+            return 0
+        return evidence[0] + (monotonic_ns - evidence[3]) // _MS
+
+    def wrong_by_ms(self, monotonic_ns: int, wall_ms: int) -> int:
+        """Return how far this machine's clock is certainly ahead of the brokers' (negative: behind), in ms.
+
+        Args:
+            monotonic_ns: the monotonic clock, in ns.
+            wall_ms: this machine's wall clock, epoch ms.
+
+        Returns:
+            The difference; 0 if it is at most a minute, or not known.
+
+        Decides: Is this machine's clock wrong? If it differs by more than a minute. Then the worker or consumer is not
+            ready (`health.LoopState.is_ready`), logs it once, and the doctor names it (`admin.doctor.queues.clocks`).
+        """
+        evidence = self._evidence
+        if evidence is None or _was_set(evidence, monotonic_ns, wall_ms):
+            return 0
+        append_ms, sent_ns, _, heard_ns = evidence
+        ahead_ms = wall_ms - append_ms - (monotonic_ns - sent_ns) // _MS
+        behind_ms = append_ms + (monotonic_ns - heard_ns) // _MS - wall_ms
+        return ahead_ms if ahead_ms > _WRONG_MS else -behind_ms if behind_ms > _WRONG_MS else 0
+
+    def is_known(self, monotonic_ns: int, wall_ms: int, *, within_ns: int) -> bool:
+        """Return whether there was a report in the last `within_ns`, and this machine's clock was not set since."""
+        evidence = self._evidence
+        if evidence is None or _was_set(evidence, monotonic_ns, wall_ms):
+            return False
+        return monotonic_ns - evidence[3] <= within_ns
 
     @staticmethod
     def ahead_ms(append_ms: int, sent_ms: int, heard_ms: int) -> int:
@@ -74,3 +127,9 @@ class BrokerClock:
         """
         ahead_ms = max(0, sent_ms - append_ms) + min(0, heard_ms - append_ms)
         return ahead_ms if abs(ahead_ms) > _DIFFERS_MS else 0
+
+
+def _was_set(evidence: tuple[int, int, int, int], monotonic_ns: int, wall_ms: int) -> bool:
+    """Return whether this machine's wall clock was set since the evidence, or the machine was asleep."""
+    _, sent_ns, sent_ms, _ = evidence
+    return abs((wall_ms - sent_ms) - (monotonic_ns - sent_ns) // _MS) > _WRONG_MS

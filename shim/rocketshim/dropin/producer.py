@@ -189,7 +189,7 @@ class Producer(confluent_kafka.Producer):
             self._shim_delayed.report(is_stored=error is None)
             kind, append_ms = record.timestamp()
             if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
-                self._shim_broker_clock.reported(append_ms, sent_ns, sent_ms)
+                self._shim_broker_clock.reported(append_ms, sent_ns, sent_ms, time.monotonic_ns())
             if report is not None:
                 report(error, record)
 

@@ -14,9 +14,11 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Final, cast
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
+from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.core.clock import Clock
 from rocketshim.core.next_hop import NO_LISTENER, SEND_ON_TIMEOUT_MS, FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.user_values import safe_text
 from rocketshim.dropin.counts import SentBack
@@ -29,7 +31,7 @@ from rocketshim.kafka.reports import UNCONFIRMED
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, TopicNames
-from rocketshim_topics.hops import OutgoingRecord
+from rocketshim_topics.hops import OutgoingRecord, clock_probe
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates
 
@@ -43,15 +45,30 @@ _DEAD_LETTER_LEVEL: Final = -1
 class HopStore:
     """Stores records and waits for their delivery reports.
 
+    Records have the brokers' time as their timestamp, once a delivery report of the schedule topic has shown it. If a
+    broker refuses the time of this machine before that, a probe in the schedule topic shows it.
+
     Args:
         make_producer: makes the producer.
         timeout_s: its `delivery.timeout.ms`, in seconds.
+        names: topic names of the namespace.
+        clock: this machine's clocks; None: the real ones.
 
     Thread-safety: any thread may call every method.
     """
 
-    def __init__(self, make_producer: Callable[[], ProducerClient], timeout_s: float) -> None:
+    def __init__(
+        self,
+        make_producer: Callable[[], ProducerClient],
+        timeout_s: float,
+        names: TopicNames,
+        clock: Clock | None = None,
+    ) -> None:
         self._timeout_s = timeout_s
+        self._names = names
+        self._clock: Clock = clock or SystemClock()
+        self._broker_clock = BrokerClock()
+        self._is_clock_wrong = False
         self._credentials = Credentials()
         self._sender = RecordSender(
             partial(_make, make_producer, self._credentials),
@@ -70,15 +87,27 @@ class HopStore:
             ClosedError: the store is closed; nothing was sent.
         """
         deadline = time.monotonic() + self._timeout_s + _GRACE_S
+        problem = self._try(out, deadline)
+        if problem is not None and problem.code() == KafkaError.INVALID_TIMESTAMP:
+            self._try(clock_probe(self._names, partition=0), deadline)
+            problem = self._try(out, deadline)
+        if problem is not None:
+            raise KafkaException(problem)
+
+    def _try(self, out: OutgoingRecord, deadline: float) -> KafkaError | None:
+        """Send a record once, and return the error of its report."""
+        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+        stamp_ms = self._broker_clock.stamp_ms(sent_ns, sent_ms)
         future: Future[KafkaError | None] = Future()
 
         def done(error: KafkaError | None, record: Any) -> None:
-            del record
+            if error is None and record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
+                self._learn_clock(record.timestamp()[1], sent_ns, sent_ms)
             future.set_result(error)
 
         try:
-            self._sender.send(out, done, room_until_s=deadline, again_until_s=deadline)
-            problem = future.result(max(0.0, deadline - time.monotonic()))
+            self._sender.send(out, done, room_until_s=deadline, again_until_s=deadline, timestamp_ms=stamp_ms)
+            return future.result(max(0.0, deadline - time.monotonic()))
         except BufferError as error:
             raise SendTimeoutError(
                 f"the queue of the inner producer stayed full; nothing was sent to {out.topic!r}"
@@ -87,8 +116,15 @@ class HopStore:
             raise SendTimeoutError(
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error
-        if problem is not None:
-            raise KafkaException(problem)
+
+    def _learn_clock(self, append_ms: int, sent_ns: int, sent_ms: int) -> None:
+        """Learn the brokers' clock from a delivery report, and log it if this machine's begins to differ."""
+        heard_ns = self._clock.monotonic_ns()
+        self._broker_clock.reported(append_ms, sent_ns, sent_ms, heard_ns)
+        before, ahead_ms = self._is_clock_wrong, self._broker_clock.wrong_by_ms(heard_ns, self._clock.wall_ms())
+        self._is_clock_wrong = ahead_ms != 0
+        if ahead_ms and not before:
+            _LOG.warning("dropin.clock-differs", extra={"ahead_ms": ahead_ms})
 
     def list_topics(self, *, timeout: float) -> Any:
         """Return the cluster's topics, as the producer sees them; `timeout` in seconds.

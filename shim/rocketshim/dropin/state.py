@@ -159,7 +159,7 @@ def prepare(
     make_producer = partial(_make_producer, inner_producer_config(config, settings))
     if settings.producer:
         make_producer()  # what the client refuses is an error now, and not at the first message that fails
-    store = HopStore(make_producer, timeout_s)
+    store = HopStore(make_producer, timeout_s, names)
     send_back = DropinSendBack(
         store,
         names=names,

@@ -43,13 +43,14 @@ class _Sending:
     It is an object and not a closure that names itself: such a cycle would keep the Kafka client after `close`.
     """
 
-    __slots__ = ("again_until_s", "done", "link", "out")
+    __slots__ = ("again_until_s", "done", "link", "out", "timestamp_ms")
 
-    def __init__(self, link: "_Link", out: OutgoingRecord, done: Done, again_until_s: float) -> None:
+    def __init__(self, link: "_Link", out: OutgoingRecord, done: Done, again_until_s: float, timestamp_ms: int) -> None:
         self.link = link
         self.out = out
         self.done = done
         self.again_until_s = again_until_s
+        self.timestamp_ms = timestamp_ms
 
     def __call__(self, error: KafkaError | None, record: Any) -> None:
         """Take a delivery report."""
@@ -181,7 +182,10 @@ class _Link:
         out = sending.out
         partition = -1 if out.partition is None else out.partition
         try:
-            self.producer.produce(out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers)
+            self.producer.produce(
+                out.topic, out.value, out.key, partition,
+                on_delivery=sending, timestamp=sending.timestamp_ms, headers=out.headers,
+            )  # fmt: skip
         except BufferError:
             self.again.append((due_s, sending))
         except KafkaException as error:
@@ -249,7 +253,9 @@ class RecordSender:
         links = self._links
         return links[-1] if links else None
 
-    def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
+    def send(
+        self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float, timestamp_ms: int = 0
+    ) -> None:
         """Send a record; return when the client has taken it.
 
         Args:
@@ -257,6 +263,7 @@ class RecordSender:
             done: called with the result, in the poll thread; must not block.
             room_until_s: how long to wait for room in a full queue, monotonic time in seconds.
             again_until_s: until when the record is sent again if it is reported without an offset, likewise.
+            timestamp_ms: the record's timestamp, epoch ms; 0: the time at which the client takes it.
 
         Raises:
             BufferError: the queue stayed full. Nothing was sent, as after the other errors; `done` is not called.
@@ -268,11 +275,12 @@ class RecordSender:
             link = self._link
             if link is None or link.is_broken:
                 link = self._open()
-            sending = _Sending(link, out, done, again_until_s)
+            sending = _Sending(link, out, done, again_until_s, timestamp_ms)
             try:
                 link.producer.produce(
-                    out.topic, out.value, out.key, partition, on_delivery=sending, headers=out.headers
-                )
+                    out.topic, out.value, out.key, partition,
+                    on_delivery=sending, timestamp=timestamp_ms, headers=out.headers,
+                )  # fmt: skip
             except BufferError:
                 if time.monotonic() >= room_until_s:
                     raise

@@ -70,6 +70,12 @@ def send_error(error: KafkaError, topic: str) -> RocketshimError:
             f"the message is larger than {topic!r} accepts ({what}); send a smaller message, or raise "
             "max.message.bytes of the topic"
         )
+    if code == KafkaError.INVALID_TIMESTAMP:
+        return SendError(
+            f"the message for {topic!r} was not stored ({what}): this machine's clock is ahead of the broker's by more "
+            "than the topic's message.timestamp.after.max.ms (1 hour by default in Kafka 4), or behind it by more than "
+            "message.timestamp.before.max.ms; set the clock"
+        )
     if code in _UNCERTAIN:
         return SendTimeoutError(
             f"no broker confirmed that the message for {topic!r} is stored ({what}); it may be stored or not"

@@ -358,10 +358,11 @@ class Producer:
             send.future.set_exception(send_error(error, topic))
             return
         counts.stored[is_delayed] += 1
-        counts.durations.add((self._clock.monotonic_ns() - send.sent_ns) / 1e9)
+        heard_ns = self._clock.monotonic_ns()
+        counts.durations.add((heard_ns - send.sent_ns) / 1e9)
         partition, offset = record.partition(), record.offset()
         if is_delayed:
-            self._learn_clock(record.timestamp(), send.sent_ns, send.sent_ms)
+            self._learn_clock(record.timestamp(), send.sent_ns, send.sent_ms, heard_ns)
         queue = MessageQueue(topic if is_delayed else send.topic, queue_id=partition)
         result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
         send.future.set_result(result)
@@ -409,12 +410,12 @@ class Producer:
     def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
         return _queues_of(topic, self._counts.count(self.names.physical(topic), self._sender.list_topics))
 
-    def _learn_clock(self, timestamp: tuple[int, int], sent_ns: int, sent_ms: int) -> None:
+    def _learn_clock(self, timestamp: tuple[int, int], sent_ns: int, sent_ms: int, heard_ns: int) -> None:
         """Learn the brokers' clock from a delivery report of the schedule topic; log once if this machine's differs."""
         kind, append_ms = timestamp
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             return
-        self._broker_clock.reported(append_ms, sent_ns, sent_ms)
+        self._broker_clock.reported(append_ms, sent_ns, sent_ms, heard_ns)
         if self._clock_differs:
             return
         ahead_ms = BrokerClock.ahead_ms(append_ms, sent_ms, self._clock.wall_ms())

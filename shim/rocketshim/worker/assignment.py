@@ -19,6 +19,7 @@
 Not handled here: which worker gets which partition; the group protocol (cooperative-sticky) decides that.
 """
 
+import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -37,7 +38,7 @@ from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
 
-__all__ = ["AssignedPartition", "Assignment", "levels_metadata", "levels_of"]
+__all__ = ["AssignedPartition", "Assignment", "clock_ahead_ms_of", "levels_metadata", "levels_of"]
 
 _LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
@@ -48,12 +49,18 @@ _LOOK_NS: Final = 10_000_000_000
 _FAR_NS: Final = 2_000_000_000
 _AGAIN_NS: Final = 1_000_000_000
 _LEVELS_MARK: Final = "rs1-levels;"
+_CLOCK_MARK: Final = ";clock-ahead-ms="
 _FAR_SHARE: Final = 20  # a queue whose head is far buffers 1/20 of the limit
 
 
-def levels_metadata(levels: DelayLevels) -> str:
-    """Return the metadata of a worker's commits: its level table, about 500 ASCII characters at most (Kafka: 4,096)."""
-    return f"{_LEVELS_MARK}{levels}"
+def levels_metadata(levels: DelayLevels, clock_ahead_ms: int = 0) -> str:
+    """Return the metadata of a worker's commits, about 500 ASCII characters at most (Kafka: 4,096).
+
+    Args:
+        levels: its level table.
+        clock_ahead_ms: how far its machine's clock is ahead of the brokers' (negative: behind); 0: it is right.
+    """
+    return f"{_LEVELS_MARK}{levels}" + (f"{_CLOCK_MARK}{clock_ahead_ms}" if clock_ahead_ms else "")
 
 
 def levels_of(metadata: str | None) -> DelayLevels | None:
@@ -61,9 +68,15 @@ def levels_of(metadata: str | None) -> DelayLevels | None:
     if metadata is None or not metadata.startswith(_LEVELS_MARK):
         return None
     try:
-        return DelayLevels.parse(metadata.removeprefix(_LEVELS_MARK))
+        return DelayLevels.parse(metadata.removeprefix(_LEVELS_MARK).partition(_CLOCK_MARK)[0])
     except ConfigError:
         return None
+
+
+def clock_ahead_ms_of(metadata: str | None) -> int:
+    """Return how far a worker's clock was ahead of the brokers' when it wrote a commit with this metadata, in ms."""
+    text = "" if levels_of(metadata) is None else (metadata or "").partition(_CLOCK_MARK)[2]
+    return int(text) if re.fullmatch("-?[0-9]{1,15}", text) else 0
 
 
 class AssignedPartition:
@@ -81,16 +94,17 @@ class AssignedPartition:
         awaited: the targets for which its next records wait: none leaves while one of them is unknown.
         backoffs: number of such back-offs in a row.
         hop_prefix: first part of the coordinates of its records.
+        metadata: metadata of its commits.
     """
 
     __slots__ = (
-        "_metadata", "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "gone",
-        "hop_prefix", "number", "paused", "queue", "skipped_to",
+        "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "gone", "hop_prefix",
+        "metadata", "number", "paused", "queue", "skipped_to",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
         self._topic = topic
-        self._metadata = metadata
+        self.metadata = metadata
         self.number = number
         self.queue = queue
         self.committed = committed
@@ -112,8 +126,8 @@ class AssignedPartition:
         return position
 
     def at(self, offset: int) -> TopicPartition:
-        """Return an offset of the partition for a commit, with this worker's level table as metadata."""
-        return TopicPartition(self._topic, self.number, offset, metadata=self._metadata)
+        """Return an offset of the partition for a commit, with this worker's metadata."""
+        return TopicPartition(self._topic, self.number, offset, metadata=self.metadata)
 
     def is_waiting(self, now_ns: int) -> bool:
         """Return whether a target of its records is still unknown, so that no record leaves the partition."""
@@ -225,6 +239,12 @@ class Assignment:
         except (KafkaException, RuntimeError) as error:
             if not self.is_closing:
                 self.failure = error
+
+    def publish_clock(self, ahead_ms: int) -> None:
+        """Let the next commits tell how far this machine's clock is ahead of the brokers'; 0: it is right."""
+        self._metadata = levels_metadata(self._levels, ahead_ms)
+        for assigned in self.held.values():
+            assigned.metadata = self._metadata
 
     def in_turn(self, after: int) -> list[AssignedPartition]:
         """Return the partitions in turn, beginning after the one with this number."""

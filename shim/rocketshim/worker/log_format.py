@@ -38,6 +38,7 @@ EVENTS: Final[dict[str, str]] = {
     "worker.target-careful": "alarm: a target refused a batch; for a while each of its records is a separate batch",
     "worker.hop-not-stored": "alarm: a hop was not stored and is made again; it blocks its partition's commit",
     "worker.probe-failed": "alarm: a leader's clock could not be probed",
+    "worker.clock-differs": "alarm: this machine's clock differs from the brokers' by more than a minute: set it",
     "worker.metadata-failed": "alarm: the cluster did not answer a request about a topic",
     "worker.commit-failed": "alarm: positions were not committed; the next commit includes them again",
     "worker.client-error": "alarm: an error of the Kafka client",

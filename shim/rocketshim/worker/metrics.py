@@ -50,6 +50,8 @@ def _gauges(state: "WorkerState") -> Iterable[_Family]:
     yield _one("oldest_due_seconds", "gauge", "how long the record due longest has been so", state.oldest_due_ms / 1e3)
     yield _one("avoided_targets", "gauge", "targets that are not tried now", len(state.avoided))
     yield _one("ready", "gauge", "1: it is in its group and commits", int(state.is_ready(state.at_ns)))
+    ahead_s = state.clock_ahead_ms / 1e3
+    yield _one("clock_ahead_seconds", "gauge", "this machine's clock less the brokers'; 0: a minute or less", ahead_s)
     labelled = [({"partition": str(queue.partition)}, queue) for queue in state.queues]
     backlog = [("", labels, float(queue.backlog)) for labels, queue in labelled if queue.backlog is not None]
     yield "backlog_records", "gauge", "records that wait in a queue, with probes and markers of transactions", backlog

@@ -1,8 +1,8 @@
 """Probes of leaders' clocks: records of the worker whose append times date the records before them (`QueueClock`).
 
 The worker writes a probe into the partition whose head waits for evidence. The probe's delivery report carries its
-append time. A probe is never part of a transaction: an open transaction would delay that evidence. One owner thread:
-the worker's.
+append time. A probe is never part of a transaction: an open transaction would delay that evidence. The same reports
+show how far this machine's wall clock is from the brokers'. One owner thread: the worker's.
 """
 
 from collections import deque
@@ -11,6 +11,8 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
+from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.core.clock import Clock
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.clients import ProducerClient, refresh_metadata
 from rocketshim.kafka.reports import DeliveryReports
@@ -26,9 +28,11 @@ class Prober:
 
     Args:
         names: topic names of the namespace.
+        clock: this machine's clocks.
         alarm: called with an event and its facts.
 
     Attributes:
+        broker_clock: the brokers' clock, by the reports.
         topic: the schedule topic, physical.
         outstanding: probes written with the current producer whose reports were not processed yet.
         confirmed_ns: monotonic instant at which the last report of a stored probe was processed, in ns.
@@ -36,24 +40,28 @@ class Prober:
 
     __slots__ = (
         "_alarm",
+        "_clock",
         "_delivery_reports",
         "_names",
         "_producer",
         "_reports",
+        "broker_clock",
         "confirmed_ns",
         "outstanding",
         "topic",
     )
 
-    def __init__(self, names: TopicNames, alarm: Callable[..., None]) -> None:
+    def __init__(self, names: TopicNames, clock: Clock, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
+        self.broker_clock = BrokerClock()
         self.outstanding = 0
         self.confirmed_ns = 0
         self._names = names
+        self._clock = clock
         self._alarm = alarm
         self._producer: ProducerClient | None = None
         self._delivery_reports = DeliveryReports()
-        self._reports: deque[tuple[ProducerClient, AssignedPartition, KafkaError | None, Any]] = deque()
+        self._reports: deque[tuple[ProducerClient, AssignedPartition, int, int, KafkaError | None, Any]] = deque()
 
     def use(self, producer: ProducerClient, reports: DeliveryReports) -> None:
         """Write probes with this producer from now on.
@@ -72,10 +80,11 @@ class Prober:
         if producer is None:
             return
         reports = self._delivery_reports
+        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         out = clock_probe(self._names, partition=assigned.number)
 
         def reported(error: KafkaError | None, message: Any) -> None:
-            self._reports.append((producer, assigned, reports.error(error, message), message))
+            self._reports.append((producer, assigned, sent_ns, sent_ms, reports.error(error, message), message))
 
         try:
             producer.produce(out.topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)
@@ -95,7 +104,7 @@ class Prober:
             TopicMismatchError: the schedule topic does not stamp append times.
         """
         while self._reports:
-            producer, assigned, error, message = self._reports.popleft()
+            producer, assigned, sent_ns, sent_ms, error, message = self._reports.popleft()
             if producer is self._producer:  # `use` has already dropped the probes of an earlier producer
                 self.outstanding -= 1
             if error is not None:
@@ -108,5 +117,6 @@ class Prober:
                     "which nothing checks. Set it to LogAppendTime: rocketshim doctor shows the command"
                 )
             self.confirmed_ns = now_ns
+            self.broker_clock.reported(append_ms, sent_ns, sent_ms, now_ns)
             if not assigned.gone:
                 assigned.queue.probed(message.offset(), append_ms, now_ns)

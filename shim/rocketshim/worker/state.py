@@ -55,6 +55,8 @@ class WorkerState(LoopState):
         queues: its partitions.
         counts: what it has done.
         namespace: its namespace; `""`: none.
+        clock_ahead_ms: how far this machine's clock is ahead of the brokers' (negative: behind), in ms; 0: at most a
+            minute, or not known.
     """
 
     at_ns: int
@@ -67,6 +69,7 @@ class WorkerState(LoopState):
     queues: tuple[QueueState, ...]
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     namespace: str = ""
+    clock_ahead_ms: int = 0
 
     @property
     def oldest_due_ms(self) -> int:

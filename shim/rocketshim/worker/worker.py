@@ -18,7 +18,8 @@ Invariants:
 * Only confirmed hops move a position. A hop that is not stored blocks its partition's commit and is made again.
 * A target that does not accept a record does not block its queue. Queues take turns, so a queue with many or expensive
   records does not block another queue.
-* The loop never waits for the metadata of a target, and the worker's wall clock decides nothing.
+* The loop never waits for the metadata of a target. The worker's wall clock decides nothing: it is only compared with
+  the brokers', and the difference is reported.
 * Callbacks of the Kafka clients only hand over. No rebalance callback raises. A rebalance callback may commit, wait for
   reports and end a transaction, each for a bounded time.
 """
@@ -73,6 +74,7 @@ _PROBED_NS: Final = 1_000_000  # while a probe is in flight: its report decides 
 _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more records are due
 _STATE_NS: Final = 1_000_000_000
 _SKIP_NS: Final = 5_000_000_000  # exactly once, a transaction of its own commits what it finds
+_CLOCK_NS: Final = 600_000_000_000  # while records wait, the brokers' clock is read at least this often
 _LEAVE_S: Final = 1.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
@@ -146,7 +148,7 @@ class DelayWorker:
         self._clients = WorkerClients(
             clients or confluent_clients(), settings, self.group, on_commit=self._commits.on_commit, alarm=self._alarm
         )
-        self._prober = Prober(self.names, self._alarm)
+        self._prober = Prober(self.names, self._clock, self._alarm)
         self._fetcher = Fetcher(
             self._assignment,
             self._router,
@@ -160,6 +162,7 @@ class DelayWorker:
         self._state: WorkerState | None = None
         self._state_ns = 0
         self._commit_ns = self._skip_ns = 0
+        self._clock_ahead_ms = 0
         self._served = -1  # the partition from which the loop took records last
         self._consumer: ConsumerClient | None = None
         self._delivery: Delivery | None = None
@@ -358,6 +361,7 @@ class DelayWorker:
     def _publish_state(self, consumer: ConsumerClient, now_ns: int) -> None:
         self._state_ns = now_ns + _STATE_NS
         assigned = sorted(self._assignment.held.values(), key=attrgetter("number"))
+        self._compare_clocks(assigned, now_ns)
         self._state = WorkerState(
             at_ns=now_ns,
             mode="exactly-once" if self.settings.exactly_once else "at-least-once",
@@ -369,7 +373,21 @@ class DelayWorker:
             queues=tuple(queue_state(consumer, self.names.schedule, each, now_ns) for each in assigned),
             counts=self.counts.copy(),
             namespace=self.names.namespace,
+            clock_ahead_ms=self._clock_ahead_ms,
         )
+
+    def _compare_clocks(self, assigned: list[AssignedPartition], now_ns: int) -> None:
+        """Compare this machine's clock with the brokers', by a probe if none was written for long; log a difference."""
+        wall_ms, broker_clock = self._clock.wall_ms(), self._prober.broker_clock
+        before, self._clock_ahead_ms = self._clock_ahead_ms, broker_clock.wrong_by_ms(now_ns, wall_ms)
+        if bool(self._clock_ahead_ms) != bool(before):
+            self._assignment.publish_clock(self._clock_ahead_ms)
+        if self._clock_ahead_ms and not before:
+            self._alarm("worker.clock-differs", ahead_ms=self._clock_ahead_ms)
+        if self._prober.outstanding == 0 and not broker_clock.is_known(now_ns, wall_ms, within_ns=_CLOCK_NS):
+            waiting = next((each for each in assigned if each.queue.waiting_count), None)
+            if waiting is not None:
+                self._prober.probe(waiting)
 
     def _leave(self, leaving: list[AssignedPartition]) -> None:
         delivery = self._delivery

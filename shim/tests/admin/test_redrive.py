@@ -121,6 +121,17 @@ def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
     assert stage.run("again", again=True).sent == 0
 
 
+@pytest.mark.parametrize("ahead_ms", [-86_400_000, 7_200_000, 86_400_000])
+def test_letters_are_sent_at_the_brokers_time_whatever_the_clock_of_the_machine(ahead_ms: int) -> None:
+    stage = Stage(600)
+    stage.kafka.set_leader_clock(-ahead_ms)
+    progress = stage.run()
+    assert (progress.sent, progress.failed) == (600, 0)
+    assert stage.everything_once()
+    for record in stage.kafka.records(TARGET):
+        assert 0 <= stage.clock.wall_ms() - ahead_ms - record.timestamp()[1] < 60_000
+
+
 def test_the_producer_is_connected_before_it_begins_transactions_and_asks_for_no_topic_that_may_be_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -169,7 +169,7 @@ class Bench:
             self.producers.append(made)
             return made
 
-        self.send_back = SendBack(make_producer, chosen, 1)
+        self.send_back = SendBack(make_producer, chosen, 1, kafka.clock)
         source = Subscriptions(self.names, self.names.retry(GROUP))
         for subscription in self.subscriptions.values():
             source.add(subscription)

@@ -47,6 +47,7 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
             bootstrap="memory:1", group="g", delay_levels=LEVELS, retry_policy=policy or LevelTableRetryPolicy()
         ),
         1,
+        kafka.clock,
     )
     send_back.open()
     queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
@@ -116,6 +117,38 @@ def test_partitions_that_a_dead_letter_topic_was_given_are_used_within_five_seco
         producer.produce("rmq.dlq.g", b"after", b"%d" % number)
     assert {record.partition() for record in kafka.records("rmq.dlq.g")} == {0, 1, 2, 3}
     assert producer.flush(0) == 0
+
+
+@pytest.mark.parametrize("asked", [{"asked_level": -1}, {"malformed": "no-real-topic"}], ids=["dead", "parked"])
+@pytest.mark.parametrize("ahead_ms", [7_200_000, 86_400_000])
+def test_a_consumer_whose_clock_is_ahead_stores_dead_letters_at_the_brokers_time(
+    kafka: InMemoryKafka, caplog: pytest.LogCaptureFixture, asked: dict[str, Any], ahead_ms: int
+) -> None:
+    kafka.set_leader_clock(-ahead_ms)
+    _, send_back, queue = failed(kafka, **asked)
+    assert queue.next_offset != 5, "the broker has refused the consumer's time"
+    for now_ms in (5_000, 10_000):
+        send_back.turn(now_ms)
+        send_back.settle(0)
+    assert queue.next_offset == 5
+    (stored,) = kafka.records("rmq.dlq.g") or kafka.records("rmq.parked")
+    assert kafka.clock.wall_ms() - ahead_ms - 1_000 <= stored.timestamp()[1] <= kafka.clock.wall_ms() - ahead_ms
+    assert send_back.clock_ahead_ms == ahead_ms
+    assert events(caplog).count(("WARNING", "consumer.clock-differs")) == 1
+    assert [record.value() for record in kafka.records("SCHEDULE_TOPIC_XXXX")] == [None], "the probe"
+
+
+def test_a_retry_shows_the_brokers_time_so_that_later_dead_letters_are_not_refused(kafka: InMemoryKafka) -> None:
+    kafka.set_leader_clock(-86_400_000)
+    _, send_back, queue = failed(kafka)
+    queue.put([Message("orders", 0, 5, value=b"body", timestamp=(1, 1_000))])
+    chunk: Chunk[Any] | None = queue.take(1)
+    assert chunk is not None
+    chunk.take_back()
+    (message,) = queue.report(chunk, chunk.messages)
+    send_back.send(chunk, FailedMessage(message, Failure("OSError", "no", 5), asked_level=-1))
+    send_back.settle(0)
+    assert (send_back.counts.dead, send_back.counts.not_stored, queue.next_offset) == (1, 0, 6)
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:

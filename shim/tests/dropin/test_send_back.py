@@ -137,7 +137,7 @@ def kafka() -> InMemoryKafka:
 
 @pytest.fixture
 def store(kafka: InMemoryKafka) -> Iterator[HopStore]:
-    made = HopStore(lambda: kafka.producer({"enable.idempotence": True}), GUARD_S)
+    made = HopStore(lambda: kafka.producer({"enable.idempotence": True}), GUARD_S, NAMES)
     yield made
     made.close()
 
@@ -155,10 +155,31 @@ def test_a_hop_that_is_reported_without_an_offset_is_stored_again(kafka: InMemor
     assert {(record.key(), record.value(), record.headers()[0]) for record in found} == {(b"k", b"v", ("HOP_ID", b"x"))}
 
 
+@pytest.mark.parametrize("ahead_ms", [7_200_000, 86_400_000])
+def test_with_a_clock_that_is_ahead_a_hop_is_stored_at_the_brokers_time(
+    kafka: InMemoryKafka, store: HopStore, caplog: pytest.LogCaptureFixture, ahead_ms: int
+) -> None:
+    kafka.create_topic(NAMES.schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
+    kafka.set_leader_clock(-ahead_ms)
+    store.store(OUT)
+    store.store(OUT)
+    for record in kafka.records("t"):
+        assert abs(kafka.clock.wall_ms() - ahead_ms - record.timestamp()[1]) < 60_000
+    assert len(kafka.records(NAMES.schedule)) == 1, "one probe shows the brokers' time"
+    logged = [getattr(record, "event", "") for record in caplog.records]
+    assert logged.count("dropin.clock-differs") == 1
+
+
+def test_without_a_schedule_topic_the_error_of_a_refused_time_is_raised(kafka: InMemoryKafka, store: HopStore) -> None:
+    kafka.set_leader_clock(-86_400_000)
+    with pytest.raises(KafkaException, match="INVALID_TIMESTAMP"):
+        store.store(OUT)
+
+
 def test_a_hop_that_is_never_confirmed_is_not_stored(kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketshim.kafka.record_sender._AGAIN_S", 2 * GUARD_S)  # after the time of the store
     kafka.fail_produce(None, topic="t", count=1_000)
-    store = HopStore(lambda: kafka.producer({"enable.idempotence": True}), GUARD_S)
+    store = HopStore(lambda: kafka.producer({"enable.idempotence": True}), GUARD_S, NAMES)
     with pytest.raises(KafkaException, match="without an offset"):
         store.store(OUT)
     store.close()
@@ -192,7 +213,7 @@ def test_credentials_reach_a_producer_that_is_made_later_and_one_that_exists() -
         def __len__(self) -> int:
             return 0
 
-    store = HopStore(Client, 1.0)  # type: ignore[arg-type]
+    store = HopStore(Client, 1.0, NAMES)  # type: ignore[arg-type]
     store.set_sasl_credentials("a", "1")
     assert seen == []
     store.list_topics(timeout=1)

@@ -50,8 +50,8 @@ class Manual:
         self.raises: list[BaseException] = []
         self.polled = threading.Event()
 
-    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
-        del record, headers
+    def produce(self, *record: Any, on_delivery: Any, timestamp: int, headers: Any) -> None:
+        del record, timestamp, headers
         if self.refuses:
             raise self.refuses.pop(0)
         self.sent.append(on_delivery)
@@ -141,8 +141,8 @@ class Full(Manual):
         super().__init__()
         self.was_full = threading.Event()
 
-    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
-        del record, on_delivery, headers
+    def produce(self, *record: Any, on_delivery: Any, timestamp: int, headers: Any) -> None:
+        del record, on_delivery, timestamp, headers
         self.was_full.set()
         raise BufferError
 
@@ -249,10 +249,10 @@ class Slow(Manual):
         self.was_called = threading.Event()
         self.may_go = threading.Event()
 
-    def produce(self, *record: Any, on_delivery: Any, headers: Any) -> None:
+    def produce(self, *record: Any, on_delivery: Any, timestamp: int, headers: Any) -> None:
         self.was_called.set()
         assert self.may_go.wait(GUARD_S)
-        super().produce(*record, on_delivery=on_delivery, headers=headers)
+        super().produce(*record, on_delivery=on_delivery, timestamp=timestamp, headers=headers)
 
 
 def test_a_record_that_the_client_takes_after_close_has_a_result(notes: Notes) -> None:

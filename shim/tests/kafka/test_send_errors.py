@@ -55,6 +55,12 @@ def test_the_error_of_a_failed_send_tells_what_to_do(code: int, kind: type[Rocke
     assert "'orders'" in str(error)
 
 
+def test_the_error_of_a_refused_time_names_the_clock() -> None:
+    error = send_error(KafkaError(KafkaError.INVALID_TIMESTAMP), "orders")
+    assert type(error) is SendError
+    assert "this machine's clock is ahead of the broker's" in str(error)
+
+
 @pytest.mark.parametrize(("code", "kind"), OF_A_QUESTION)
 def test_the_error_of_a_failed_lookup_names_the_lookup(code: int, kind: type[RocketshimError]) -> None:
     with pytest.raises(kind, match="the queues of orders") as caught, cluster_errors("the queues of orders"):

@@ -22,9 +22,9 @@ class Producer:
         self.sent: list[tuple[bytes, Any]] = []
 
     def produce(
-        self, topic: str, value: bytes, key: None, partition: int, *, on_delivery: Any, headers: object
+        self, topic: str, value: bytes, key: None, partition: int, *, on_delivery: Any, timestamp: int, headers: object
     ) -> None:
-        del topic, key, partition, headers
+        del topic, key, partition, timestamp, headers
         self.sent.append((value, on_delivery))
 
     def poll(self, timeout: float = 0) -> int:

@@ -28,7 +28,7 @@ class Held:
 def test_reports_of_a_replaced_producer_do_not_count_for_the_next() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
-    prober, held = Prober(TopicNames(), lambda *_, **__: None), Held()
+    prober, held = Prober(TopicNames(), kafka.clock, lambda *_, **__: None), Held()
     old, new = (kafka.producer({"bootstrap.servers": "memory"}) for _ in range(2))
     as_held: Any = held
     prober.use(old, DeliveryReports())
@@ -50,7 +50,7 @@ def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
     told: list[str] = []
-    prober, held = Prober(TopicNames(), lambda event, **_: told.append(event)), Held()
+    prober, held = Prober(TopicNames(), kafka.clock, lambda event, **_: told.append(event)), Held()
     as_held: Any = held
     producer = kafka.producer({"bootstrap.servers": "memory"})
     reports = DeliveryReports()

@@ -62,6 +62,40 @@ def test_a_wall_clock_that_steps_by_an_hour_changes_nothing(sim: Any, step_ms: i
     assert 2_000 <= record.timestamp()[1] - sent.timestamp()[1] <= 2_050
 
 
+@pytest.mark.parametrize("ahead_ms", [-86_400_000, 7_200_000, 86_400_000])
+def test_a_worker_whose_clock_is_wrong_delivers_at_the_brokers_time_and_is_not_ready(sim: Any, ahead_ms: int) -> None:
+    sim.kafka.set_leader_clock(-ahead_ms)
+    sim.kafka.create_topic("audit", 1)  # takes the sender's time, at most an hour ahead, as `rmq.parked` does
+    worker = sim.worker()
+    sent = sim.schedule(topic="audit", level=2)
+    sim.schedule(topic="audit", relative=False, headers=[("DELAY_MS", b"4700")], level=3)
+    sim.schedule(topic=None, level=1)
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 2 and len(sim.parked()) == 1)
+    sim.run(worker, 1_500)
+    assert not any((worker.counts.re_appended, worker.counts.resent, worker.counts.aborted))
+    brokers_ms = sim.clock.wall_ms() - ahead_ms
+    for record in (*sim.delivered("audit"), *sim.kafka.records("rmq.parked")):
+        assert sent.timestamp()[1] + 1_000 <= record.timestamp()[1] <= brokers_ms
+    state = worker.state
+    assert not state.is_ready(state.at_ns)
+    assert abs(state.clock_ahead_ms - ahead_ms) <= 50
+    assert worker.counts.alarms["worker.clock-differs"] == 1
+    sim.clock.step_wall(-ahead_ms)  # somebody sets the clock
+    sim.kafka.set_leader_clock(0)
+    sim.run(worker, 2_500)
+    assert worker.state.is_ready(worker.state.at_ns)
+
+
+def test_a_worker_with_records_that_wait_compares_its_clock_every_ten_minutes(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 1_500)
+    assert sim.kafka.records(SCHEDULE) == [], "an idle queue costs nothing"
+    sim.schedule(level=4, relative=False, headers=[("DELIVER_AT_MS", b"%d" % (sim.clock.wall_ms() + 3_000_000))])
+    sim.run(worker, 1_500)
+    probes = [record for record in sim.kafka.records(SCHEDULE) if record.value() is None]
+    assert len(probes) == 1
+
+
 def test_a_leader_clock_that_steps_back_delivers_no_record_early(sim: Any) -> None:
     worker = sim.worker()
     for _ in range(3):

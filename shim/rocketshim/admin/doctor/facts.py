@@ -57,12 +57,16 @@ class Sample:
         appended_ms: its timestamp, epoch ms.
         level: `DELAY`, the requested level; None: the sender requested no level.
         delay_ms: `DELAY_MS`; None: the record has hopped already, or requests a delivery time.
+        group: `CONSUMER_GROUP`; None: the record is not a retry.
+        failed_ms: `FAIL_AT_MS`, by the clock of the consumer that sent it back, epoch ms; None: it is not a retry.
     """
 
     offset: int
     appended_ms: int
     level: int | None
     delay_ms: int | None
+    group: str | None = None
+    failed_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +104,7 @@ class Facts:
     Attributes:
         bootstrap: addresses of the brokers, as given.
         layout: the required topics, with their names and the level table.
-        now_ms: this machine's clock, epoch ms.
+        now_ms: the brokers' clock if the leaders' clocks were measured, otherwise this machine's; epoch ms.
         brokers: node ids of the brokers that are up.
         broker_config: settings of one broker.
         groups: the examined consumer groups.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
 from itertools import islice
+from statistics import median_low
 from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaException, TopicCollection, TopicPartition
@@ -100,11 +101,12 @@ def gather(
         spans = cluster.spans(names.schedule, described, standings.get(names.worker_group))
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name == names.schedule}
+        clocks_ms = cluster.clocks(described.get(names.schedule)) if probe else {}
         parked, not_allowed = cluster.parked(described)
         return Facts(
             bootstrap=bootstrap,
             layout=_layout(names, levels, list(sources.values())),
-            now_ms=_now_ms(),
+            now_ms=cluster.now_ms(),
             brokers=brokers,
             broker_config=cluster.broker_config(brokers),
             groups=found,
@@ -118,7 +120,7 @@ def gather(
             parked_not_allowed=not_allowed,
             open_transactions_ms=cluster.open_transactions({**schedule, **sources}),
             keys=cluster.keys(sources),
-            clocks_ms=cluster.clocks(described.get(names.schedule)) if probe else {},
+            clocks_ms=clocks_ms,
             client=client,
             consume_timeout_ms=consume_timeout_ms,
             unread=tuple(cluster.unread),
@@ -147,9 +149,14 @@ class _ClusterReader:
         self._names = names
         self._client = client
         self.unread: list[str] = []
+        self._brokers_ahead_ms = 0
         self._groups = GroupReader(bootstrap, client)
         self._admin = self._groups.admin
         self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
+
+    def now_ms(self) -> int:
+        """Return the brokers' clock, as far as it was measured, otherwise this machine's; epoch ms."""
+        return _now_ms() + self._brokers_ahead_ms
 
     def close(self) -> None:
         """Close the reader."""
@@ -300,7 +307,7 @@ class _ClusterReader:
             return None, 0
 
         def request() -> tuple[int | None, int]:
-            spans, log = self.reader.spans([name], since_ms=_now_ms() - _DAY_MS), RedriveLog(name)
+            spans, log = self.reader.spans([name], since_ms=self.now_ms() - _DAY_MS), RedriveLog(name)
             if spans:  # if the log cannot be read, records that were sent again count
                 log = self._request(f"records of {log_topic}", lambda: read_log(self.reader, log_topic, name), log)
             reasons = (
@@ -335,7 +342,7 @@ class _ClusterReader:
                 consumer.assign([position])
                 message = consumer.poll(_TIMEOUT_S)
                 if message is not None and message.error() is None:
-                    ages[f"{position.topic}/{position.partition}"] = _now_ms() - message.timestamp()[1]
+                    ages[f"{position.topic}/{position.partition}"] = self.now_ms() - message.timestamp()[1]
         finally:
             consumer.close()
         return ages
@@ -365,7 +372,7 @@ class _ClusterReader:
         return [(key, (lows[key], ends[key])) for key in keys if key in lows and key in ends]
 
     def clocks(self, schedule: TopicFacts | None) -> dict[int, int]:
-        """Return how far each leader's clock is ahead of this machine's, in ms."""
+        """Return how far each leader's clock is ahead of this machine's, in ms; from now on `now_ms` is theirs."""
         if schedule is None:
             return {}
         leaders = {each.leader: number for number, each in enumerate(schedule.partitions) if each.leader is not None}
@@ -376,7 +383,10 @@ class _ClusterReader:
                 self._clients.producer, config, self._names, leaders, now_ms=_now_ms, timeout_s=_TIMEOUT_S + 5
             )
 
-        return self._request("clocks", request, {})
+        none: dict[int, int] = {}
+        found = self._request("clocks", request, none)
+        self._brokers_ahead_ms = median_low(found.values()) if found else 0
+        return found
 
 
 def _sample(record: Any) -> Sample:
@@ -385,7 +395,10 @@ def _sample(record: Any) -> Sample:
         envelope = decode(read_headers(record), trusted=True)
     except MalformedRecordError:
         return Sample(record.offset(), appended_ms, None, None)
-    return Sample(record.offset(), appended_ms, envelope.delay_level, envelope.delay_ms)
+    return Sample(
+        record.offset(), appended_ms, envelope.delay_level, envelope.delay_ms, envelope.consumer_group,
+        envelope.fail_at_ms,
+    )  # fmt: skip
 
 
 def _text(error: BaseException) -> str:

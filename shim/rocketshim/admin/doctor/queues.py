@@ -6,13 +6,14 @@ from typing import Final
 from rocketshim.admin.doctor.facts import Facts, QueueFacts
 from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim.worker.allow_list import NOT_ALLOWED
-from rocketshim.worker.assignment import levels_of
+from rocketshim.worker.assignment import clock_ahead_ms_of, levels_of
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 __all__ = ["backlog", "clocks", "level_table", "open_transactions", "parked", "worker"]
 
 _MAX_OVERDUE_MS: Final = 60_000
 _MAX_SKEW_MS: Final = 1_000
+_MAX_AHEAD_MS: Final = 60_000
 _MAX_TRANSACTION_AGE_MS: Final = 60_000
 _SAME_TABLE: Final = (
     "give senders, consumers and worker the same --delay-levels; messages that wait by the other table are gone once "
@@ -185,7 +186,8 @@ def parked(facts: Facts) -> Iterator[Finding]:
 
 
 def clocks(facts: Facts) -> Iterator[Finding]:
-    """Check that the leaders' clocks agree with this machine's."""
+    """Check that the leaders' clocks agree with this machine's, and those of workers and consumers with theirs."""
+    found: dict[str, int] = {}
     for node, ahead_ms in sorted(facts.clocks_ms.items()):
         if abs(ahead_ms) > _MAX_SKEW_MS:
             yield Finding(
@@ -197,6 +199,24 @@ def clocks(facts: Facts) -> Iterator[Finding]:
                 "or late by this difference; delays are not affected, because one clock counts them",
                 "synchronise the clocks of brokers and senders (chrony, ntpd)",
             )
+    standing = facts.standings.get(facts.names.worker_group)
+    for each in standing.partitions if standing else ():
+        if each.member and clock_ahead_ms_of(each.metadata):
+            found[each.member] = clock_ahead_ms_of(each.metadata)
+    for queue in facts.queues:
+        for sample in queue.samples:
+            if sample.failed_ms is not None and sample.failed_ms - sample.appended_ms > _MAX_AHEAD_MS:
+                found[f"a consumer of {sample.group or 'a group'}"] = sample.failed_ms - sample.appended_ms
+    for client, ahead_ms in sorted(found.items()):
+        yield Finding(
+            "clock-skew",
+            Severity.WARNING,
+            client,
+            f"its clock is {abs(ahead_ms) // 1_000} s {'ahead of' if ahead_ms > 0 else 'behind'} the brokers'",
+            "it stores records at the brokers' time, so nothing is early or lost; but it is not ready, its log has the "
+            "wrong time, and brokers may refuse what other programs on its machine send (INVALID_TIMESTAMP)",
+            "synchronise the clock of that machine (chrony, ntpd)",
+        )
 
 
 def open_transactions(facts: Facts) -> Iterator[Finding]:

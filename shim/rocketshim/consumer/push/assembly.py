@@ -215,7 +215,7 @@ class PushAssembly:
             reader=reader,
             source=self.subscriptions,
             pool=self._make_pool(),
-            send_back=SendBack(make_producer, settings, lanes),
+            send_back=SendBack(make_producer, settings, lanes, self.clock),
             settings=settings,
             limits=_flow_limits(settings, orderly=orderly),
             clock=clock,

@@ -14,7 +14,7 @@ from rocketshim.admin.doctor import Facts, Finding, Severity, examine
 from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
 from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.worker.assignment import levels_metadata, levels_of
+from rocketshim.worker.assignment import clock_ahead_ms_of, levels_metadata, levels_of
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 
 NOW_MS = 1_800_000_000_000
@@ -151,6 +151,10 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("parked", "rmq.parked", Severity.WARNING, {"parked": 3}),
     ("parked-not-allowed", "rmq.parked", Severity.WARNING, {"parked": 2, "parked_not_allowed": 2}),
     ("clock-skew", "broker 2", Severity.WARNING, {"clocks_ms": {1: 5, 2: -1_500}}),
+    ("clock-skew", "c@h", Severity.WARNING,
+     {"standings": {"rmq.sched": worker(levels_metadata(LEVELS, -7_200_000))}}),
+    ("clock-skew", "a consumer of g", Severity.WARNING,
+     {"queues": (queue(2, Sample(7, NOW_MS - 3_000, 3, 10_000, "g", NOW_MS + 86_397_000)),)}),
     ("open-transaction", "orders/1", Severity.ERROR, {"open_transactions_ms": {"orders/1": 61_000, "orders/2": 9}}),
     ("subscriptions-differ", "g on orders", Severity.ERROR,
      {"standings": {"g": GroupStanding("g", "STABLE", (), tuple(
@@ -275,18 +279,20 @@ def test_no_value_of_a_secret_setting_is_shown() -> None:
     assert "canary" not in str(examine(sound(client=secrets)))
 
 
-@given(st.lists(st.integers(0, 10**6), max_size=27))
-def test_a_level_table_survives_encoding_as_commit_metadata(seconds: list[int]) -> None:
+@given(st.lists(st.integers(0, 10**6), max_size=27), st.just(0) | st.integers(-(10**12), 10**12))
+def test_a_level_table_and_a_wrong_clock_survive_encoding_as_commit_metadata(seconds: list[int], ahead_ms: int) -> None:
     levels = DelayLevels(tuple(each * 1_000 for each in seconds))
-    text = levels_metadata(levels)
+    text = levels_metadata(levels, ahead_ms)
     assert text.isascii()
     assert len(text) <= 4_096
+    assert clock_ahead_ms_of(text) == ahead_ms
     assert levels_of(text) == levels
 
 
 @pytest.mark.parametrize("text", [None, "", "rs1;d;4;t=*", "rs1-levels;soon", "rs1-levels; 1s"])
 def test_invalid_commit_metadata_is_not_a_level_table(text: str | None) -> None:
     assert levels_of(text) is None
+    assert clock_ahead_ms_of(text) == 0
 
 
 def test_roles_are_those_that_acls_knows() -> None:

@@ -127,7 +127,7 @@ class Member:
         )
         self.runner = OrderlyRunner(settings, subscriptions.get, clock)
         self.pool = HandPool(self.runner, clock)  # type: ignore[arg-type]
-        send_back = SendBack(lambda: kafka.producer({"enable.idempotence": True}), settings, 1)
+        send_back = SendBack(lambda: kafka.producer({"enable.idempotence": True}), settings, 1, clock)
         source = Subscriptions(NAMES, NAMES.retry(GROUP))
         source.add(Subscription("orders", adapt(print)))
         parts = LoopParts(
