@@ -89,6 +89,11 @@ class AtExit:
             self._producers.add(producer)
         self._run_in_child_of_multiprocessing()
 
+    def producers(self) -> list[LeftOpen]:
+        """Return the objects that may have messages to send."""
+        with self._lock:
+            return list(self._producers)
+
     def main_thread_ended(self) -> None:
         """Stop the consumers, unless another thread keeps the program alive; the first step."""
         if not _is_kept_alive():

@@ -16,13 +16,16 @@ commits nothing to Kafka), consumers that poll. Use `InMemoryKafka` or a real br
 import time
 from contextlib import ExitStack
 from copy import copy as copy_of
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from rocketshim.admin.delayed import WaitingRecord, waiting_record
 from rocketshim.aio import AsyncProducer
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
+from rocketshim.dropin.producer import Producer as DropinProducer
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.clients import real_clients
+from rocketshim.kafka.record_sender import break_real_links
 from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.settings import WorkerSettings
@@ -59,10 +62,14 @@ class Harness:
             rocketshim_harness.pass_time("10s")
             assert bank.charged == [b"o-7"]
 
+    While it is open, no client of rocketshim in this process uses a real Kafka. A producer that was not connected
+    raises `ConfigError` at its first send, a consumer that does not run here at its start.
+
     Args:
         namespace: the namespace of the consumers and producers under test.
         delay_levels: their level table; None: RocketMQ's.
         kafka: the cluster, on a `VirtualClock`; None: a new one, whose clock starts at the present time.
+        allow_real_clients: let other clients use a real Kafka meanwhile, for a test that needs both.
 
     Attributes:
         kafka: the cluster, to look at records and commits, and to inject faults.
@@ -73,7 +80,12 @@ class Harness:
     """
 
     def __init__(
-        self, *, namespace: str = "", delay_levels: DelayLevels | str | None = None, kafka: InMemoryKafka | None = None
+        self,
+        *,
+        namespace: str = "",
+        delay_levels: DelayLevels | str | None = None,
+        kafka: InMemoryKafka | None = None,
+        allow_real_clients: bool = False,
     ) -> None:
         self.kafka = kafka or InMemoryKafka(VirtualClock(start_wall_ms=time.time_ns() // 1_000_000))
         if not isinstance(self.kafka.clock, VirtualClock):
@@ -96,6 +108,10 @@ class Harness:
         )
         self._worker = DelayWorker(settings, clients=self.kafka.clients(), clock=self.clock)
         self._worker.start()
+        if not allow_real_clients:
+            real_clients.refuse(self)
+            break_real_links()
+            DropinProducer.produce = _refused  # type: ignore[method-assign]  # here, so that no `produce` has to look
 
     def topic(self, name: str, partitions: int = 1) -> None:
         """Create a topic; without it, `run` and `send` create topics with one partition. An existing one stays."""
@@ -211,6 +227,9 @@ class Harness:
         Raises:
             ConsumerError: a consumer failed before; everything else is released.
         """
+        real_clients.allow(self)
+        if not real_clients.are_refused:
+            DropinProducer.produce = _PRODUCE  # type: ignore[method-assign]
         consumers, self._consumers = self._consumers, []
         with ExitStack() as releasing:
             releasing.callback(self._worker.close)
@@ -326,3 +345,12 @@ class Harness:
             leaves_ms = record.timestamp()[1] + time_in_queue_ms(self._levels, record.partition() or 0)
             due_ms = waiting_record(record, self._levels).due_ms
             self._scheduled[at] = record, leaves_ms, leaves_ms if due_ms is None else due_ms
+
+
+_PRODUCE: Final = DropinProducer.produce
+
+
+def _refused(self: DropinProducer, *args: Any, **kwargs: Any) -> None:
+    """Produce with a drop-in producer that was made before the harness, unless one is open."""
+    real_clients.check({})
+    _PRODUCE(self, *args, **kwargs)

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,16 +12,22 @@ from rocketshim import (
     ConsumeFromWhere,
     DeadLetter,
     DelayLevels,
+    DelayWorker,
+    LitePullConsumer,
     Message,
     MessageModel,
     MessageView,
     Producer,
+    PullConsumer,
     PushConsumer,
     RetryLater,
+    WorkerSettings,
+    dropin,
 )
 from rocketshim.aio import AsyncProducer
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness
+from rocketshim.kafka.clients import confluent_admin
 from rocketshim.producer.hooks import SendMessageContext
 from rocketshim.testing import InMemoryKafka
 
@@ -300,3 +307,66 @@ def test_closing_twice_does_nothing() -> None:
     attempts.harness.run(attempts.consumer)
     attempts.harness.close()
     attempts.harness.close()
+
+
+def _unconnected() -> dict[str, Callable[[], object]]:
+    """A use of each kind of client that no harness knows; without a broker each would wait for it, or go on."""
+    producer, awaited = Producer("localhost:1"), AsyncProducer("localhost:1")
+    consumer = PushConsumer("localhost:1", group="g")
+    consumer.register_message_listener("orders", print)
+    lite, pull = LitePullConsumer("localhost:1", group="g"), PullConsumer("localhost:1", group="g")
+    worker = DelayWorker(WorkerSettings.make(bootstrap="localhost:1", allow=("*",)))
+    dropin_before = dropin.Producer({"bootstrap.servers": "localhost:1", "rocketshim.exit.timeout.ms": 0})
+    return {
+        "Producer": lambda: producer.send(Message("orders", b"1")),
+        "send_oneway": lambda: producer.send_oneway("orders", b"1", delay="1s"),
+        "AsyncProducer": lambda: asyncio.run(awaited.send(Message("orders", b"1"))),
+        "PushConsumer": consumer.start,
+        "LitePullConsumer": lite.start,
+        "PullConsumer": pull.start,
+        "DelayWorker": worker.start,
+        "dropin.Producer": lambda: dropin.Producer({"bootstrap.servers": "localhost:1"}),
+        "dropin.Consumer": lambda: dropin.Consumer({"bootstrap.servers": "localhost:1", "group.id": "g"}),
+        "produce": lambda: dropin_before.produce("orders", b"1"),
+        "admin": lambda: confluent_admin({"bootstrap.servers": "localhost:1"}),
+    }
+
+
+@pytest.mark.parametrize("kind", sorted(_unconnected()))
+def test_a_client_outside_of_an_open_harness_is_refused(kind: str) -> None:
+    use = _unconnected()[kind]
+    with Harness(), pytest.raises(ConfigError, match=r"a test harness is open, .*harness\.connect\(\)"):
+        use()
+
+
+def test_the_error_names_the_brokers_that_would_get_the_message() -> None:
+    with Harness(), pytest.raises(ConfigError, match="it would use kafka-1:9092"):
+        Producer("kafka-1:9092").send(Message("orders", b"1"))
+
+
+def test_a_producer_that_has_sent_before_the_harness_is_refused_and_sends_again_afterwards() -> None:
+    producer = Producer("localhost:1", delivery_timeout_ms=100, exit_timeout_ms=0)
+    producer.send_async("orders", b"before")
+    with Harness() as harness:
+        with pytest.raises(ConfigError):
+            producer.send_async("orders", b"lost")
+        harness.close()
+        producer.send_async("orders", b"after")
+    producer.close(0)
+
+
+def test_a_harness_may_allow_other_clients() -> None:
+    with Harness(allow_real_clients=True):
+        Producer("localhost:1", exit_timeout_ms=0).send_oneway("orders", b"1")
+
+
+def test_one_of_two_open_harnesses_refuses_until_it_is_closed() -> None:
+    before = dropin.Producer.produce
+    with Harness() as first:
+        with Harness():
+            assert dropin.Producer.produce is not before
+        with pytest.raises(ConfigError):
+            confluent_admin({"bootstrap.servers": "localhost:1"})
+        first.close()
+        confluent_admin({"bootstrap.servers": "localhost:1"})
+    assert dropin.Producer.produce is before

@@ -16,6 +16,7 @@ from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import real_clients
 from rocketshim.settings import Levels, Settings
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX
@@ -132,9 +133,13 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any],
 
     Returns:
         Our settings by field name, and the arguments for the original. Without our keys these are the same objects.
+
+    Raises:
+        ConfigError: a test harness is open.
     """
     first = args[0] if args else None
     config: dict[str, Any] = first if isinstance(first, dict) else {}
+    real_clients.check(config | kwargs)
     ours = {key: value for key, value in (config | kwargs).items() if _is_ours(key)}
     if not ours:
         return {}, args, kwargs

@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -51,6 +52,7 @@ __all__ = [
     "is_fatal",
     "poll_callbacks",
     "purge_producer",
+    "real_clients",
     "refresh_metadata",
     "unsubscribes",
     "with_log",
@@ -283,6 +285,46 @@ def _likely_cause(words: str) -> str:
     return ""
 
 
+class RealClients:
+    """Whether this process may use a real Kafka: not while a test harness is open that the client does not belong to.
+
+    A client of the program that a test forgot to connect would send to a real cluster, and the test would not see why
+    its message is missing.
+
+    Thread-safety: any thread.
+    """
+
+    def __init__(self) -> None:
+        self._harnesses: weakref.WeakSet[Any] = weakref.WeakSet()  # one that is dropped counts as closed
+
+    def refuse(self, harness: object) -> None:
+        """Make no client of a real Kafka, and send nothing with one, while this harness is open."""
+        self._harnesses.add(harness)
+
+    def allow(self, harness: object) -> None:
+        """This harness is closed."""
+        self._harnesses.discard(harness)
+
+    @property
+    def are_refused(self) -> bool:
+        """Return whether a harness is open."""
+        return bool(self._harnesses)
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Raise ConfigError if a client with these librdkafka settings may not be made or used now."""
+        if self._harnesses:
+            address = settings.get("bootstrap.servers", settings.get("metadata.broker.list", "its brokers"))
+            raise ConfigError(
+                f"a test harness is open, and this client is not connected to it: it would use {address}. Pass a "
+                "producer to harness.connect(), a consumer to harness.run(), or make the client with "
+                "clients=harness.kafka.clients(). A test that needs a real Kafka, too: Harness(allow_real_clients=True)"
+            )
+
+
+real_clients: Final = RealClients()
+"""That of this process."""
+
+
 def confluent_clients() -> Clients:
     """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value.
 
@@ -330,6 +372,7 @@ def with_log(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, Any]], _Client]:
     def made(settings: dict[str, Any]) -> _Client:
+        real_clients.check(settings)
         try:
             return make(with_log(settings))
         except KafkaException as error:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
 from rocketshim.errors import ClosedError
@@ -26,7 +26,7 @@ from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirme
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED
 
-__all__ = ["Done", "RecordSender"]
+__all__ = ["Done", "RecordSender", "break_real_links"]
 
 _POLL_S: Final = 0.1
 _AGAIN_S: Final = 0.1
@@ -356,6 +356,13 @@ class RecordSender:
                 former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)
             return link
+
+
+def break_real_links() -> None:
+    """Have every sender to a real Kafka ask for a new client at its next send; see `clients.real_clients`."""
+    for each in at_exit.producers():
+        if isinstance(each, _Link) and isinstance(each.producer, Producer):
+            each.is_broken = True
 
 
 def _flush(link: _Link, until_s: float) -> int:
