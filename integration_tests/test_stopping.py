@@ -109,6 +109,12 @@ class Stage:
         lines = [line for line in self.log().splitlines() if line.startswith("{")]
         return [json.loads(line).get("event") for line in lines].count("consumer.assigned")
 
+    def members(self) -> list[int]:
+        """The process ids of its members."""
+        assert self._running is not None
+        found = subprocess.run(["pgrep", "-P", str(self._running.pid)], check=False, capture_output=True, text=True)
+        return [int(line) for line in found.stdout.split()]
+
     def log(self) -> str:
         return self._log.read_text()
 
@@ -218,6 +224,18 @@ def test_a_second_ctrl_c_a_second_later_does_not_wait_for_listeners(stage: Stage
             running.wait(10)  # a busy machine may hear the first one less than a second before: again
     assert stage.ends() == 130
     assert not stage.calls()["ended"]
+
+
+def test_a_process_that_is_killed_is_started_again_and_the_other_one_goes_on(stage: Stage) -> None:
+    running = stage.start(2)
+    stage.await_state("idle", 2)
+    first, other = stage.members()
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: len(set(stage.members()) - {first}) == 2, stage.log)
+    assert other in stage.members()
+    running.send_signal(signal.SIGTERM)
+    assert stage.ends() == 0, stage.log()
+    assert stage.log().count("run.member-died") == 1
 
 
 @pytest.mark.parametrize("state", ["started", "starting"])

@@ -90,6 +90,7 @@ EVENTS: Final[dict[str, str]] = {
     "producer.not-stored-at-exit": "The program ended without close(), and these messages were not stored in time.",
     "client.exit-failed": "What a program had left open could not be ended at the exit of the interpreter.",
     "client.callback-failed": "A callback in the settings of Kafka's client raised; the client is not affected.",
+    "run.member-died": "A process of `--processes` has died; it is started again after a pause, the others go on.",
     "run.member-killed": "A member did not stop in time and was killed.",
     "run.stop-asked": "The supervisor asked this member to stop.",
     "observe.round-failed": "A look-up of offsets for the exporter or the console failed; the next round tries again.",

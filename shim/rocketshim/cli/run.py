@@ -51,9 +51,10 @@ def run(
 ) -> None:
     """Run your consumer until SIGTERM. Use several processes for several cores: Python's threads share one core.
 
-    Each process imports the module again, so the module must not start the consumer. If one process ends by itself, the
-    command stops the others and ends with exit code 1, so that your supervisor can start all of them again. Ctrl-C and
-    SIGTERM finish what is in progress first; a second Ctrl-C does not wait for it.
+    Each process imports the module again, so the module must not start the consumer. If one of several processes dies,
+    it is started again after a pause, and the others go on; if it cannot start at all, or dies again and again, the
+    command stops all of them and ends with exit code 1. Ctrl-C and SIGTERM finish what is in progress first; a second
+    Ctrl-C does not wait for it.
     """
     from rocketshim.health import address  # noqa: PLC0415 - `--help` does without
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
