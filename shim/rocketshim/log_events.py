@@ -25,6 +25,8 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.locked": "This member has the locks of these queues and begins to read them.",
     "consumer.share": "A member that allocates its queues itself wants these from now on.",
     "consumer.start-unknown": "Partitions cannot begin yet: their start offsets cannot be looked up, or committed.",
+    "consumer.begun-carefully": "The last owners of these partitions died, or were cut off; they begin with care.",
+    "consumer.message-unfinished": "A message was begun this many times and never finished: its processes died.",
     "consumer.log-cut": "A partition continues below its position, because its log was cut or created again.",
     "consumer.fetched-before-its-position": "Kafka's client returned a record below the position; it is ignored.",
     "consumer.topic-unknown": "A topic could not be looked up now; its assigned queues are kept.",

@@ -318,6 +318,7 @@ class PushConsumerOptions(TypedDict, total=False):
     async_concurrency: int
     consume_message_batch_max_size: int
     max_reconsume_times: int
+    max_process_deaths: int
     consume_timeout_ms: int
     consume_concurrently_max_span: int
     pull_threshold_for_queue: int
@@ -388,6 +389,10 @@ class PushConsumerSettings(ConnectionSettings):
         max_reconsume_times: retries before a message becomes a dead letter. -1 (default): 16, so a message is
             delivered 17 times; in orderly mode -1 means without limit. 0: the first failure is final. Other negative
             numbers are taken literally.
+        max_process_deaths: number of processes that may die while a message is in progress (killed for its memory, a
+            segmentation fault), 2 to 1,000, before it counts as failed, with the cause `ProcessDied` and that number
+            of attempts. With the first one other messages may have been in progress; with the others it is alone.
+            Default 3.
         consume_timeout_ms: how long one listener call may take before its message is sent back, in ms. Default 15 min.
         consume_concurrently_max_span: maximum distance in offsets between the oldest unfinished message and the newest
             message, 1 to 65,535. Default 2,000.
@@ -446,6 +451,7 @@ class PushConsumerSettings(ConnectionSettings):
     async_concurrency: int = Field(default=100, ge=1, le=10_000)
     consume_message_batch_max_size: int = Field(default=1, ge=1, le=1_024)
     max_reconsume_times: int = -1
+    max_process_deaths: int = Field(default=3, ge=2, le=1_000)
     consume_timeout_ms: int = Field(default=900_000, ge=1)
     consume_concurrently_max_span: int = Field(default=2_000, ge=1, le=65_535)
     pull_threshold_for_queue: int = Field(default=1_000, ge=1, le=65_535)

@@ -140,7 +140,7 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
                 target=_target(key, facts, target),
                 low=facts.lows[key],
                 end=facts.ends[key],
-                metadata=None if before is None else _without_token(before.metadata),
+                metadata=None if before is None else _of_no_owner(before.metadata),
             )
         )
     members = _members(facts)
@@ -183,10 +183,10 @@ def _running(group: str, members: tuple[str, ...]) -> str | None:
     )
 
 
-def _without_token(metadata: str | None) -> str | None:
-    """Return the metadata of a commit that no owner of an orderly queue has made."""
+def _of_no_owner(metadata: str | None) -> str | None:
+    """Return the metadata of a commit that no owner of a queue has made: without token, without suspects."""
     found = decode_metadata(metadata)
-    return metadata if found is None or found.token is None else encode_metadata(replace(found, token=None))
+    return metadata if found is None else encode_metadata(replace(found, token=None, handling=None))
 
 
 class GroupResetter:

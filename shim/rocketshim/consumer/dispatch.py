@@ -1,5 +1,8 @@
 """The listener threads, and the poll thread's side of them: it hands out messages and processes the results.
 
+While a partition is read with care (`core.careful_start`), its messages are taken and kept here, and submitted once a
+commit has noted them. A message that has killed too many processes is not submitted; it has failed.
+
 A failed message goes to `SendBack` as soon as its chunk is reported. While failed messages are on their way to their
 next topic, no wait is longer than 5 ms, and none waits for listeners alone: the producer's reports arrive only through
 its `poll`.
@@ -11,7 +14,7 @@ threads are daemons: a thread whose listener never returns does not keep the pro
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -21,6 +24,7 @@ from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer_metrics import DispatchCounts, OrderlyCounts
+from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.subscriptions import Subscriptions
@@ -28,6 +32,7 @@ from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
+from rocketshim_topics import Failure
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Dispatch", "ListenerPool", "LoopParts", "Pool", "Result"]
@@ -122,6 +127,8 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         self.orderly_counts = OrderlyCounts()
         self.in_flight = 0  # messages handed out and not yet reported
         self.died: BaseException | None = None
+        self.care = parts.reader.care
+        self._kept: dict[TopicPartitionKey, list[TaskT]] = {}  # taken, and not submitted yet
         self._batch_count = parts.settings.consume_message_batch_max_size
         self._now_ms = now_ms_of(parts.clock)
         self._wall_ms = parts.clock.wall_ms
@@ -130,9 +137,92 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
     def make_queue(self, key: TopicPartitionKey, epoch: int) -> QueueT:
         """Make the queue of a partition in an epoch."""
 
-    @abstractmethod
     def hand_out(self, queues: Iterable[QueueT]) -> None:
         """Hand out all messages that may be processed now."""
+        if self.care.is_active or self._kept:
+            queues = self._hand_out_carefully(list(queues))
+        self._hand_out(queues)
+
+    @abstractmethod
+    def _hand_out(self, queues: Iterable[QueueT]) -> None:
+        """Hand out all messages of queues that are not careful."""
+
+    @abstractmethod
+    def _take_few(self, queue: QueueT, limit: int) -> TaskT | None:
+        """Take messages of a careful queue, for one task: at most `limit`; None: there is none now."""
+
+    @abstractmethod
+    def _offsets_of(self, task: TaskT) -> list[int]:
+        """Return the offsets of a task."""
+
+    @abstractmethod
+    def _in_progress(self, queue: QueueT) -> Iterator[int]:
+        """Yield the offsets of a queue that a task has, and whose calls have not timed out."""
+
+    @abstractmethod
+    def _fail(self, task: TaskT, failure: Failure, times: int) -> None:
+        """Process a task of one message as failed that many times, without a call."""
+
+    @abstractmethod
+    def _is_withheld(self, task: TaskT) -> bool:
+        """Return whether a task that was not submitted is not to be; if so, put it back."""
+
+    def _hand_out_carefully(self, queues: Sequence[QueueT]) -> Sequence[QueueT]:
+        """Hand out messages of careful queues; return the others, whose messages may be handed out, too."""
+        self._drop_withheld()
+        others: list[QueueT] = []
+        waiting: dict[TopicPartitionKey, list[int]] = {}
+        running: dict[TopicPartitionKey, set[int]] = {}
+        for queue in queues:
+            key = TopicPartitionKey.of(queue)
+            if self.care.is_careful(key, queue.next_offset):
+                waiting[key], running[key] = self._take_carefully(key, queue)
+            else:
+                for task in self._kept.pop(key, ()):
+                    self.pool.submit(task)
+                others.append(queue)
+        begin = self.care.next(waiting, running, lambda: any(map(self._is_in_progress, others)), self._now_ms())
+        for key in waiting:
+            tasks = self._kept.get(key, [])
+            while tasks and all((key, offset) in begin for offset in self._offsets_of(tasks[0])):
+                self.pool.submit(tasks.pop(0))
+            if not tasks:
+                self._kept.pop(key, None)
+        return [] if self.care.holds_others else others
+
+    def _take_carefully(self, key: TopicPartitionKey, queue: QueueT) -> tuple[list[int], set[int]]:
+        """Take as many messages of a careful queue as may be noted; return those that wait, and those in progress."""
+        kept = self._kept.setdefault(key, [])
+        waiting = [offset for task in kept for offset in self._offsets_of(task)]
+        running = set(self._in_progress(queue)).difference(waiting)
+        while True:
+            limit = 1 if self.care.has_suspects(key) else self.care.share
+            room = limit - len(waiting) - len(running)
+            task = self._take_few(queue, room) if room > 0 else None
+            if task is None:
+                return waiting, running
+            offsets = self._offsets_of(task)
+            self.in_flight += len(offsets)
+            times = self.care.guilty(key).get(offsets[0])
+            if times is None:
+                kept.append(task)
+                waiting += offsets
+                continue
+            self.care.judge(key, offsets[0])
+            text = f"{times} processes died while it was in progress"
+            self._fail(task, Failure(PROCESS_DIED, text, self._wall_ms()), times)
+
+    def _is_in_progress(self, queue: QueueT) -> bool:
+        return next(self._in_progress(queue), None) is not None
+
+    def _drop_withheld(self) -> None:
+        """Forget kept tasks of queues that are not handed out any more."""
+        for key, tasks in list(self._kept.items()):
+            left = [task for task in tasks if not self._is_withheld(task)]
+            if left:
+                self._kept[key] = left
+            else:
+                del self._kept[key]
 
     @abstractmethod
     def _take(self, result: Result[TaskT, AnswerT]) -> None:
@@ -153,6 +243,11 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         """Count the time of a chunk, and how old its messages are now."""
         age_ms = self._wall_ms() - messages[0].timestamp()[1] if messages else 0
         self.counts.add_call(elapsed_ns, len(messages), age_ms)
+
+    @property
+    def awaits_commit(self) -> bool:
+        """Return whether messages wait until a commit has noted them."""
+        return bool(self._kept)
 
     @property
     def is_busy(self) -> bool:
@@ -202,6 +297,8 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         """Stop handing out messages of these queues."""
         for queue in queues:
             self.in_flight -= queue.withhold()
+        if self._kept:
+            self._drop_withheld()
 
 
 class ListenerPool(Pool[TaskT, AnswerT]):

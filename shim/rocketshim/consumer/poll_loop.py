@@ -192,6 +192,8 @@ class PollLoop(Generic[QueueT]):
         while self._asked.qsize():
             self._perform(*self._asked.get())
         self.dispatch.hand_out(self.queues.owned())
+        if self.queues.commits.is_urgent():
+            self.queues.commit()
         if (reason := self.error) is not None:
             raise ConsumerError(f"the consumer cannot go on: {safe_text(reason)}") from reason
         self._fetch()
@@ -231,6 +233,7 @@ class PollLoop(Generic[QueueT]):
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         commits, until_ms = self.queues.commits, max(deadline_ms, self._now_ms() + 1_000)
         self._poll_while(lambda: commits.outstanding > 0, until_ms)  # one without an answer would prevent the last one
+        self.queues.give_back()
         self.queues.commit()
         self._poll_while(lambda: commits.outstanding > 0, until_ms)
         while self.error is None and not self.mode.finish() and self._now_ms() < deadline_ms:
@@ -339,7 +342,11 @@ class PollLoop(Generic[QueueT]):
             self._catch_up()
             return
         has_results = self.dispatch.pool.results.qsize() > 0
-        wait_s = _GATHER_S if has_results else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
+        wait_s = (
+            _GATHER_S
+            if has_results or self.dispatch.awaits_commit
+            else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
+        )
         count = self._settings.pull_batch_size
         if self._settings.pull_interval_ms:
             count, wait_s = self._keep_interval(wait_s)
@@ -373,6 +380,7 @@ class PollLoop(Generic[QueueT]):
         began_ms = self._now_ms()
         while self.queues.is_too_full():
             longest_ms = _SATURATED_MS if self.dispatch.is_saturated else _CATCH_UP_MS
+            longest_ms = 0 if self.dispatch.awaits_commit else longest_ms  # its answer comes with a poll
             left_ms = began_ms + longest_ms - self._now_ms()
             if left_ms <= 0 or self._stop_by_ms is not None:
                 self.queues.pause_full()

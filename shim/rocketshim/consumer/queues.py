@@ -32,7 +32,14 @@ class AssignedQueues(Generic[QueueT]):
     def __init__(self, parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any]) -> None:
         reader = parts.reader
         self.by_key: dict[TopicPartitionKey, QueueT] = {}
-        self.commits = Committer(reader.client, reader.now_ms, reader.starts.as_offsets, reader.ownership, reader.store)
+        self.commits = Committer(
+            reader.client,
+            reader.now_ms,
+            reader.starts.as_offsets,
+            reader.ownership,
+            store=reader.store,
+            care=reader.care,
+        )
         self._reader = reader
         self._dispatch = dispatch
         self._parts = parts
@@ -72,6 +79,7 @@ class AssignedQueues(Generic[QueueT]):
         for key in keys:
             self._drop(key)
             self.commits.positions.forget(key)
+            self._reader.care.forget(key)
         self._share_limits()
 
     def _drop(self, key: TopicPartitionKey) -> None:
@@ -126,6 +134,7 @@ class AssignedQueues(Generic[QueueT]):
         """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
         queues = [self.by_key[key] for key in keys if key in self.by_key]
         self._dispatch.drain(queues, self.owned, deadline_ms)
+        self._reader.care.give_back(map(TopicPartitionKey.of, queues))
         self.commits.commit(queues, asynchronous=False)
 
     def skip_invisible(self) -> None:
@@ -139,6 +148,10 @@ class AssignedQueues(Generic[QueueT]):
             key = TopicPartitionKey.of(item)
             if item.offset > self.commits.positions.sent(key):  # negative: nothing was read yet
                 self.by_key[key].skip_to(item.offset)
+
+    def give_back(self) -> None:
+        """Have the last commit of a closing consumer say that nothing of its partitions is in progress."""
+        self._reader.care.give_back(self.by_key)
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""
@@ -163,6 +176,7 @@ class AssignedQueues(Generic[QueueT]):
                 "reads them"
             )
         for key, offset in targets.items():
+            self._reader.care.end_care(key)
             self._reader.starts.commit({key: offset})
             self.commits.positions.adopt(key, offset)  # also a lower one
             self._reader.seek(key, offset)  # if it fails, the next commit restores the group's offset

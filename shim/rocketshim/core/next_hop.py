@@ -92,6 +92,7 @@ class FailedMessage:
         malformed: why the record breaks the wire format; it is parked, and no listener gets it. None: it does not.
         reconsume_times: failed attempts before this one, if they were counted elsewhere (orderly mode); None: the
             record has the count.
+        uncounted: failed attempts before this one that the record does not count: their processes died.
     """
 
     message: Any
@@ -100,6 +101,7 @@ class FailedMessage:
     asked_delay_ms: int | None = None
     malformed: str | None = None
     reconsume_times: int | None = None
+    uncounted: int = 0
 
 
 @dataclass(slots=True)
@@ -188,7 +190,7 @@ class HopMaker:
             envelope = decode(read_headers(failed.message), trusted=trusted)
             before = failed.reconsume_times
             if before is None:
-                before = envelope.reconsume_times or 0
+                before = (envelope.reconsume_times or 0) + failed.uncounted
         except RocketshimError as error:
             return self._without_hop(failed, error)
         if failed.failure.unhandled and trusted:

@@ -259,11 +259,11 @@ class OrderlyPartition:
         """Return whether the lease is valid, so that messages may be handed out and committed now."""
         return self.lease is None or self.lease.holds(self._now_ms())
 
-    def take(self, batch_count: int) -> OrderlyTask | None:
-        """Return the next run, or None."""
+    def take(self, batch_count: int, limit: int | None = None) -> OrderlyTask | None:
+        """Return the next run, of `limit` messages at most if it is set, or None."""
         if self.withheld or self._queue.dropped or not self.holds():
             return None
-        messages = self._queue.take(max(self._limit, batch_count), self._now_ms())
+        messages = self._queue.take(limit or max(self._limit, batch_count), self._now_ms())
         if messages is None:
             return None
         self.out = OrderlyTask(self, messages, self._queue.counts, self._key_of)

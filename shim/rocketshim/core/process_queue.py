@@ -20,7 +20,7 @@ Flow control by count, size and span reads this object; `flow_control` decides.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress, filterfalse
 from operator import length_hint
 from typing import Any, Generic, Protocol, TypeVar
@@ -451,6 +451,15 @@ class ProcessQueue(Generic[MessageT]):
     def settled(self) -> bool:
         """Whether no listener has a message of this queue and no message awaits a next hop; true after `drop`."""
         return self._awaiting_hop_count == 0 and not any(chunk.messages for chunk in self._chunks)
+
+    def in_progress(self) -> Iterator[int]:
+        """Yield the offsets that listener threads have, begun or not, and whose calls have not timed out."""
+        for chunk in self._chunks:
+            expired = chunk.expired or ()
+            for message in chunk.messages:
+                offset = message.offset() or 0
+                if offset not in expired:
+                    yield offset
 
     @property
     def failing(self) -> None:

@@ -8,7 +8,8 @@ things are different on Kafka and have lost messages elsewhere:
   the policy.
 * Kafka records this difference only if we write it down. So the metadata of each commit carries two facts. The first is
   the number of partitions the topic had when the group began on it (`born`); every later commit repeats it. The second
-  is a digest of the group's subscription, by which two members with different subscriptions detect each other.
+  is a digest of the group's subscription, by which two members with different subscriptions detect each other. (The
+  metadata also carries the token of a lock, and a `core.careful_start.Handling`.)
 
 The rules of `resolve_starts`, in order:
 
@@ -26,6 +27,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 from urllib.parse import quote, unquote
+
+from rocketshim.core.careful_start import Handling, decode_handling, encode_handling
 
 __all__ = [
     "AtTimestamp",
@@ -90,12 +93,14 @@ class CommitMetadata:
         born: partitions the topic had when the group began on it, 1 or more; 0: not known.
         subscription: the subscription as text, for people; `""` if the commit does not contain it.
         token: fencing token of the queue lock under which it was made; None: without a lock (concurrent mode).
+        handling: whether the partition was given back, and what may be in progress; None: it does not say.
     """
 
     digest: str
     born: int
     subscription: str = ""
     token: int | None = None
+    handling: Handling | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,25 +210,31 @@ def latest_offset(first_offset: int, end_offset: int, young_queue_max_messages: 
 
 
 def encode_metadata(metadata: CommitMetadata) -> str:
-    """Return the text that a commit carries; at most 1,000 ASCII characters (Kafka accepts 4,096)."""
+    """Return the text that a commit carries; at most 1,000 ASCII characters and the handling (Kafka accepts 4,096)."""
     text = quote(metadata.subscription[:_MAX_SUBSCRIPTION], safe=" =|*,.-_()<>'", errors="backslashreplace")
     text = text[: _MAX_SUBSCRIPTION * 3]
-    token = "" if metadata.token is None else f";{metadata.token}"
-    return f"{_MARK};{metadata.digest[:_MAX_DIGEST]};{metadata.born};{text}{token}"
+    token = "" if metadata.token is None else f"{metadata.token}"
+    parts = [_MARK, metadata.digest[:_MAX_DIGEST], str(metadata.born), text]
+    if metadata.handling is not None:
+        parts += [token, encode_handling(metadata.handling)]
+    elif token:
+        parts.append(token)
+    return ";".join(parts)
 
 
 def decode_metadata(text: str | None) -> CommitMetadata | None:
-    """Return the metadata of a commit, or None if the text is not in our format."""
+    """Return the metadata of a commit, or None if the text is not in our format.
+
+    A handling that cannot be read counts as none, so that a later version may write more of it.
+    """
     parts = (text or "").split(";")
-    if (
-        len(parts) not in {3, 4, 5}
-        or parts[0] != _MARK
-        or not _is_number(parts[2], digits=9)
-        or not all(_is_number(token, digits=19) for token in parts[4:])
-    ):
+    if len(parts) not in {3, 4, 5, 6} or parts[0] != _MARK or not _is_number(parts[2], digits=9):
         return None
-    text, token = parts[3] if len(parts) > 3 else "", int(parts[4]) if len(parts) == 5 else None
-    return CommitMetadata(parts[1], int(parts[2]), unquote(text), token)
+    text, token = parts[3] if len(parts) > 3 else "", parts[4] if len(parts) > 4 else ""
+    if not _is_number(token, digits=19) and (token or len(parts) == 5):
+        return None
+    handling = decode_handling(parts[5]) if len(parts) == 6 else None
+    return CommitMetadata(parts[1], int(parts[2]), unquote(text), int(token) if token else None, handling)
 
 
 def _is_number(text: str, *, digits: int) -> bool:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterator
 from queue import Empty, SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
+from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.ownership import Ownership
@@ -57,7 +59,8 @@ def settings_of(batch_count: int = 1, **values: Any) -> PushConsumerSettings:
 def parts_of(pool: Any, send_back: Any, batch_count: int = 1) -> LoopParts:
     """The parts that a dispatch uses."""
     unused: Any = None
-    return LoopParts(unused, unused, pool, send_back, settings_of(batch_count), FlowLimits(), VirtualClock())
+    reader: Any = SimpleNamespace(care=CarefulStart())
+    return LoopParts(reader, unused, pool, send_back, settings_of(batch_count), FlowLimits(), VirtualClock())
 
 
 class HandPool:

@@ -8,7 +8,7 @@
 Owned by the poll thread.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice, takewhile
 from typing import Any, Final
 
@@ -17,6 +17,7 @@ from rocketshim.core.chunk_sizes import ChunkSizes
 from rocketshim.core.consume_concurrently import return_type_of
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim_topics import Failure
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["ConcurrentDispatch"]
@@ -37,8 +38,7 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
         """Make the queue of a partition in an epoch."""
         return ProcessQueue(*key, epoch)
 
-    def hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
-        """Hand out all pending messages."""
+    def _hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
         waiting = [queue for queue in queues if queue.pending_count]
         if not waiting:
             return
@@ -54,6 +54,25 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
                 if count > self._batch_count and not self.pool.shares_chunks:
                     self._splittable[chunk] = None
                 self.pool.submit(chunk)
+
+    def _take_few(self, queue: ProcessQueue[Any], limit: int) -> Chunk[Any] | None:
+        del limit  # each is a chunk of its own, so that one never waits for another
+        return queue.take(1)
+
+    def _offsets_of(self, task: Chunk[Any]) -> list[int]:
+        return [message.offset() for message in task.messages]
+
+    def _in_progress(self, queue: ProcessQueue[Any]) -> Iterator[int]:
+        return queue.in_progress()
+
+    def _is_withheld(self, task: Chunk[Any]) -> bool:
+        return not task.todo_count  # its queue has taken it back
+
+    def _fail(self, task: Chunk[Any], failure: Failure, times: int) -> None:
+        messages = task.take_back()
+        self.in_flight -= len(messages)
+        failed = [FailedMessage(message, failure, uncounted=times - 1) for message in messages]
+        self._send_failed(task, failed, task.queue.report(task, messages))
 
     def gather_s(self) -> float:
         """Return how long results may wait, in seconds: `core.chunk_sizes` decides."""

@@ -50,6 +50,7 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
         if wanted is None:
             first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
+            self._reader.care.end_care(key)
             self.queues.begin(key, first)
             self.queues.by_key[key].put(run)
         else:

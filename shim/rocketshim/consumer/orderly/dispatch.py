@@ -5,12 +5,19 @@ The core (`OrderlyQueue`) decides that a message becomes a dead letter, or that 
 Owned by the poll thread.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeReturnType
-from rocketshim.core.consume_orderly import BatchAnswer, DeadLetterOrderly, OrderlyAction, StatusMisplaced, Suspended
+from rocketshim.core.consume_orderly import (
+    BatchAnswer,
+    ConsumeOrderlyStatus,
+    DeadLetterOrderly,
+    OrderlyAction,
+    StatusMisplaced,
+    Suspended,
+)
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
 from rocketshim.core.orderly_queue import OrderlyQueue
@@ -54,7 +61,7 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         queue: OrderlyQueue[Any] = OrderlyQueue(
             max_reconsume_times=self._settings.max_reconsume_times,
             suspend_ms=self._settings.suspend_current_queue_time_ms,
-            reconsume_counts=self.reconsume_counts.pop(key, ()),
+            reconsume_counts=self._counts_of(key),
             stored_count=_stored_count if is_retry else None,
             message_limit=lambda message: _message_limit(message, trusted=is_retry),
             key_of=key_of,
@@ -69,8 +76,40 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
             perform=self._perform,
         )
 
-    def hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
-        """Hand out a run of each queue that is ready."""
+    def _counts_of(self, key: TopicPartitionKey) -> Iterable[tuple[int, int]]:
+        """Return the failed attempts of a partition's messages, including processes that died too often at one.
+
+        Both may count the same deaths, because renewals carry the sum: so the larger one counts.
+        """
+        counts = dict(self.reconsume_counts.pop(key, ()))
+        for offset, times in self.care.guilty(key).items():
+            counts[offset] = max(counts.get(offset, 0), times - 1)
+        return sorted(counts.items())
+
+    def _take_few(self, queue: OrderlyPartition, limit: int) -> OrderlyTask | None:
+        return queue.take(1, limit)
+
+    def _offsets_of(self, task: OrderlyTask) -> list[int]:
+        return [message.offset() for message in task.messages]
+
+    def _in_progress(self, queue: OrderlyPartition) -> Iterator[int]:
+        return iter(() if queue.out is None else self._offsets_of(queue.out))
+
+    def _is_withheld(self, task: OrderlyTask) -> bool:
+        if not task.withheld:
+            return False
+        self.in_flight -= len(task.messages)
+        task.queue.report(task, ())
+        return True
+
+    def _fail(self, task: OrderlyTask, failure: Failure, times: int) -> None:
+        del times  # the queue has counted them
+        task.failure = failure
+        self.in_flight -= len(task.messages)
+        self.counts.add_failed(ConsumeReturnType.FAILED)
+        task.queue.report(task, [BatchAnswer(1, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, skipped=True)])
+
+    def _hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
         for queue in queues:
             task = queue.take(self._batch_count)
             if task is not None:

@@ -231,6 +231,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         """Pause the partition until it is started again."""
         self._reader.pauses.hold([key], PauseReason.LOCK)
         self.queues.commits.positions.forget(key)
+        self._reader.care.forget(key)
 
     def _release(self, started: QueueStarted, run: OrderlyPartition | None) -> None:
         progress: Progress = (None, started.reconsume_counts)  # the log keeps the position, and whose it is
@@ -333,6 +334,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         if wanted is None:
             self._restarts[key] = first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
+            self._reader.care.end_care(key)
             self._perform(self._assignment.cut(key))
             self._end_drained()
         elif wanted:

@@ -24,6 +24,7 @@ from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicA
 from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
+from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
@@ -53,6 +54,7 @@ __all__ = ["GroupTopics", "PushAssembly", "producer_config"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _CLUSTER_ID_S: Final = 10.0
+_CAREFUL_WINDOW: Final = 64
 _SESSION_MS: Final = 45_000  # Kafka's default
 _SESSION_MIN_MS: Final = 6_000  # the broker's default minimum
 _HEARTBEAT_MS: Final = 500  # members learn of a departure by heartbeat: a clean stop hands over within 1 s
@@ -122,6 +124,12 @@ class PushAssembly:
         """Return whether queues have locks or leases; a broadcast consumer reads every queue, so it needs none."""
         allocates = self.settings.allocate_message_queue_strategy is not None
         return (self._orderly or allocates) and not self._broadcasts
+
+    @property
+    def _careful_window(self) -> int:
+        """Return how many messages may be noted: enough for every listener thread to have one while a commit runs."""
+        size = self.settings.async_concurrency if self.subscriptions.awaits else self.settings.consume_thread_min
+        return min(2 * size, _CAREFUL_WINDOW)
 
     def build(self) -> tuple[PollLoop[Any], GroupTopics | None]:
         """Check and create the group's topics; return the loop, not open, and what looks up topics.
@@ -209,6 +217,7 @@ class PushAssembly:
             now_ms=now_ms_of(clock),
             store=store,
             assigner=self._make_assigner(log, ownership),
+            care=CarefulStart(max_deaths=settings.max_process_deaths, window=self._careful_window),
         )
         make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
         parts = LoopParts(

@@ -1,7 +1,8 @@
 """Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
 
 A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
-(`fatal`). Under leases, positions that do not move are committed again each hour (`core.timer.RENEWAL_MS`).
+(`fatal`). Under leases, positions that do not move are committed again each hour (`core.timer.RENEWAL_MS`). A position
+is also committed again if its metadata has changed (`core.careful_start`): soon, because a call may wait for it.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -10,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
+from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.commit_positions import CommitPositions
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.timer import RENEWAL_MS, Timer
@@ -21,6 +23,8 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 __all__ = ["Committer", "commit_now"]
 
 _LOG = safe_logger("rocketshim.consumer")
+_AGAIN_MS = 500  # until a refused commit is repeated for its metadata
+_CAREFUL_MS = 200  # time between two commits of positions while a partition is read with care
 
 
 def commit_now(store: ConsumerClient | LocalOffsetStore, offsets: list[TopicPartition]) -> None:
@@ -37,13 +41,18 @@ class Committer:
         now_ms: Callable[[], int],
         as_offsets: Callable[[Mapping[TopicPartitionKey, int]], list[TopicPartition]],
         ownership: Ownership,
+        *,
         store: LocalOffsetStore | None = None,
+        care: CarefulStart | None = None,
     ) -> None:
         self._client = client
         self._now_ms = now_ms
         self._as_offsets = as_offsets
         self._ownership = ownership
         self._store = store
+        self._care = care or CarefulStart()
+        self._sent_handlings: dict[TopicPartitionKey, Handling | None] = {}
+        self._not_before_ms = self._last_ms = 0
         self.positions = CommitPositions()
         self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
         self._again: set[TopicPartitionKey] = set()  # to commit, even if their offsets have not moved
@@ -62,7 +71,7 @@ class Committer:
             return
         if asynchronous and self._ownership.needs_lease and self._renewal.is_due(self._now_ms()):
             self.commit_again(map(TopicPartitionKey.of, queues))
-        self._again = {key for key in self._again if self.positions.sent(key) >= 0}
+        self._again = {key for key in self._again | self._care.dirty if self.positions.sent(key) >= 0}
         if not self._again and not self.outstanding:
             self.failing_since_ms = None  # this consumer no longer reads what was refused
         due: dict[TopicPartitionKey, int] = {}
@@ -74,6 +83,15 @@ class Committer:
                 due[key] = self.positions.sent(key)
         self._send(due, asynchronous=asynchronous)
 
+    def is_urgent(self) -> bool:
+        """Return whether a commit is to be made before the next interval, for the care of a partition."""
+        if self.outstanding or not (self._care.dirty or self._care.is_active):
+            return False
+        now_ms = self._now_ms()
+        if self._care.dirty:
+            return now_ms >= self._not_before_ms
+        return now_ms >= max(self._not_before_ms, self._last_ms + _CAREFUL_MS)
+
     def commit_again(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Have the next commit contain these partitions, unless offsets are not stored in Kafka."""
         if self._store is None:
@@ -83,6 +101,8 @@ class Committer:
         owned = {key: offset for key, offset in positions.items() if self._ownership.owns(key)}
         if not owned:
             return
+        self._last_ms = self._now_ms()
+        self._sent_handlings = {key: self._care.handling(key) for key in owned}
         offsets = self._as_offsets(owned)
         answers: list[TopicPartition] = []
         try:
@@ -117,9 +137,12 @@ class Committer:
             self._refused(errors)
         else:
             self.failing_since_ms = None
+            for key, handling in self._sent_handlings.items():
+                self._care.stored(key, handling)
 
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1
+        self._not_before_ms = self._now_ms() + _AGAIN_MS
         self.fatal = next(map(KafkaException, filter(is_fatal, errors)), self.fatal)
         self._ownership.is_shared |= any(each.code() == KafkaError.UNKNOWN_MEMBER_ID for each in errors)
         self.failing_since_ms = self._now_ms() if self.failing_since_ms is None else self.failing_since_ms

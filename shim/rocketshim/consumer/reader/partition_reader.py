@@ -25,6 +25,7 @@ from rocketshim.consumer.reader.partition_assigner import TopicAssigner
 from rocketshim.consumer.reader.partition_owner import PartitionOwner
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.start_position import StartRules
@@ -57,6 +58,7 @@ class PartitionReader:
         make_lookup_client: makes a client that joins no group, for look-ups.
         store: where offsets are stored; None: in Kafka.
         assigner: decides which partitions to read; None: Kafka's group protocol, or `assign`.
+        care: which messages are handed out with care; None: none are, and commits do not mention it.
 
     Attributes:
         error: the first error of a rebalance callback; None: there was none.
@@ -64,7 +66,7 @@ class PartitionReader:
         is_member: whether partitions are assigned (perhaps none), and the group has not put the consumer out since.
         is_closing: partitions that are still assigned are not read any more.
         is_suspended: nothing is read until `resume`.
-        pauses, starts, lookups, ownership, assigner, store, now_ms: its parts.
+        pauses, starts, lookups, ownership, care, assigner, store, now_ms: its parts.
 
     Thread-safety: one thread owns it; any thread may wait for `has_joined`.
     """
@@ -79,6 +81,7 @@ class PartitionReader:
         now_ms: Callable[[], int],
         store: LocalOffsetStore | None = None,
         assigner: TopicAssigner | None = None,
+        care: CarefulStart | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.has_joined = threading.Event()
@@ -89,7 +92,10 @@ class PartitionReader:
         self.assigner = assigner
         self.pauses = Pauses(self.client)
         self.lookups = Lookups(self.client, make_lookup_client)
-        self.starts = StartOffsets(rules, client=self.client, lookups=self.lookups, ownership=ownership, store=store)
+        self.care = care or CarefulStart()
+        self.starts = StartOffsets(
+            rules, client=self.client, lookups=self.lookups, ownership=ownership, care=self.care, store=store
+        )
         self._make_consumer = make_consumer
         self.now_ms = now_ms
         self.store = store

@@ -19,6 +19,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
 
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
+from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.start_position import (
     AtTimestamp,
@@ -65,9 +66,11 @@ class StartOffsets:
         client: Callable[[], ConsumerClient],
         lookups: LookupClient,
         ownership: Ownership,
+        care: CarefulStart | None = None,
         store: LocalOffsetStore | None = None,
     ) -> None:
         self._rules = rules
+        self._care = care or CarefulStart()
         self._client = client
         self._lookups = lookups
         self._ownership = ownership
@@ -86,8 +89,11 @@ class StartOffsets:
         rules = self._rules
 
         def metadata(key: TopicPartitionKey) -> str:
-            token = self._ownership.token(key)
-            return encode_metadata(CommitMetadata(rules.digest, self._born.get(key, 0), rules.subscription, token))
+            token, handling = self._ownership.token(key), self._care.handling(key)
+            if handling is not None:
+                handling = handling.since(positions[key])
+            born = self._born.get(key, 0)
+            return encode_metadata(CommitMetadata(rules.digest, born, rules.subscription, token, handling))
 
         return [TopicPartition(*key, offset, metadata=metadata(key)) for key, offset in positions.items()]
 
@@ -105,7 +111,10 @@ class StartOffsets:
 
     def commit(self, starts: Mapping[TopicPartitionKey, int]) -> None:
         """Commit where partitions start. Raises KafkaException: refused, or not answered."""
+        handlings = {key: self._care.handling(key) for key in starts}
         commit_now(self._store or self._client(), self.as_offsets(starts))
+        for key, handling in handlings.items():
+            self._care.stored(key, handling)
 
     def find(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
         """Return the start offsets of partitions.
@@ -115,6 +124,7 @@ class StartOffsets:
         """
         rules = self._rules
         resolved: dict[TopicPartitionKey, Start] = {}
+        handlings: dict[TopicPartitionKey, Handling] = {}
         mine = {topic: [key.partition for key in some] for topic, some in groupby(sorted(keys), attrgetter("topic"))}
         for topic, found in self._found(mine, timeout_s).items():
             starts, born = resolve_starts(
@@ -131,12 +141,24 @@ class StartOffsets:
                 if number in found:
                     commit = found[number].metadata
                     self.found_tokens[key] = None if commit is None else commit.token
+                    if commit is not None and commit.handling is not None:
+                        handlings[key] = commit.handling
         offsets = self._offsets(resolved, timeout_s)
+        self._begin(offsets, handlings)
         chosen = [f"{key}/{at}" for key, at in offsets.items() if key not in self.found_tokens]
         if chosen:
             extra = {"where": rules.where.name, "starts": chosen[:_MAX_LOGGED], "count": len(chosen)}
             _LOG.info("consumer.start-chosen", extra=extra)
         return offsets
+
+    def _begin(self, starts: Mapping[TopicPartitionKey, int], handlings: Mapping[TopicPartitionKey, Handling]) -> None:
+        """Begin partitions with or without care, and log how their last owners ended, if that was not in good order."""
+        for key, start in starts.items():
+            for offset, times in self._care.begin(key, start, handlings.get(key)).items():
+                _LOG.error("consumer.message-unfinished", extra={"record": f"{key}/{offset}", "times": times})
+        unclean = [str(key) for key in starts if key in handlings and handlings[key].is_open]
+        if unclean:
+            _LOG.warning("consumer.begun-carefully", extra={"partitions": unclean[:_MAX_LOGGED], "count": len(unclean)})
 
     def _found(self, assigned: Mapping[str, list[int]], timeout_s: float) -> dict[str, dict[int, Found]]:
         listed = partitions_of(self._lookups, assigned, timeout_s)

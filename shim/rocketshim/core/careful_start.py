@@ -1,0 +1,351 @@
+"""Find the message that kills its process (out of memory, a segmentation fault), so that it fails like others. Pure.
+
+Such a message raises nothing: its process is gone, no attempt is counted, and the next owner of the partition begins
+it again, forever. So each commit carries a `Handling`, by which the next owner knows how the last one ended:
+
+* *open*: the owner has the partition. If the next owner finds this, the last one died or was cut off. An owner that
+  gives a partition back commits once more, without it. Metadata of another program, or of an older version, counts as
+  given back.
+* *begun*: messages that may be in progress, with the number of processes that began each and never finished it.
+
+In ordinary operation nothing is added but these two commits: one after the start, one at the end. After an open end
+the partition begins *carefully*:
+
+1. The last owner was not careful, so the message is not known. Messages are handed out as before, to all threads, but
+   only after a commit has noted them: at most `window` of all careful partitions at a time. This lasts for 10,000
+   offsets, and for twice as many after each further death. Positions are committed soon.
+2. If the process dies again, the noted messages are *suspects*. A suspect is handed out alone: nothing else of this
+   consumer is in progress, and the commit that notes it counts one more process. If it finishes, it is no suspect any
+   more; so all but one are cleared in one pass. A suspect whose turn has come waits until nothing is in progress, 30 s
+   at most; then it is handed out all the same, but not counted, because another message may be the cause.
+3. A suspect that `max_deaths` processes have begun has failed, with the cause `ProcessDied`, before it is handed out
+   again. Each of these processes counts as a failed attempt. The usual rules follow: a retry, or a dead letter.
+
+So a message that always kills its process ends `max_deaths` + 1 processes until it fails: one that is not careful, one
+with others in progress, the rest with it alone. Other messages are repeated once in each of these processes at most,
+plus what the first one had not committed. A process that is killed from outside costs a careful start and nothing
+else; the suspects of two such ends in a row are cleared by one pass. A partition that moves in good order keeps its
+suspects. A seek, and a log that was cut, end the care.
+
+Not handled: a message whose call has timed out (it was sent back, and is a suspect when it comes again), and work that
+a listener leaves running when it returns.
+"""
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["PROCESS_DIED", "CarefulStart", "Handling", "decode_handling", "encode_handling"]
+
+PROCESS_DIED: Final = "ProcessDied"
+"""The cause of a failure (`FAIL_CLASS`) that is a number of processes that died at the message."""
+
+_SPAN: Final = 10_000
+_DOUBLINGS: Final = 10
+_PATIENCE_MS: Final = 30_000
+_MAX_BEGUN: Final = 256
+_PATTERN: Final = re.compile(r"([og])(\d{1,6})((?:,\d{1,19}x\d{1,6}){0,256})")
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """What a commit tells the next owner of a partition about the present one.
+
+    Attributes:
+        is_open: the owner has not given the partition back.
+        deaths: number of owners in a row before this one that did not give it back.
+        begun: (offset, number of processes that began it and never finished it), ascending. In an open handling the
+            messages that may be in progress count the present owner.
+    """
+
+    is_open: bool
+    deaths: int = 0
+    begun: tuple[tuple[int, int], ...] = ()
+
+    def since(self, position: int) -> "Handling":
+        """Return it without messages below a position."""
+        if not self.begun:
+            return self
+        return Handling(self.is_open, self.deaths, tuple(each for each in self.begun if each[0] >= position))
+
+
+def encode_handling(handling: Handling) -> str:
+    """Return a handling as text: mostly 2 characters, at most 2 KiB. Offsets are distances from the one before."""
+    text, last = [f"{'o' if handling.is_open else 'g'}{min(handling.deaths, 999_999)}"], 0
+    for offset, times in handling.begun[:_MAX_BEGUN]:
+        text.append(f"{offset - last}x{min(times, 999_999)}")
+        last = offset
+    return ",".join(text)
+
+
+def decode_handling(text: str) -> Handling | None:
+    """Return what `encode_handling` has written, or None if the text is not in that format."""
+    found = _PATTERN.fullmatch(text) if text.isascii() else None
+    if found is None:
+        return None
+    begun: list[tuple[int, int]] = []
+    last = 0
+    for entry in filter(None, found[3].split(",")):
+        distance, _, times = entry.partition("x")
+        last += int(distance)
+        begun.append((last, int(times)))
+    return Handling(found[1] == "o", int(found[2]), tuple(begun))
+
+
+class _Partition:
+    """One partition that is read.
+
+    Attributes:
+        until: it is careful below this offset.
+        suspects: number of processes that began a message and never finished it, by offset.
+        noted: what is or may be in progress, as it is to be noted.
+        judged: suspects that have failed here because of their deaths.
+        handling: what the next commit carries.
+        stored: what a commit is known to have stored; None: nothing yet.
+    """
+
+    __slots__ = ("deaths", "handling", "is_open", "judged", "noted", "stored", "suspects", "until")
+
+    def __init__(self, until: int, deaths: int, suspects: dict[int, int]) -> None:
+        self.is_open = True
+        self.until = until
+        self.deaths = deaths
+        self.suspects = suspects
+        self.noted: dict[int, int] = {}
+        self.judged: set[int] = set()
+        self.stored: Handling | None = None
+        self.handling = self.current()
+
+    def current(self) -> Handling:
+        begun = {**self.suspects, **self.noted} if self.is_open else self.suspects
+        return Handling(self.is_open, self.deaths if self.is_open else 0, tuple(sorted(begun.items())))
+
+    def has_stored(self, offset: int) -> bool:
+        return self.stored is not None and (offset, self.noted.get(offset)) in self.stored.begun
+
+
+class CarefulStart:
+    """Which messages of one consumer are handed out with care, and what its commits carry.
+
+    Args:
+        max_deaths: number of processes that may die at a message before it fails, 2 or more. The first of them may have
+            had other messages in progress.
+        window: maximum number of messages of all careful partitions that are noted at a time, but one of each
+            partition at least. 0: commits carry nothing, and nothing is handed out with care.
+
+    Attributes:
+        dirty: partitions whose next commit carries something new.
+        holds_others: nothing of a partition that is not careful may be handed out now.
+
+    Thread-safety: none; the poll thread owns it.
+    """
+
+    def __init__(self, *, max_deaths: int = 3, window: int = 0) -> None:
+        self._max_deaths = max_deaths
+        self._window = window
+        self._partitions: dict[TopicPartitionKey, _Partition] = {}
+        self._careful: set[TopicPartitionKey] = set()
+        self._alone: tuple[TopicPartitionKey, int] | None = None  # the suspect whose turn it is
+        self._alone_since_ms = 0
+        self._alone_has_begun = self._alone_counts = False
+        self.dirty: set[TopicPartitionKey] = set()
+        self.holds_others = False
+
+    # --- partitions --------------------------------------------------------------------------------------------------
+
+    def begin(self, key: TopicPartitionKey, start: int, found: Handling | None) -> Mapping[int, int]:
+        """Begin a partition at an offset; return its suspects, with the number of processes that each has ended.
+
+        Args:
+            key: the partition.
+            start: offset of the first message to be read.
+            found: what the last commit carried; None: nothing that we know.
+        """
+        if not self._window:
+            return {}
+        self.forget(key)
+        found = found or Handling(is_open=False)
+        deaths = found.deaths + 1 if found.is_open else 0
+        suspects = {offset: times for offset, times in found.begun if offset >= start}
+        until = start + (_SPAN << min(deaths - 1, _DOUBLINGS)) if found.is_open else start
+        until = max([until, *(offset + 1 for offset in suspects)])
+        self._partitions[key] = _Partition(until, deaths, suspects)
+        if until > start:
+            self._careful.add(key)
+        self.dirty.add(key)
+        return suspects
+
+    def end_care(self, key: TopicPartitionKey) -> None:
+        """Forget the suspects of a partition: it was moved to another position, or its log was cut."""
+        if (partition := self._partitions.get(key)) is not None:
+            partition.suspects, partition.noted, partition.deaths = {}, {}, 0
+            self._no_longer_alone(key)
+            self._careful.discard(key)
+            self._changed(key, partition)
+
+    def give_back(self, keys: Iterable[TopicPartitionKey]) -> None:
+        """Have the next commit of these partitions say that they are given back."""
+        for key in keys:
+            if (partition := self._partitions.get(key)) is not None:
+                partition.is_open = False
+                self._changed(key, partition)
+
+    def forget(self, key: TopicPartitionKey) -> None:
+        """Remove a partition that is no longer assigned."""
+        self._partitions.pop(key, None)
+        self._no_longer_alone(key)
+        self._careful.discard(key)
+        self.dirty.discard(key)
+
+    def _no_longer_alone(self, key: TopicPartitionKey) -> None:
+        if self._alone is not None and self._alone[0] == key:
+            self._alone, self.holds_others = None, False
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def handling(self, key: TopicPartitionKey) -> Handling | None:
+        """Return what the next commit of a partition carries; None: nothing."""
+        partition = self._partitions.get(key)
+        return None if partition is None else partition.handling
+
+    def stored(self, key: TopicPartitionKey, handling: Handling | None) -> None:
+        """Note that a commit with this handling is stored."""
+        partition = self._partitions.get(key)
+        if partition is not None and handling is not None:
+            partition.stored = handling
+            if partition.handling == handling:
+                self.dirty.discard(key)
+
+    def _changed(self, key: TopicPartitionKey, partition: _Partition) -> None:
+        partition.handling = partition.current()
+        if partition.handling == partition.stored:
+            self.dirty.discard(key)
+        else:
+            self.dirty.add(key)
+
+    # --- handing out -------------------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Return whether messages of a partition are handed out with care."""
+        return bool(self._careful)
+
+    @property
+    def share(self) -> int:
+        """Return how many messages of each careful partition may be noted at a time."""
+        return max(1, self._window // max(1, len(self._careful)))
+
+    def is_careful(self, key: TopicPartitionKey, position: int | None) -> bool:
+        """Return whether messages of a partition are handed out with care, now that its position is this one."""
+        if key not in self._careful:
+            return False
+        partition = self._partitions[key]
+        if position is None:
+            return True
+        for offset in [offset for offset in partition.suspects if offset < position]:
+            del partition.suspects[offset]  # it was finished, or does not exist any more
+        if partition.suspects or position < partition.until:
+            return True
+        partition.noted, partition.deaths = {}, 0
+        self._careful.discard(key)
+        self._changed(key, partition)
+        return False
+
+    def is_suspect(self, key: TopicPartitionKey, offset: int) -> bool:
+        """Return whether a message may be the one that killed a process."""
+        return key in self._partitions and offset in self._partitions[key].suspects
+
+    def has_suspects(self, key: TopicPartitionKey) -> bool:
+        """Return whether a partition has suspects: then its messages are taken one by one."""
+        return key in self._partitions and bool(self._partitions[key].suspects)
+
+    def guilty(self, key: TopicPartitionKey) -> dict[int, int]:
+        """Return the suspects that have ended too many processes, and how many: they fail instead of being called."""
+        partition = self._partitions.get(key)
+        if partition is None:
+            return {}
+        return {
+            offset: times
+            for offset, times in partition.suspects.items()
+            if times >= self._max_deaths and offset not in partition.judged
+        }
+
+    def judge(self, key: TopicPartitionKey, offset: int) -> None:
+        """Note that a guilty message has failed. It stays a suspect until the position has passed it."""
+        self._partitions[key].judged.add(offset)
+
+    def next(
+        self,
+        waiting: Mapping[TopicPartitionKey, Sequence[int]],
+        running: Mapping[TopicPartitionKey, Collection[int]],
+        others_are_busy: Callable[[], bool],
+        now_ms: int,
+    ) -> set[tuple[TopicPartitionKey, int]]:
+        """Return the messages that may begin now. Others have to be noted by a commit first (`dirty`), or to wait.
+
+        Args:
+            waiting: messages of careful partitions that were taken and not begun, in order.
+            running: messages of careful partitions that have begun and are in progress.
+            others_are_busy: returns whether a message of another partition is in progress.
+            now_ms: monotonic time in ms.
+        """
+        self._choose_alone(waiting, running, now_ms)
+        if self._alone is None:
+            self.holds_others = False
+            return self._next_of_all(waiting, running)
+        key, offset = self._alone
+        if not self._alone_has_begun and self._alone_counts and (any(running.values()) or others_are_busy()):
+            self._alone_counts = now_ms - self._alone_since_ms < _PATIENCE_MS
+            self.holds_others = self._alone_counts
+            if self._alone_counts:
+                return set()
+        self.holds_others = self._alone_counts
+        if self._alone_has_begun:
+            return set()
+        partition = self._partitions[key]
+        self._note(key, {offset: partition.suspects[offset] + self._alone_counts})
+        self._alone_has_begun = partition.has_stored(offset)
+        return {self._alone} if self._alone_has_begun else set()
+
+    def _choose_alone(
+        self,
+        waiting: Mapping[TopicPartitionKey, Sequence[int]],
+        running: Mapping[TopicPartitionKey, Collection[int]],
+        now_ms: int,
+    ) -> None:
+        if self._alone is not None:
+            key, offset = self._alone
+            is_running = offset in running.get(key, ())
+            if is_running or (not self._alone_has_begun and offset in waiting.get(key, ())):
+                return
+            if self._alone_has_begun and key in self._partitions:  # it has returned, or its call has timed out
+                partition = self._partitions[key]
+                partition.suspects.pop(offset, None)
+                partition.noted.pop(offset, None)
+                self._changed(key, partition)
+        first = ((key, offsets[0]) for key, offsets in waiting.items() if offsets)
+        self._alone = next((each for each in first if self.is_suspect(*each)), None)
+        self._alone_since_ms = now_ms
+        self._alone_has_begun, self._alone_counts = False, True
+
+    def _next_of_all(
+        self, waiting: Mapping[TopicPartitionKey, Sequence[int]], running: Mapping[TopicPartitionKey, Collection[int]]
+    ) -> set[tuple[TopicPartitionKey, int]]:
+        begin: set[tuple[TopicPartitionKey, int]] = set()
+        for key, offsets in waiting.items():
+            partition = self._partitions[key]
+            if any(offset in partition.suspects for offset in offsets):
+                continue
+            if any(offset not in partition.noted for offset in offsets):
+                self._note(key, dict.fromkeys((*running.get(key, ()), *offsets), 1))
+            begin.update((key, offset) for offset in offsets if partition.has_stored(offset))
+        return begin
+
+    def _note(self, key: TopicPartitionKey, noted: dict[int, int]) -> None:
+        partition = self._partitions[key]
+        if partition.noted != noted:
+            partition.noted = noted
+            self._changed(key, partition)
