@@ -153,12 +153,16 @@ class StartOffsets:
 
     def _begin(self, starts: Mapping[TopicPartitionKey, int], handlings: Mapping[TopicPartitionKey, Handling]) -> None:
         """Begin partitions with or without care, and log how their last owners ended, if that was not in good order."""
+        unclean = [str(key) for key in starts if key in handlings and handlings[key].is_open]
+        suspects: list[str] = []
         for key, start in starts.items():
             for offset, times in self._care.begin(key, start, handlings.get(key)).items():
-                _LOG.error("consumer.message-unfinished", extra={"record": f"{key}/{offset}", "times": times})
-        unclean = [str(key) for key in starts if key in handlings and handlings[key].is_open]
-        if unclean:
-            _LOG.warning("consumer.begun-carefully", extra={"partitions": unclean[:_MAX_LOGGED], "count": len(unclean)})
+                suspects.append(f"{key}/{offset}")
+                if times > 1:  # it was alone when the last process died
+                    _LOG.error("consumer.message-unfinished", extra={"record": suspects[-1], "times": times})
+        if unclean or suspects:
+            extra = {"partitions": unclean[:_MAX_LOGGED], "suspects": suspects[:_MAX_LOGGED]}
+            _LOG.warning("consumer.begun-carefully", extra=extra)
 
     def _found(self, assigned: Mapping[str, list[int]], timeout_s: float) -> dict[str, dict[int, Found]]:
         listed = partitions_of(self._lookups, assigned, timeout_s)
