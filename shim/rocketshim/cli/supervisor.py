@@ -76,6 +76,8 @@ class Restarts:
         Args:
             exit_code: exit code of the process that has ended by itself; below 0: the signal that killed it.
             lived_s: time since its start, in seconds.
+
+        Decides: What if a process of `--processes` dies? The others go on; it is started again after a pause.
         """
         is_first, self._is_first = self._is_first, False
         if is_first and exit_code >= 0 and lived_s < _AT_START_S:

@@ -163,6 +163,8 @@ class CarefulStart:
             key: the partition.
             start: offset of the first message to be read.
             found: what the last commit carried; None: nothing that we know.
+
+        Decides: Did the last owner of a partition die? It did not give it back; then messages are handed out with care.
         """
         if not self._window:
             return {}
@@ -291,6 +293,8 @@ class CarefulStart:
             running: messages of careful partitions that have begun and are in progress.
             others_are_busy: returns whether a message of another partition is in progress.
             now_ms: monotonic time in ms.
+
+        Decides: Which message killed a process, and may it be handed out? A suspect, alone, once a commit counts that.
         """
         self._choose_alone(waiting, running, now_ms)
         if self._alone is None:
