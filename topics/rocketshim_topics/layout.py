@@ -27,6 +27,7 @@ append time, compaction, partitions of the schedule topic that are not whole lan
 
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -284,6 +285,11 @@ class Layout:
             command += ["--group", group, *(["--with-log"] if is_log else [])]
         if self.lanes > 1:
             command += ["--lanes", str(self.lanes)]
+        if self.levels != DelayLevels.default():
+            with suppress(ConfigError):  # a table of a program may have delays that an option cannot express
+                command += ["--delay-levels", str(self.levels)]
+        if self.max_message_bytes != _KAFKA_DEFAULT_MAX_MESSAGE_BYTES:
+            command += ["--max-message-bytes", str(self.max_message_bytes)]
         return TopicSpec(
             name,
             partitions,
@@ -304,7 +310,8 @@ def compare(
         specs: the required topics.
         found: the existing topics, by physical name.
         grow: add partitions where there are too few. More partitions move the keys of a retry topic.
-        fix: change settings that differ.
+        fix: change settings that differ, and add the partitions without which the shim does not work (lanes of the
+            schedule topic that are not whole).
 
     Returns:
         The plan. Nothing is changed.
@@ -320,7 +327,7 @@ def compare(
         if state is None:
             missing.append(spec)
             continue
-        differences += _partition_differences(spec, state.partitions, grow=grow)
+        differences += _partition_differences(spec, state.partitions, grow=grow, fix=fix)
         if state.config is None:
             unread.append(spec.name)
             continue
@@ -331,13 +338,14 @@ def compare(
     return Plan(specs, tuple(missing), tuple(differences), tuple(unread))
 
 
-def _partition_differences(spec: TopicSpec, is_now: int, *, grow: bool) -> list[Difference]:
+def _partition_differences(spec: TopicSpec, is_now: int, *, grow: bool, fix: bool) -> list[Difference]:
     whole = is_now % spec.partition_step == 0
     if is_now >= spec.partitions and whole:
         return []
     wanted = max(spec.partitions, -(-is_now // spec.partition_step) * spec.partition_step)
     fatal = not whole or is_now < spec.partition_step
-    return [Difference(spec.name, "partitions", str(is_now), str(wanted), fatal, grow and spec.grows)]
+    will_change = spec.grows and (grow or (fix and fatal))
+    return [Difference(spec.name, "partitions", str(is_now), str(wanted), fatal, will_change)]
 
 
 def _is_fine(setting: str, is_now: str, wanted: str) -> bool:

@@ -26,6 +26,7 @@ name ends its namespace, also where `.` and `_` collide.
 
 import hashlib
 import re
+import shlex
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -44,6 +45,7 @@ __all__ = [
     "check_topic",
     "dead_letter_topic",
     "group_of",
+    "init_command",
     "retry_topic",
 ]
 
@@ -59,6 +61,10 @@ SHIM_TOPIC: Final = re.compile(
 """The physical name of a shim topic, in any namespace, with any prefix that MirrorMaker 2 gave it."""
 
 _FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?:retry|dlq)\.[A-Za-z0-9_-]+")
+_OURS: Final = re.compile(
+    r"(?:(?P<namespace>[A-Za-z0-9_-]{1,64})\.)?"
+    r"(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?P<kind>retry|dlq|group)\.(?P<group>[A-Za-z0-9_-]+))"
+)
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
 _LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
@@ -82,6 +88,27 @@ def group_of(logical: str) -> str | None:
         if logical.startswith(prefix):
             return logical.removeprefix(prefix)
     return None
+
+
+def init_command(topic: str, *words: str) -> str:
+    """Return the `rocketshim init` command that creates a topic, or with `--fix` among the words corrects it.
+
+    Args:
+        topic: physical name. A topic of rocketshim gives the namespace and the group; `GROUP` stands for a group whose
+            topics do not show its name. For any other topic, `N` stands for its number of partitions.
+        words: options before these.
+    """
+    command = ["rocketshim", "init", *words]
+    found = _OURS.fullmatch(topic)
+    if found is None:
+        return shlex.join([*command, "--topic", topic, "--partitions", "N"])
+    if found["namespace"]:
+        command += ["--namespace", found["namespace"]]
+    if found["group"]:
+        command += ["--group", "GROUP" if _LOOKS_ENCODED.fullmatch(found["group"]) else found["group"]]
+    if found["kind"] == "group":
+        command.append("--with-log")
+    return shlex.join(command)
 
 
 def _is_text(value: object) -> bool:

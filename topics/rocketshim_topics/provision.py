@@ -67,7 +67,7 @@ def plan(
         admin: a client; it may be shared.
         specs: the required topics (`Layout`).
         grow: the plan adds partitions where there are too few.
-        fix: the plan changes settings that differ.
+        fix: the plan changes settings that differ, and adds partitions without which the shim does not work.
         timeout_s: longest wait for one answer, in seconds.
 
     Raises:
@@ -189,8 +189,10 @@ def _missing(planned: Plan, *, because: str = "") -> TopicMissingError:
 def _refuse_fatal(planned: Plan) -> None:
     if planned.fatal:
         found = "; ".join(map(str, planned.fatal))
+        topics = {each.topic for each in planned.fatal}
+        commands = dict.fromkeys(f"{spec.init_command} --fix" for spec in planned.specs if spec.name in topics)
         raise TopicMismatchError(
-            f"{found}. Messages would be lost: fix the topic (rocketshim init --fix) or use a namespace"
+            f"{found}. Messages would be lost. Fix it with the right to alter topics: {'; '.join(commands)}"
         )
 
 
@@ -391,7 +393,8 @@ def _raise_first(errors: Mapping[str, KafkaError], doing: str, ways_out: Mapping
         cause = KafkaException(error)
         if error.code() in DENIED | NO_LOGIN:
             raise NotAuthorizedError(
-                f"{text}: the principal lacks the right (rocketshim acls lists what is needed)"
+                f"{text}: the principal lacks the right. Rights of a role: rocketshim acls --role ROLE. The user of "
+                "`rocketshim init` also needs Create, Alter and AlterConfigs"
             ) from cause
         if error.code() in AWAY:
             raise BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?") from cause

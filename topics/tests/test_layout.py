@@ -171,6 +171,14 @@ def test_schedule_topic_of_other_than_whole_lanes_is_fatal_and_fewer_lanes_are_n
     assert not grown.fatal
 
 
+@pytest.mark.parametrize(("partitions", "wanted"), [(18, 32), (33, 64)])
+def test_lanes_that_are_not_whole_are_completed_by_fixing(partitions: int, wanted: int) -> None:
+    spec = LAYOUT.schedule()
+    plan = compare([spec], {spec.name: TopicState(partitions, spec.config)}, fix=True)
+    assert [(each.wanted, each.will_change) for each in plan.differences] == [(str(wanted), True)]
+    assert not plan.fatal
+
+
 @pytest.mark.parametrize("partitions", [32, 64, 320])
 def test_more_whole_lanes_are_fine(partitions: int) -> None:
     spec = LAYOUT.schedule()

@@ -8,6 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rocketshim_topics import ConfigError, TopicNames, dead_letter_topic, group_of, retry_topic
+from rocketshim_topics.names import init_command
 
 LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 NAMES = TopicNames()
@@ -159,3 +160,19 @@ def test_illegal_namespace_is_refused(namespace: Any) -> None:
 def test_longest_names_are_within_kafka_s_limit() -> None:
     names = TopicNames("n" * 64)
     assert max(len(name) for name in all_names(names, "g" * 150)) <= 249
+
+
+@pytest.mark.parametrize(
+    ("topic", "command"),
+    [
+        ("SCHEDULE_TOPIC_XXXX", "rocketshim init"),
+        ("pay.rmq.parked", "rocketshim init --namespace pay"),
+        ("rmq.retry.g", "rocketshim init --group g"),
+        ("pay.rmq.group.g", "rocketshim init --namespace pay --group g --with-log"),
+        (TopicNames("").retry("pay ments"), "rocketshim init --group GROUP"),
+        ("orders", "rocketshim init --topic orders --partitions N"),
+        ("east.pay.rmq.dlq.g", "rocketshim init --topic east.pay.rmq.dlq.g --partitions N"),
+    ],
+)
+def test_the_command_that_creates_a_topic_has_its_namespace_and_group(topic: str, command: str) -> None:
+    assert init_command(topic) == command

@@ -20,7 +20,7 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import due_ms, is_probe
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
-from rocketshim_topics.names import TopicNames
+from rocketshim_topics.names import TopicNames, init_command
 from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["DelayedReader", "QueueSummary", "WaitingRecord", "waiting_record"]
@@ -209,6 +209,6 @@ class DelayedReader:
         count = self._reader.topics().get(self._topic)
         if not count:
             raise TopicMissingError(
-                f"the topic {self._topic} does not exist; create it with: rocketshim init. {OR_HIDDEN}"
+                f"the topic {self._topic} does not exist; create it with: {init_command(self._topic)}. {OR_HIDDEN}"
             )
         return count

@@ -70,6 +70,7 @@ from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirme
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
+from rocketshim_topics.names import init_command
 from rocketshim_topics.redrive_log import (
     BeginRecord,
     MarkRecord,
@@ -239,7 +240,9 @@ class Redriver:
             RocketshimError: reading failed.
         """
         if not self._reader.topics().get(self._log_topic):
-            raise TopicMissingError(f"the topic {self._log_topic} does not exist; create it with: rocketshim init")
+            raise TopicMissingError(
+                f"the topic {self._log_topic} does not exist; create it with: {init_command(self._log_topic)}"
+            )
         self._new_records = self._watcher.read([self._source], follow=True, new_only=True, poll_s=0.0)
         next(self._new_records)
         attempts = 0

@@ -20,6 +20,7 @@ from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
+from rocketshim_topics.names import init_command
 from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import (
     HeldBack,
@@ -192,7 +193,9 @@ def ensure_log(
             return
     make_admin = (clients or confluent_clients()).admin
     if make_admin is None:
-        raise TopicMissingError(f"the topic {names.redrive_log} does not exist; create it with: rocketshim init")
+        raise TopicMissingError(
+            f"the topic {names.redrive_log} does not exist; create it with: {init_command(names.redrive_log)}"
+        )
     from rocketshim_topics import provision  # noqa: PLC0415 - only needed once
 
     admin = make_admin(merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap}))

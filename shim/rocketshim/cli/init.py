@@ -51,7 +51,9 @@ def init(
     replication_factor: Annotated[
         int | None, typer.Option(min=1, help="Replicas of each new topic. Default: the cluster's default.")
     ] = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Also correct the settings of existing topics.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Also correct existing topics: settings, and lanes that are not whole.")
+    ] = False,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
@@ -100,9 +102,21 @@ def init(
     if as_json:
         typer.echo(json.dumps(_facts(planned, is_applied=is_applied)))
     else:
-        typer.echo("nothing to do" if planned.is_done else "done" if is_applied else "dry run: nothing was changed")
-    if any(not difference.will_change for difference in planned.differences):
-        raise typer.Exit(FINDING)
+        typer.echo(_end(planned, is_applied=is_applied))
+    raise typer.Exit(FINDING if any(not each.will_change for each in planned.differences) else 0)
+
+
+def _end(planned: "Plan", *, is_applied: bool) -> str:
+    """Return what was done, and what corrects the differences that are left."""
+    text = "done" if is_applied else "nothing to do" if planned.is_done else "dry run: nothing was changed"
+    left = {each.topic for each in planned.differences if not each.will_change}
+    ours = {spec.name: spec.init_command for spec in planned.specs if spec.grows}
+    commands = dict.fromkeys(f"{command} --fix" for name, command in ours.items() if name in left)
+    if commands:
+        text += f"; to correct what differs: {'; '.join(commands)}"
+    if left - ours.keys():
+        text += "; init does not change your own topics"
+    return text
 
 
 def _facts(planned: "Plan", *, is_applied: bool) -> dict[str, Any]:

@@ -59,6 +59,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.names import init_command
 
 __all__ = ["GroupLogThread"]
 
@@ -302,7 +303,8 @@ class GroupLogThread:
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             raise TopicMismatchError(
                 f"{self._topic}: message.timestamp.type is CreateTime, it must be LogAppendTime, because "
-                "append times measure leases. Fix it (rocketshim init --fix), or delete the topic while no member runs"
+                "append times measure leases. Fix it, or delete the topic while no member runs: "
+                f"{init_command(self._topic, '--fix')}"
             )
         offset = message.offset()
         try:

@@ -9,6 +9,7 @@ from confluent_kafka import KafkaException
 from rocketshim.core.lane_selector import LaneSelector
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim_topics import DelayLevels
+from rocketshim_topics.names import init_command
 
 __all__ = ["Lanes", "PartitionCounts"]
 
@@ -61,8 +62,7 @@ class PartitionCounts:
         count = len(found[topic].partitions) if topic in found else 0
         if not count:
             raise TopicMissingError(
-                f"the topic {topic!r} does not exist; nothing was sent. Create it (the topics of rocketshim with: "
-                "rocketshim init)"
+                f"the topic {topic!r} does not exist; nothing was sent. Create it: {init_command(topic)}"
             )
         return count
 

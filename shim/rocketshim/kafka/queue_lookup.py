@@ -17,6 +17,7 @@ from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, DENIED, LEADER_MOVES, MISSING, NO_LOGIN
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.names import init_command
 
 __all__ = ["QueueLookup", "cluster_errors", "no_such_topics"]
 
@@ -39,7 +40,7 @@ def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iter
         if cause.code() in MISSING:
             raise TopicMissingError(f"{text}; create the topic, or correct its name") from error
         if cause.code() in DENIED | NO_LOGIN:
-            raise NotAuthorizedError(f"{text}; see: rocketshim acls --role") from error
+            raise NotAuthorizedError(f"{text}; see: rocketshim acls --role ROLE") from error
         if cause.code() in AWAY:
             hint = f"check the bootstrap address, then try again{complaint()}"
             raise BrokerUnavailableError(f"{text}; {hint}") from error
@@ -48,8 +49,8 @@ def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iter
 
 def no_such_topics(names: Sequence[str]) -> TopicMissingError:
     """Return the error for topics that do not exist, with the command that creates them."""
-    command = " ".join(["rocketshim init", *(f"--topic {name}" for name in names), "--partitions N"])
-    return TopicMissingError(f"missing: {', '.join(names)}. Correct the name, or create it: {command}. {OR_HIDDEN}")
+    commands = "; ".join(dict.fromkeys(map(init_command, names)))
+    return TopicMissingError(f"missing: {', '.join(names)}. Correct the name, or create it: {commands}. {OR_HIDDEN}")
 
 
 class QueueLookup:
@@ -90,7 +91,7 @@ class QueueLookup:
         physical = self._names.physical(topic)
         with cluster_errors(f"cannot look up the queues of {topic!r}", self._complaint):
             found = self._client().list_topics(physical, timeout=_TIMEOUT_S).topics.get(physical)
-            if found is not None and found.error is not None:
+            if found is not None and found.error is not None and found.error.code() not in MISSING:
                 raise KafkaException(found.error)
         if found is None or not found.partitions:
             raise no_such_topics([physical])

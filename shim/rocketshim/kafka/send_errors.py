@@ -18,6 +18,7 @@ from rocketshim.errors import (
     TopicMissingError,
 )
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN, TOO_LARGE
+from rocketshim_topics.names import init_command
 
 __all__ = ["send_error"]
 
@@ -58,12 +59,12 @@ def send_error(error: KafkaError, topic: str) -> RocketshimError:
     what = f"{error.name()}: {error.str()}"
     if code in MISSING:
         return TopicMissingError(
-            f"the topic {topic!r}, or that partition, does not exist ({what}); create it, for the shim's own topics "
-            "with: rocketshim init"
+            f"the topic {topic!r}, or that partition, does not exist ({what}); create it: "
+            f"{init_command(topic, '--fix')}"
         )
     if code in DENIED | NO_LOGIN:
         return NotAuthorizedError(
-            f"the principal may not write to {topic!r} ({what}); grant it Write, see: rocketshim acls --role"
+            f"the principal may not write to {topic!r} ({what}); grant it Write, see: rocketshim acls --role ROLE"
         )
     if code in TOO_LARGE:
         return MessageTooLargeError(

@@ -23,6 +23,7 @@ from rocketshim.kafka.lookups import AnswerT, ask_again, check_answers, in_parts
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, LEADER_MOVES, MISSING
 from rocketshim_topics.limits import INT_MAX
+from rocketshim_topics.names import init_command
 
 __all__ = ["TopicReader"]
 
@@ -347,9 +348,8 @@ class TopicReader:
         known = self.topics()
         missing = [topic for topic in topics if not known.get(topic)]
         if missing:
-            raise TopicMissingError(
-                f"missing: {', '.join(missing)}; create them with: rocketshim init --group GROUP. {OR_HIDDEN}"
-            )
+            commands = "; ".join(dict.fromkeys(map(init_command, missing)))
+            raise TopicMissingError(f"missing: {', '.join(missing)}; create with: {commands}. {OR_HIDDEN}")
         return self.bounds_of_all(
             [TopicPartitionKey(topic, number) for topic in topics for number in range(known[topic])]
         )
@@ -368,7 +368,9 @@ class TopicReader:
         """Return the typed error for an error of the client, with this cluster's address."""
         cause: KafkaError = error.args[0]
         if cause.code() in DENIED:
-            return NotAuthorizedError(f"the principal may not do this ({cause.str()}); see: rocketshim acls")
+            return NotAuthorizedError(
+                f"the principal may not do this ({cause.str()}); see: rocketshim acls --role operator"
+            )
         if cause.code() in MISSING:
             return TopicMissingError(f"there is no such topic or partition ({cause.str()}). {OR_HIDDEN}")
         text = self._complaints.text(self._consumer)

@@ -16,6 +16,7 @@ from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
 from rocketshim_topics.hops import is_probe
+from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import headers_shown
 
 __all__ = ["Fetcher"]
@@ -75,7 +76,8 @@ class Fetcher:
             self._judge_ns = None
             if not self._assignment.held:
                 self.failure = TopicMissingError(
-                    f"the topic {self._assignment.topic} does not exist; create it with: rocketshim init"
+                    f"the topic {self._assignment.topic} does not exist; create it with: "
+                    f"{init_command(self._assignment.topic)}"
                 )
         whole_ms = wait_ns // _NS
         if whole_ms == 0 and wait_ns > 0:

@@ -18,7 +18,7 @@ from rocketshim.kafka.clients import ProducerClient, refresh_metadata
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim_topics.hops import clock_probe
-from rocketshim_topics.names import TopicNames
+from rocketshim_topics.names import TopicNames, init_command
 
 __all__ = ["Prober"]
 
@@ -114,7 +114,7 @@ class Prober:
             if kind != TIMESTAMP_LOG_APPEND_TIME:
                 raise TopicMismatchError(
                     f"{self.topic} has message.timestamp.type=CreateTime: delays would count from the senders' clocks, "
-                    "which nothing checks. Set it to LogAppendTime: rocketshim doctor shows the command"
+                    f"which nothing checks. Set it to LogAppendTime: {init_command(self.topic, '--fix')}"
                 )
             self.confirmed_ns = now_ns
             self.broker_clock.reported(append_ms, sent_ns, sent_ms, now_ns)

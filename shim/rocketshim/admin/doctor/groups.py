@@ -60,11 +60,17 @@ def unread_retries(facts: Facts) -> Iterator[Finding]:
                 f"{group} on {facts.names.retry(group)}",
                 f"retries have been waiting for {waiting_ms // 60_000} minutes, but Kafka knows no member of the group",
                 "no consumer handles them, and retention eventually deletes them",
-                "start the group (members with an allocation strategy: "
-                f"{facts.command('group', 'members', group)}); if it was renamed or retired: docs/operations.md, "
+                f"start the group{_own_members(facts, group)}; if it was renamed or retired: docs/operations.md, "
                 "Renaming or retiring a group; "
                 f"waiting retries: {facts.command('group', 'lag', group)}",
             )
+
+
+def _own_members(facts: Facts, group: str) -> str:
+    """Name the command that shows the members that Kafka does not know, if the group can have some."""
+    if facts.names.group_log(group) not in facts.topics:
+        return ""
+    return f" (members with an allocation strategy: {facts.command('group', 'members', group)})"
 
 
 def partitioner(facts: Facts) -> Iterator[Finding]:

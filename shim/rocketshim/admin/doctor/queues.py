@@ -15,10 +15,6 @@ _MAX_OVERDUE_MS: Final = 60_000
 _MAX_SKEW_MS: Final = 1_000
 _MAX_AHEAD_MS: Final = 60_000
 _MAX_TRANSACTION_AGE_MS: Final = 60_000
-_SAME_TABLE: Final = (
-    "give senders, consumers and worker the same --delay-levels; messages that wait by the other table are gone once "
-    "their delay is over: rocketshim delayed stats"
-)
 
 
 def worker(facts: Facts) -> Iterator[Finding]:
@@ -108,7 +104,7 @@ def level_table(facts: Facts) -> Iterator[Finding]:
             f"messages wait in the queues of levels {_numbers(removed)}, which the table {str(levels)!r} does not have",
             "a worker with this table takes each message after 1 s and forwards it by its DELAY_MS: on time, but with "
             "more hops; records of other producers without DELAY_MS are delivered after 1 s",
-            _SAME_TABLE,
+            _same_table(facts),
         )
 
 
@@ -137,7 +133,7 @@ def _workers_table(facts: Facts) -> Iterator[Finding]:
             f"the worker runs with the table {str(workers)!r}, not {str(given)!r}: {'; '.join(differences)}",
             "the worker's table decides the delay of a level; messages of senders with another table are never early "
             "by their DELAY_MS, but late where the worker's queue is longer, and unknown levels cost more hops",
-            _SAME_TABLE,
+            _same_table(facts),
         )
 
 
@@ -155,7 +151,7 @@ def _senders_table(facts: Facts, queue: QueueFacts, level: int) -> Iterator[Find
             f"level {level} was {delay_ms} ms for its senders but is {wanted_ms} ms in the table "
             f"{str(facts.layout.levels)!r}",
             f"waiting messages leave by the queue's new delay: {late_ms} ms late" if late_ms > 0 else more_hops,
-            _SAME_TABLE,
+            _same_table(facts),
         )
 
 
@@ -231,6 +227,13 @@ def open_transactions(facts: Facts) -> Iterator[Finding]:
                 "consumers see no record written after its start; on the schedule topic this stops the whole queue",
                 "find it with kafka-transactions.sh find-hanging, end it with kafka-transactions.sh abort",
             )
+
+
+def _same_table(facts: Facts) -> str:
+    return (
+        "give senders, consumers and worker the same --delay-levels; messages that wait by the other table are gone "
+        f"once their delay is over: {facts.command('delayed', 'stats')}"
+    )
 
 
 def _overdue_ms(facts: Facts, queue: QueueFacts) -> int:

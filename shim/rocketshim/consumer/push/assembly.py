@@ -48,7 +48,7 @@ from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
-from rocketshim_topics.names import retry_topic
+from rocketshim_topics.names import init_command, retry_topic
 
 __all__ = ["GroupTopics", "PushAssembly", "producer_config"]
 
@@ -168,7 +168,7 @@ class PushAssembly:
             partitions = topics.look_up(named, schedule)
             if schedule not in partitions:
                 raise TopicMissingError(
-                    f"missing: {schedule}. Retries need it: run `rocketshim init`, and start a worker"
+                    f"missing: {schedule}. Retries need it: run `{init_command(schedule)}`, and start a worker"
                 )
         return admin, topics, max(1, partitions[schedule] // DelayLevels.STRIDE)
 

@@ -1,0 +1,253 @@
+"""Each way out that an error, a finding of the doctor or a runbook names is run as it is printed, on a real broker.
+
+A row makes a fault, tries what fails because of it, and takes the commands from the text that it gets. Then the
+commands run as they stand, with the address in `ROCKETSHIM_BOOTSTRAP`, and the same try succeeds. Only words in
+capitals, which the reader fills in, are replaced.
+"""
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
+
+from rocketshim import ConsumeOrderlyStatus, DelayWorker, LitePullConsumer, Message, Producer, PushConsumer
+from rocketshim.cli import main
+from rocketshim.errors import RocketshimError
+from rocketshim_local import Broker
+from rocketshim_topics import DelayLevels, Layout, TopicNames, provision
+from rocketshim_topics.layout import TopicState
+
+from .conftest import delete_topics
+from .running import patient_worker
+from .waiting import wait_until
+
+FILLED_IN = {"N": "2", "GROUP": "other.group"}
+WAIT_S = 60.0
+
+
+def commands(text: str) -> list[list[str]]:
+    """Return the `rocketshim` commands of a text, without their first word."""
+    found = re.findall(r"rocketshim ((?:[a-z]+ )*[a-z]+\b[^`;)\n]*)", text)
+    ends = [re.split(r"[.,:](?:\s|$)", each)[0].strip() for each in found]
+    return [[FILLED_IN.get(word, word) for word in shlex.split(each)] for each in dict.fromkeys(ends)]
+
+
+@dataclass
+class Place:
+    """A namespace of one test, with a topic of a user, and a worker or a consumer if the test has started one."""
+
+    admin: AdminClient
+    bootstrap: str
+    namespace: str
+    topic: str
+    capsys: pytest.CaptureFixture[str]
+    group: str = "payments"
+    running: list[DelayWorker | PushConsumer] = field(default_factory=list)
+
+    @property
+    def names(self) -> TopicNames:
+        return TopicNames(self.namespace)
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.names, DelayLevels.default())
+
+    # --- faults ------------------------------------------------------------------------------------------------------
+
+    def init(self, *, with_log: bool = False) -> None:
+        groups = self.layout.for_group(self.group, with_log=with_log)
+        provision.ensure_topics(self.admin, [*self.layout.shared(), *groups])
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(WAIT_S)
+        self.await_seen(lambda state: state.partitions == partitions, topic)
+
+    def alter(self, topic: str, setting: str, value: str) -> None:
+        entry = ConfigEntry(setting, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+        self.admin.incremental_alter_configs([resource])[resource].result(WAIT_S)
+        self.await_seen(lambda state: (state.config or {}).get(setting) == value, topic)
+
+    def await_seen(self, is_seen: Callable[[TopicState], bool], topic: str) -> None:
+        """The controller answers before the brokers know."""
+        wait_until(
+            lambda: is_seen(provision.read_topics(self.admin, [topic])[topic]), f"changed {topic}", within_s=WAIT_S
+        )
+
+    def create(self, topic: str, partitions: int, **config: str) -> None:
+        made = NewTopic(topic, partitions, config={name.replace("_", "."): value for name, value in config.items()})
+        self.admin.create_topics([made])[topic].result(WAIT_S)
+
+    def delete(self, *topics: str) -> None:
+        delete_topics(self.admin, list(topics))
+        wait_until(
+            lambda: not set(topics) & set(self.admin.list_topics(timeout=WAIT_S).topics), "deletion", within_s=WAIT_S
+        )
+
+    # --- what fails, and then does not -------------------------------------------------------------------------------
+
+    def worker(self, *, create: bool = True) -> None:
+        worker = patient_worker(self.bootstrap, self.namespace, "1s 2s", create_topics=create)
+        try:
+            worker.start()
+            worker.step(0)
+        finally:
+            worker.close()
+
+    def running_worker(self) -> None:
+        """A worker that runs, or ends: its first try goes on after the fault was made."""
+        if not self.running:
+            self.running.append(patient_worker(self.bootstrap, self.namespace, "1s 2s"))
+        worker = self.running.pop()
+        assert isinstance(worker, DelayWorker)
+        try:
+            worker.start()
+            for _ in range(100):
+                worker.step(500)
+                if worker.counts.delivered:
+                    return
+        finally:
+            worker.close()
+
+    def consumer(self, *, create: bool = False, topic: str = "", orderly: bool = False) -> None:
+        consumer = PushConsumer(self.bootstrap, group=self.group, namespace=self.namespace, create_topics=create)
+        if orderly:
+            consumer.listener(topic or self.topic, orderly=True)(lambda *_: ConsumeOrderlyStatus.SUCCESS)
+        else:
+            consumer.listener(topic or self.topic)(lambda *_: None)
+        try:
+            consumer.start()
+            consumer.wait_assigned(WAIT_S)
+        finally:
+            consumer.stop()
+
+    def send(self, topic: str = "", delay: str = "") -> None:
+        with Producer(self.bootstrap, namespace=self.namespace) as producer:
+            producer.send(Message(topic or self.topic, b"x", delay=delay or None), timeout_s=WAIT_S)
+
+    def reader(self, topic: str) -> None:
+        with LitePullConsumer(self.bootstrap, group=self.group, namespace=self.namespace) as consumer:
+            consumer.subscribe(topic)
+            consumer.poll(1_000)
+
+    def shell(self, *words: str) -> None:
+        """Run a command of ours; an error is raised as its text."""
+        self.capsys.readouterr()
+        code = main([*words, "--bootstrap", self.bootstrap, "--namespace", self.namespace])
+        out, err = self.capsys.readouterr()
+        if code == 1:
+            raise RocketshimError(err)
+        if code == 2 and "fix" in out:
+            raise RocketshimError(out)
+
+
+def is_deleted_while_it_runs(place: Place) -> None:
+    """A worker that runs loses its topic."""
+    place.init()
+    worker = patient_worker(place.bootstrap, place.namespace, "1s 2s")
+    place.running.append(worker)
+    worker.start()
+    for _ in range(20):
+        worker.step(500)
+    place.delete(place.names.schedule)
+
+
+def is_stamped_by_senders_while_it_runs(place: Place) -> None:
+    place.init()
+    worker = patient_worker(place.bootstrap, place.namespace, "1s 2s")
+    place.running.append(worker)
+    worker.start()
+    worker.step(0)
+    place.alter(place.names.schedule, "message.timestamp.type", "CreateTime")
+    place.send(delay="1s")
+
+
+def has_no_redrive_log(place: Place) -> None:
+    place.init()
+
+
+Try = Callable[[Place], None]
+
+FAULTS: dict[str, tuple[Try, Try]] = {
+    "the schedule topic has 33 partitions; a worker starts": (
+        lambda place: (place.init(), place.grow(place.names.schedule, 33), None)[-1],
+        Place.worker,
+    ),
+    "the schedule topic has 18 partitions; a worker starts": (
+        lambda place: place.create(place.names.schedule, 18, message_timestamp_type="LogAppendTime"),
+        Place.worker,
+    ),
+    "the schedule topic is stamped by senders; a worker starts": (
+        lambda place: place.create(place.names.schedule, 32),
+        Place.worker,
+    ),
+    "the schedule topic is compacted; a worker starts": (
+        lambda place: (place.init(), place.alter(place.names.schedule, "cleanup.policy", "compact"), None)[-1],
+        Place.worker,
+    ),
+    "the schedule topic is compacted; init shows it": (
+        lambda place: (place.init(), place.alter(place.names.schedule, "cleanup.policy", "compact"), None)[-1],
+        lambda place: place.shell("init"),
+    ),
+    "the retry topic is compacted; a consumer starts": (
+        lambda place: (place.init(), place.alter(place.names.retry(place.group), "cleanup.policy", "compact"), None)[
+            -1
+        ],
+        Place.consumer,
+    ),
+    "the group log is stamped by members; an orderly consumer starts": (
+        lambda place: (
+            place.init(with_log=True),
+            place.alter(place.names.group_log(place.group), "message.timestamp.type", "CreateTime"),
+            None,
+        )[-1],
+        lambda place: place.consumer(orderly=True),
+    ),
+    "no topics; a worker that creates none": (lambda _: None, lambda place: place.worker(create=False)),
+    "no topics; a consumer that creates none": (lambda _: None, Place.consumer),
+    "no group log; an orderly consumer that creates none": (
+        Place.init,
+        lambda place: place.consumer(orderly=True),
+    ),
+    "no schedule topic; a consumer": (lambda _: None, lambda place: place.consumer(create=True)),
+    "no schedule topic; a delayed send": (lambda _: None, lambda place: place.send(delay="1h")),
+    "no topic of the user; a send": (lambda _: None, lambda place: place.send(f"{place.namespace}.none")),
+    "no topic of the user; a consumer": (Place.init, lambda place: place.consumer(topic=f"{place.namespace}.none")),
+    "no topic of the user; a reader": (Place.init, lambda place: place.reader(f"{place.namespace}.none")),
+    "no schedule topic; delayed ls": (lambda _: None, lambda place: place.shell("delayed", "ls")),
+    "no parking topic; parked ls": (lambda _: None, lambda place: place.shell("parked", "ls")),
+    "the schedule topic is deleted under a worker": (is_deleted_while_it_runs, Place.running_worker),
+    "the schedule topic is stamped by senders under a worker": (
+        is_stamped_by_senders_while_it_runs,
+        Place.running_worker,
+    ),
+}
+
+
+@pytest.fixture
+def place(  # noqa: PLR0917 - a fixture is called by pytest
+    broker: Broker,
+    admin: AdminClient,
+    namespace: str,
+    topic: Callable[..., str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Place:
+    monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", broker.bootstrap)
+    return Place(admin, broker.bootstrap, namespace, topic(1), capsys)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_commands_of_an_error_remove_its_cause(fault: str, place: Place) -> None:
+    make, attempt = FAULTS[fault]
+    make(place)
+    with pytest.raises(RocketshimError) as failed:
+        attempt(place)
+    named = [each for each in commands(str(failed.value)) if each[0] == "init"]
+    assert named, f"no command in: {failed.value}"
+    for command in named:
+        assert main(command) in {0, 2}, (command, place.capsys.readouterr())
+    attempt(place)
