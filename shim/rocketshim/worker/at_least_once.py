@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.level_queue import Due
 from rocketshim.core.timer import Timer
@@ -50,6 +50,9 @@ _RESEND_NS: Final = 1_000_000_000
 _PROOF_NS: Final = 1_000_000_000
 _RENEWAL_MS: Final = 1_000  # a broken producer is replaced no sooner: a new one may be refused, too
 _LAST_REPORTS_S: Final = 1.0
+_COMMIT_TRIES: Final = 40
+_COMMIT_AGAIN_S: Final = 0.05
+_REBALANCING: Final = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
 
 
 class AtLeastOnce:
@@ -389,7 +392,7 @@ class AtLeastOnce:
             if asynchronous:
                 consumer.commit(offsets=offsets, asynchronous=True)
             else:
-                check_answers(consumer.commit(offsets=offsets, asynchronous=False))
+                self._commit_at_last(consumer, offsets)
                 self._commits.succeeded()
         except KafkaException as error:
             self._commits.failed()
@@ -399,6 +402,22 @@ class AtLeastOnce:
         for each, position in moved:
             each.committed = position
             each.awaits_commit = asynchronous
+
+    def _commit_at_last(self, consumer: ConsumerClient, offsets: list[TopicPartition]) -> None:
+        """Commit before the partitions are given up; nothing repeats this commit, so it does that itself.
+
+        While a JoinGroup is open (up to the session time-out of a member that was killed), the broker reads nothing
+        else on the connection to the coordinator. A commit that waits behind it carries the old generation.
+        """
+        for left in reversed(range(_COMMIT_TRIES)):
+            try:
+                check_answers(consumer.commit(offsets=offsets, asynchronous=False))
+            except KafkaException as error:
+                if not left or error.args[0].code() not in _REBALANCING:
+                    raise
+                self._poll(_COMMIT_AGAIN_S)
+            else:
+                return
 
     def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Wait until these partitions have no records in flight, or the time is over."""

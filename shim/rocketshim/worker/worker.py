@@ -75,7 +75,7 @@ _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more re
 _STATE_NS: Final = 1_000_000_000
 _SKIP_NS: Final = 5_000_000_000  # exactly once, a transaction of its own commits what it finds
 _CLOCK_NS: Final = 600_000_000_000  # while records wait, the brokers' clock is read at least this often
-_LEAVE_S: Final = 1.0
+_LEAVE_S: Final = 2.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
 
@@ -241,7 +241,7 @@ class DelayWorker:
         finally:
             self._assignment.closing()
             self._consumer = None
-            left_s = max(_LEAVE_S, (by_ns - self._clock.monotonic_ns()) / 1e9)
+            left_s = _LEAVE_S + max(0.0, (by_ns - self._clock.monotonic_ns()) / 1e9)
             try:
                 parting = close_consumer(
                     consumer,
