@@ -11,8 +11,9 @@
    and finally parked.
 7. A record that is not due yet hops to another queue. From the first hop on it carries `DELIVER_AT_MS`.
 8. A due record is delivered, if its target takes records as they come. If the target is unknown, or may have got the
-   wanted partition meanwhile, the record waits (`NOT_YET`). If the target does not exist, the record is parked. If the
-   target is avoided, the record is re-appended (`TARGET_TRIES`), and parked after the configured number of tries.
+   wanted partition meanwhile, the record waits (`NOT_YET`). If the target does not exist, as while it is deleted and
+   created again, or is avoided, the record is re-appended (`TARGET_TRIES`), and parked after the configured number of
+   tries.
 
 "Due" refers to the lower bound of the leader's clock. If that clock has stepped back, a record's append time may be
 ahead of it. Such a record leaves its queue one queue delay after it was first seen, and then counts as appended when it
@@ -287,7 +288,7 @@ class Router:
         if now_ns < target.ready_ns:
             return self._not_yet(each, target)
         if target.partitions == 0:
-            return self._park(each.index, each.record, f"unknown-topic:{route.name}")
+            return self._re_append(each, f"unknown-topic:{route.name}", parked_as="")
         if not target.let_through(now_ns):
             return self._re_append(each, target.avoid_reason)
         return self._deliver(each, target, now_ns)
@@ -311,13 +312,14 @@ class Router:
     def _not_yet(self, each: _Due, target: TargetHealth) -> HopGroup:
         return HopGroup(Kind.NOT_YET, target=target, first=each.delivery())
 
-    def _re_append(self, each: _Due, reason: str) -> HopGroup:
+    def _re_append(self, each: _Due, reason: str, *, parked_as: str = "target-refused:") -> HopGroup:
         """Put a record that its target does not accept back into a queue: of 1 s, then of longer ones, 1 min at most.
 
-        The wait counts from the append of the new record. The due time itself does not change.
+        The wait counts from the append of the new record. The due time itself does not change. After the last try the
+        record is parked, with `parked_as` before the reason.
         """
         if each.tries >= self._target_tries:
-            return self._park(each.index, each.record, f"target-refused:{reason}")
+            return self._park(each.index, each.record, f"{parked_as}{reason}")
         wait_ms = _RE_APPEND_MS[min(each.tries, len(_RE_APPEND_MS) - 1)]
         partition = self._levels.queue_for(wait_ms, each.record.partition() // self._levels.STRIDE)
         return HopGroup(Kind.RE_APPEND, self._names.schedule, partition, reason=reason, first=each.re_append())
@@ -351,10 +353,10 @@ class Router:
     def _route_to(self, real_topic: bytes | None, group: bytes | None) -> _Route:
         """Return the route of records with these values of `REAL_TOPIC` and `CONSUMER_GROUP`; None: no such header.
 
-        Decides: What if a record names no target, or one that does not exist? It is parked immediately
-            (missing-header:REAL_TOPIC, unknown-topic), never re-appended, also by
-            `worker.router.Router._route_closely`. That a topic does not exist is looked up again after a second
-            (`worker.target_table.TargetTable`).
+        Decides: What if a record names no target, or one that does not exist? Without a target it is parked immediately
+            (missing-header:REAL_TOPIC). If the target does not exist, `worker.router.Router._route_closely` re-appends
+            it as for a target that refuses, and parks it after the last try (unknown-topic). That a topic does not
+            exist is looked up again after a second (`worker.target_table.TargetTable`).
         """
         route = self._routes.get((real_topic, group))
         if route is None:

@@ -171,7 +171,7 @@ def test_a_transaction_that_is_refused_because_of_a_deleted_target_is_the_only_o
     sim.kafka.fail_transaction(unknown, call="send_offsets_to_transaction")
     for topic in ("orders", "audit"):
         sim.schedule(topic=topic)
-    sim.until(worker, lambda: len(values(sim)) == 2 and len(sim.parked()) == 1, 10_000)
+    sim.until(worker, lambda: len(values(sim)) == 2 and len(sim.parked()) == 1)
     assert worker.counts.aborted == 1
 
 

@@ -113,13 +113,12 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     target = targets[out.topic]
     if target.ready_ns > 0:
         return Expected(Kind.NOT_YET)
-    if target.partitions == 0:
-        return park(record, f"unknown-topic:{envelope.real_topic}")
-    if target.failures:
+    if target.partitions == 0 or target.failures:
+        reason = "test" if target.partitions else f"unknown-topic:{envelope.real_topic}"
         if tries >= TRIES:
-            return park(record, "target-refused:test")
+            return park(record, f"target-refused:{reason}" if target.partitions else reason)
         queue = LEVELS.queue_for((1_000, 5_000, 5_000)[tries], 0)
-        return made(Kind.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), "test")
+        return made(Kind.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), reason)
     count = target.partitions or 1
     if out.partition is not None and out.partition >= count and target.answered_ns < 0:
         target.ready_ns = NEVER_NS  # it is looked up again

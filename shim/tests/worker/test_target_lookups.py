@@ -203,7 +203,7 @@ def test_records_for_more_missing_targets_than_are_looked_up_in_a_second_are_par
     for number in range(600):
         sim.schedule(topic=f"audit.{number}")
     sim.schedule()
-    sim.until(worker, lambda: len(sim.parked()) == 600 and len(sim.delivered()) == 1, 10_000)
+    sim.until(worker, lambda: len(sim.parked()) == 600 and len(sim.delivered()) == 1)
 
 
 def test_a_failed_lookup_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
@@ -229,9 +229,9 @@ def test_a_record_for_a_topic_that_was_never_known_is_not_written_while_the_clus
     assert worker.counts.alarms["worker.metadata-failed"] <= 5, "it is looked up once a second"
     assert sim.position() <= sent.offset()
     lookup.answers = answers  # type: ignore[method-assign]
-    sim.until(worker, lambda: bool(sim.parked()), 2_000)
+    sim.until(worker, lambda: bool(sim.parked()))
     assert sim.parked()[0][0] == "unknown-topic:audit.gone"
-    assert worker.counts.re_appended == worker.counts.aborted == 0
+    assert worker.counts.aborted == 0
 
 
 def test_a_target_that_was_known_gets_its_records_while_the_cluster_does_not_answer(sim: Any) -> None:

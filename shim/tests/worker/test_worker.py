@@ -498,6 +498,25 @@ def test_the_next_commit_includes_a_failed_one(sim: Any) -> None:
 
 
 @pytest.mark.only("at-least-once")
+@pytest.mark.parametrize("code", [KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS])
+@pytest.mark.parametrize("ends", ["stops", "is revoked"])
+def test_the_last_commit_of_a_queue_is_made_again_in_the_new_generation(sim: Any, code: int, ends: str) -> None:
+    """No later commit would include it, and the next owner would repeat what is stored already."""
+    worker = sim.worker(commit_interval_ms=60_000)
+    sim.run(worker, 300)
+    sim.schedule()
+    sim.until(worker, sim.delivered)
+    sim.run(worker, 100)
+    before = sim.position()
+    sim.kafka.fail_commits(KafkaError(code), count=2)
+    if ends == "stops":
+        worker.close()
+    else:
+        worker._leave(list(worker._assignment.held.values()))
+    assert sim.position() > max(0, before)
+
+
+@pytest.mark.only("at-least-once")
 def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(sim: Any) -> None:
     """Otherwise a commit that librdkafka repeats, with the coordinator changing, may be stored after a later one."""
     worker = sim.worker()
@@ -679,7 +698,8 @@ def test_a_target_that_is_deleted_does_not_delay_other_targets(sim: Any) -> None
     sim.kafka.release()
     sim.until(worker, lambda: bool(sim.parked()))
     assert sim.parked()[0][0] == "unknown-topic:audit"
-    assert not worker.counts.re_appended, "the other target has not failed"
+    assert [record.value() for record in sim.delivered()] == [b"other"]
+    assert worker.counts.re_appended == 5, "the other target has not failed"
 
 
 @pytest.mark.only("at-least-once")
@@ -758,12 +778,36 @@ def test_headers_count_towards_the_bytes_in_flight(sim: Any, headers: list[tuple
     sim.until(worker, lambda: len(sim.delivered()) >= 400)
 
 
-def test_an_unknown_target_is_parked(sim: Any) -> None:
+def test_an_unknown_target_is_parked_after_half_a_minute(sim: Any) -> None:
     worker = sim.worker()
-    sent = sim.schedule(topic="audit.gone")
-    sim.until(worker, lambda: bool(sim.parked()))
-    assert sim.parked() == [("unknown-topic:audit.gone", f"{SCHEDULE}/0/{sent.offset()}")]
+    sim.schedule(topic="audit.gone")
+    sim.run(worker, 25_000)
+    assert not sim.parked()
+    sim.until(worker, lambda: bool(sim.parked()), 10_000)
+    [(reason, _)] = sim.parked()
+    assert reason == "unknown-topic:audit.gone"
     assert worker.counts.parked == {"unknown-topic": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "physical", "more"),
+    [("audit", "audit", {}), ("%RETRY%g", "rmq.retry.g", {"headers": [("CONSUMER_GROUP", b"g")]})],
+)
+def test_a_target_that_is_deleted_and_created_again_gets_what_was_due_in_between(
+    sim: Any, name: str, physical: str, more: dict[str, Any]
+) -> None:
+    sim.kafka.create_topic(physical, 1)
+    worker = sim.worker()
+    sim.schedule(topic=name, value=b"before", **more)
+    sim.until(worker, lambda: len(sim.delivered(physical)) == 1)
+    sim.kafka.delete_topic(physical)
+    for number in range(5):
+        sim.schedule(topic=name, value=b"%d" % number, **more)
+    sim.run(worker, 10_000)
+    sim.kafka.create_topic(physical, 1)
+    sim.until(worker, lambda: len(sim.delivered(physical)) == 5, 30_000)
+    assert {record.value() for record in sim.delivered(physical)} == {b"%d" % number for number in range(5)}
+    assert not sim.parked()
 
 
 def test_records_of_a_deleted_target_are_parked(sim: Any) -> None:
