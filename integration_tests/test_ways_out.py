@@ -134,7 +134,7 @@ class Place:
             consumer.poll(1_000)
 
     def shell(self, *words: str) -> None:
-        """Run a command of ours; an error is raised as its text."""
+        """Run one of our commands; an error is raised as its text."""
         self.capsys.readouterr()
         code = main([*words, "--bootstrap", self.bootstrap, "--namespace", self.namespace])
         out, err = self.capsys.readouterr()
