@@ -63,12 +63,14 @@ class Group:
         mode: how its members consume.
         topics: physical topics it subscribes to; its retry topic is not named.
         limit: most failed attempts before a message is dead; None: no limit.
+        send_on_ms: for how long a retried message that a member cannot handle is sent on before it is dead.
     """
 
     name: str
     mode: Mode
     topics: tuple[str, ...]
     limit: int | None = None
+    send_on_ms: Count = 86_400_000
 
 
 @with_config(_STRICT)

@@ -2,6 +2,8 @@
 
 * A retry or dead letter that a consumer made counts one more than the attempt that failed; the worker changes no count;
   a redrive begins at 0 again.
+* A message that a member cannot handle is sent on with the same count, and with the time of the first such record. It
+  is dead (`NoListener`) only when it was sent on for long enough, whatever its count is.
 * In a concurrent group a listener gets the record's own count. In an orderly group a message is repeated in place:
   each call counts one more than the failed call before it under the same token; a new owner may have forgotten some.
 * No retry counts more than the limit. A dead letter counts limit + 1, unless the listener asked for it.
@@ -15,6 +17,7 @@ from proof.history import Delivery
 from proof.index import Index, Stored
 from proof.lines import Group
 from proof.violation import Violation
+from rocketshim.core.next_hop import NO_LISTENER
 
 __all__ = ["find"]
 
@@ -54,6 +57,9 @@ def _failed(index: Index, record: Stored, parent: Stored) -> Iterator[Violation]
     if group is None:
         return
     calls = index.deliveries.get((group.name, parent.it.where), [])
+    if record.envelope.unhandled_since_ms is not None or record.envelope.fail_class == NO_LISTENER:
+        yield from _unhandled(group, record, parent)
+        return
     counts = {call.attempt + 1 for call in calls if call.outcome != "ok"} or {parent.attempt + 1}
     if record.attempt not in counts:
         yield _count(record, parent, max(counts))
@@ -69,6 +75,24 @@ def _failed(index: Index, record: Stored, parent: Stored) -> Iterator[Violation]
     elif record.attempt != limit + 1 and not any(call.then == "dead" for call in calls):
         what = f"{record.it.where} is dead after {record.attempt} failed attempts; its limit is {limit}"
         yield Violation.of("reconsume-limit", what, evidence)
+
+
+def _unhandled(group: Group, record: Stored, parent: Stored) -> Iterator[Violation]:
+    """Judge what a member made of a retried message that it could not handle."""
+    evidence, where = [parent.source, record.source], record.it.where
+    given_ms, before_ms = record.envelope.unhandled_since_ms, parent.envelope.unhandled_since_ms
+    since_ms = parent.it.ms if before_ms is None else before_ms
+    if given_ms is None:
+        waited_ms = parent.it.ms - since_ms
+        if waited_ms < group.send_on_ms:
+            what = f"{where} is dead without a listener after {waited_ms} of {group.send_on_ms} ms"
+            yield Violation.of("reconsume-limit", what, evidence)
+        return
+    if record.attempt != parent.attempt:
+        yield _count(record, parent, parent.attempt)
+    if given_ms != since_ms:
+        what = f"{where} was sent on since {given_ms}; made from {parent.it.where} it is since {since_ms}"
+        yield Violation.of("reconsume-count", what, evidence)
 
 
 def _called(group: Group, stored: Stored, deliveries: list[Delivery]) -> Iterator[Violation]:

@@ -43,6 +43,7 @@ from rocketshim_topics.wire import decode, read_headers
 __all__ = ["BUGS", "Bug", "planted"]
 
 REDRIVES: Final = "redrives"
+ROLLING: Final = "rolling"
 ORDERLY: Final = "orderly"
 CHURNS: Final = "churns"
 DROPIN: Final = "dropin"
@@ -148,6 +149,15 @@ def _value_is_lost(original: Any) -> Any:
         return hop
 
     return first
+
+
+def _sent_on_counts(original: Any) -> Any:
+    def sent_on(self: Any, failed: Any, envelope: Any, *values: Any) -> Any:
+        counted = envelope.copy()
+        counted.reconsume_times = (envelope.reconsume_times or 0) + 1
+        return original(self, failed, counted, *values)
+
+    return sent_on
 
 
 def _commit_of_what_was_put(self: Any) -> Any:
@@ -385,6 +395,8 @@ BUGS: Final = (
     Bug("one attempt too many", HopMaker, "__init__", _limit_plus_one),
     Bug("the key changes on a hop", HopMaker, "first", _key_is_lost),
     Bug("the value changes on a hop", HopMaker, "first", _value_is_lost),
+    Bug("a retry that a member has no listener for is dead", HopMaker, "_pause_ms", _returns(None), ROLLING),
+    Bug("sending a message on counts as a failure", HopMaker, "_sent_on", _sent_on_counts, ROLLING),
     Bug("commits pass what was only read", ProcessQueue, "next_offset", _property(_commit_of_what_was_put)),
     Bug("commits pass what is in flight", ProcessQueue, "next_offset", _property(_commit_of_what_was_taken)),
     Bug("failed messages are finished before their hop", ProcessQueue, "report", _failed_are_finished),

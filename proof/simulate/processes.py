@@ -156,10 +156,14 @@ class Consumer:
         name: of the process.
         sink: what its listener writes to, in order; None: the consumer is concurrent.
         protocol: the settings of its group protocol.
+        topic: what it has a listener for.
     """
 
-    def __init__(self, world: World, name: str, sink: Sink | None, protocol: dict[str, Any]) -> None:
+    def __init__(
+        self, world: World, name: str, sink: Sink | None, protocol: dict[str, Any], topic: str = "orders"
+    ) -> None:
         self.name = name
+        self.topic = topic
         self._sink = sink
         self._turned_ms = world.now_ms
         self.clients = ProcessClients(world, name, GROUP.name)
@@ -171,9 +175,9 @@ class Consumer:
             hop_back_off_ms=500, client=protocol, client_id=name, **({} if sink is None else LOCKS),
         )  # fmt: skip
         if sink is None:
-            facade.register_message_listener("orders", self._handle)
+            facade.register_message_listener(topic, self._handle)
         else:
-            facade.register_message_listener("orders", self._handle_in_order, orderly=True)
+            facade.register_message_listener(topic, self._handle_in_order, orderly=True)
         pools: list[SteppedPool] = []
 
         def make_pool(run: Callable[[Any], Any], size: int, name: str) -> SteppedPool:

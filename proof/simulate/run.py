@@ -18,7 +18,7 @@ from proof.simulate.processes import CLASSIC, KIP_848, Consumer, Place, Shell, W
 from proof.simulate.redrive import Redrives
 from proof.simulate.sender import Sender
 from proof.simulate.virtual_time import virtual_time
-from proof.simulate.world import GROUP, NAMES, World
+from proof.simulate.world import FORMER_TOPIC, GROUP, NAMES, World
 
 if TYPE_CHECKING:
     from rocketshim.testing.faults import CommitFault, ProduceFault, TransactionFault
@@ -28,6 +28,8 @@ __all__ = ["Outcome", "simulate"]
 _DRAIN_TURNS: Final = 1_500
 _DRAIN_WAIT_MS: Final = 100  # in which nothing new happens: few turns take the delays of the pending messages
 _DOWN_MS: Final = 100
+_FORMER_PLACE: Final = "pay-a"
+_DEPLOYED_AT_TURN: Final = 100  # until then it gets some retries
 _TOPICS: Final = (NAMES.schedule, "orders", NAMES.retry(GROUP.name), NAMES.dead_letter(GROUP.name), None)
 _REFUSALS: Final = (
     KafkaError.NOT_ENOUGH_REPLICAS, KafkaError._MSG_TIMED_OUT, KafkaError.REQUEST_TIMED_OUT  # noqa: SLF001
@@ -82,6 +84,7 @@ class Simulation:
         self._held_ns: int | None = None
         self._skew_ms = self._most_skew_ms = 0
         self._wrong_answers = 0
+        self._is_deployed = False  # every consumer that starts from now on is of the new version
 
     def _worker(self, place: str, name: str) -> Shell:
         return Worker(self.world, place, name, exactly_once=self.plan.exactly_once)
@@ -89,7 +92,9 @@ class Simulation:
     def _consumer(self, name: str) -> Shell:
         if self.dropins is not None:
             return Dropin(self.world, name, self.dropins, style_of(self.plan.seed))
-        return Consumer(self.world, name, self.sink, CLASSIC if not self.plan.kip_848 else KIP_848)
+        is_former = self.plan.rolling and not self._is_deployed and name.startswith(_FORMER_PLACE)
+        protocol, topic = KIP_848 if self.plan.kip_848 else CLASSIC, FORMER_TOPIC if is_former else GROUP.topics[0]
+        return Consumer(self.world, name, self.sink, protocol, topic)
 
     def step(self, step: Step) -> None:
         """Execute a step of the plan."""
@@ -289,12 +294,21 @@ class Simulation:
             if place.shell is not None:
                 place.shell.clients.cancel_faults()
         for number in range(_DRAIN_TURNS):
+            if number == _DEPLOYED_AT_TURN:
+                self._deploy()
             if all(place.shell is None for place in self.places):
                 world.clock.advance(_DOWN_MS)  # otherwise nobody waits, and the time stands still
             self._turns()
             if number % 5 == 4 and self._is_sender_idle() and world.is_drained():
                 return True
         return False
+
+    def _deploy(self) -> None:
+        """Replace the consumers of the former version."""
+        self._is_deployed = True
+        for place in self.places:
+            if isinstance(place.shell, Consumer) and place.shell.topic == FORMER_TOPIC:
+                place.leave()
 
     def _is_sender_idle(self) -> bool:
         shell = self.sender.shell

@@ -31,12 +31,14 @@ from rocketshim_topics.message import Message, MessageView
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import REPLAY_ID, coordinates, headers_shown, read_headers
 
-__all__ = ["GROUP", "LEVELS", "NAMES", "World"]
+__all__ = ["FORMER_TOPIC", "GROUP", "LEVELS", "NAMES", "World"]
 
 NAMES: Final = TopicNames("")
 LEVELS: Final = DelayLevels.parse("1s 2s 3s 4s")
 GROUP: Final = Group(name="pay", mode="concurrent", topics=("orders",), limit=2)
 ALLOWED: Final = ("orders",)
+FORMER_TOPIC: Final = "carts"
+"""What a consumer of a former version has a listener for, instead of the group's topic."""
 RECOVERY_MS: Final = 15_000
 _START_MS: Final = 1_700_000_000_000
 _LOG_APPEND_TIME: Final = 2
@@ -74,6 +76,7 @@ class World:
         self.kafka.create_topics([Layout(NAMES, LEVELS).redrive_log()])
         self.kafka.create_topic("orders", partitions, config={"message.timestamp.type": "LogAppendTime"})
         self.kafka.create_topic("secret", 1)
+        self.kafka.create_topic(FORMER_TOPIC, 1)
         self.history = History(
             Setup(
                 levels=str(LEVELS), groups=(self.group,), allow=ALLOWED, exactly_once=exactly_once,

@@ -1,5 +1,6 @@
 """Anomalies of order, locks, counts, bytes, targets and figures."""
 
+import base64
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -134,6 +135,19 @@ def an_orderly_count_jumps(doctor: Doctor) -> None:
 def a_redriven_letter_keeps_its_count(doctor: Doctor) -> None:
     record = doctor.pick(lambda each: each.topic in doctor.index.retry_topics)
     doctor.set_header(record, "RECONSUME_TIMES", b"1")
+
+
+@anomaly("concurrent", "reconsume-count")
+def a_message_is_counted_although_it_was_only_sent_on(doctor: Doctor) -> None:
+    retry = doctor.pick(lambda each: each.topic == doctor.names.schedule and each.attempt > 0)
+    since = b"%d" % doctor.index.records[retry.envelope.hop_id or ""].it.ms
+    doctor.line(retry.source)["headers"].append(["UNHANDLED_SINCE_MS", base64.b64encode(since).decode()])
+
+
+@anomaly("concurrent", "reconsume-limit")
+def a_message_without_a_listener_is_dead_at_once(doctor: Doctor) -> None:
+    letter = doctor.pick(lambda each: each.topic in doctor.index.dead_letter_topics)
+    doctor.set_header(letter, "FAIL_CLASS", b"NoListener")
 
 
 @anomaly("concurrent", "reconsume-limit")
