@@ -6,13 +6,14 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
+from rocketshim import ConsumeFromWhere, DelayLevels, MessageModel, PushConsumer, TopicNames
 from rocketshim.consumer_metrics import ConsumerState
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -94,6 +95,36 @@ class Unanswered:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "orderly", "broadcasting"])
+def test_what_is_sent_directly_after_start_is_received_by_a_new_group_at_the_end(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str], tmp_path: Path, mode: str
+) -> None:
+    orders, mine, heard = topic(3), group(), Heard()
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "linger.ms": 0})
+    for number in range(3):
+        producer.produce(orders, b"old", partition=number)
+    assert producer.flush(GUARD_S) == 0
+    model = MessageModel.BROADCASTING if mode == "broadcasting" else MessageModel.CLUSTERING
+    consumer = member(
+        broker,
+        mine,
+        ConsumeFromWhere.LAST_OFFSET,
+        young_queue_max_messages=0,
+        message_model=model,
+        offset_store_dir=str(tmp_path) if mode == "broadcasting" else None,
+    )
+    consumer.register_message_listener(orders, heard, orderly=mode == "orderly")
+    consumer.start(wait_s=GUARD_S)
+    try:
+        for number in range(30):
+            producer.produce(orders, b"%d" % number, partition=number % 3)
+        assert producer.flush(GUARD_S) == 0
+        wait_until(lambda: len(heard.bodies) >= 30)
+    finally:
+        consumer.stop()
+    assert sorted(heard.bodies) == sorted(b"%d" % number for number in range(30))
 
 
 def test_a_start_that_is_told_late_is_kept_to(

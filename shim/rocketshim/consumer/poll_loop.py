@@ -62,6 +62,7 @@ class PollLoop(Generic[QueueT]):
 
     Attributes:
         opened: set when `open` has succeeded or failed.
+        has_begun: set when the start of each partition of the first assignment is known and committed.
         is_open: whether it has succeeded.
         ended: set when everything is closed.
         exit_timeout_ms: how long the exit of the interpreter waits for the end, in ms; 0: it does not stop the loop.
@@ -73,6 +74,7 @@ class PollLoop(Generic[QueueT]):
     def __init__(self, parts: LoopParts, mode: Mode[QueueT]) -> None:
         settings = parts.settings
         self.opened = threading.Event()
+        self.has_begun = threading.Event()
         self.is_open = False
         self.ended = threading.Event()
         self.exit_timeout_ms = settings.exit_timeout_ms
@@ -196,7 +198,13 @@ class PollLoop(Generic[QueueT]):
             self.queues.commit()
         if (reason := self.error) is not None:
             raise ConsumerError(f"the consumer cannot go on: {safe_text(reason)}") from reason
+        if not self.has_begun.is_set() and self._knows_its_starts():
+            self.has_begun.set()
         self._fetch()
+
+    def _knows_its_starts(self) -> bool:
+        assigned, positions = self.reader.assigned, self.queues.commits.positions
+        return assigned is not None and all(positions.sent(key) >= 0 for key in assigned)
 
     def close(self) -> None:
         """Finish running calls within the deadline, commit, leave the group. A second call is safe."""

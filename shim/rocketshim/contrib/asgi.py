@@ -34,6 +34,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 """What `FastAPI(lifespan=…)` and `Starlette(lifespan=…)` take."""
 
 _STATE: Final = "rocketshim_producer"
+_ASSIGNED_S: Final = 10.0  # as `PushConsumer.start` waits; all of them at the same time
 
 
 def lifespan(
@@ -63,6 +64,7 @@ def lifespan(
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[Mapping[str, Any]]:
         state: dict[str, Any] = {}
+        started: list[PushConsumer] = []
         async with AsyncExitStack() as running:
             if producer is not None:
                 state[_STATE] = used = producer() if callable(producer) else producer
@@ -76,7 +78,9 @@ def lifespan(
                 consumer = each if isinstance(each, PushConsumer) else each()
                 running.push_async_callback(asyncio.to_thread, consumer.stop, stop_timeout_s)
                 consumer._event_loop = asyncio.get_running_loop()  # noqa: SLF001 - as its run_async() does
-                await asyncio.to_thread(consumer.start)
+                await asyncio.to_thread(consumer.start, wait_s=0)
+                started.append(consumer)
+            await asyncio.gather(*(asyncio.to_thread(each.wait_assigned, _ASSIGNED_S) for each in started))
             yield state
 
     return run

@@ -42,6 +42,8 @@ _JOIN_GRACE_S: Final = 5.0
 _LONGEST_STOP_S: Final = 1e8  # three years, in place of `math.inf`, which locks and threads do not take
 _REQUEST_TIMEOUT_S: Final = 30.0
 _SIGNAL_CHECK_S: Final = 0.2
+_ENDED_CHECK_S: Final = 0.05
+_WAIT_S: Final = 10.0
 
 
 class PushConsumer:
@@ -261,17 +263,28 @@ class PushConsumer:
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, *, wait_s: float = _WAIT_S) -> None:
         """Create missing topics of the group, join the group and consume. Safe to call twice.
 
+        When it returns, the start of each queue that this consumer was given first is chosen and committed, if that
+        took at most `wait_s`: it gets what is sent from now on, also as a new group that begins at the end. Joining a
+        group without members takes 3 s by Kafka's default, and longer while a member does not answer; then the start is
+        chosen later. Ask `wait_assigned` whether it is chosen.
+
+        Args:
+            wait_s: longest wait for that, in seconds; 0: return without it, for example to start several consumers at
+                the same time and then wait for each by `wait_assigned`. If the consumer stops meanwhile, the wait ends.
+
         Raises:
-            ConfigError: no listener is registered, or Kafka's client rejects a client setting.
+            ConfigError: no listener is registered, the time is not a number, or Kafka's client rejects a client
+                setting.
             ConsumerError: the consumer was stopped before; a consumer runs only once. If it failed: what `stop` raises.
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster does not meet
                 the requirements.
             RuntimeError: the system has no thread left.
             After each of these nothing runs, and start() may be called again.
         """
+        wait_s = _seconds(wait_s, "start(wait_s={!r})", "0 means no wait")
         with self._lock:
             self._starting_thread = threading.get_ident()
             try:
@@ -282,6 +295,7 @@ class PushConsumer:
         if timeout_s is not None:
             self._stopped = True
             self.stop(timeout_s)
+        self.wait_assigned(wait_s)
 
     def _start(self) -> None:
         if self._stopped:
@@ -330,10 +344,7 @@ class PushConsumer:
             ConfigError: the time is not a number; nothing changed.
             ConsumerError, or another RocketshimError: it failed before (see `__cause__`), or did not stop in time.
         """
-        try:
-            limit_s = round(min(max(timeout_s, 0.0), _LONGEST_STOP_S) * 1e3) / 1e3
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"stop({timeout_s!r}): pass a number of seconds; math.inf means no limit") from error
+        limit_s = _seconds(timeout_s, "stop({!r})", "math.inf means no limit")
         until_s = time.monotonic() + limit_s
         starting = self._starting_thread
         if starting is not None:
@@ -467,9 +478,12 @@ class PushConsumer:
         with StopSignals() as signals:
             try:
                 if not signals.asked:
-                    with self:
+                    self.start(wait_s=0)
+                    try:
                         while not self._ended.wait(_SIGNAL_CHECK_S) and not signals.asked:
                             pass
+                    finally:
+                        self.stop()
             except RocketshimError:
                 if self._loop is not None or not signals.asked:  # else a caller that tries again would miss the signal
                     raise
@@ -490,9 +504,10 @@ class PushConsumer:
 
     async def __aenter__(self) -> Self:
         self._event_loop = asyncio.get_running_loop()
-        started = asyncio.ensure_future(asyncio.to_thread(self.start))
+        started = asyncio.ensure_future(asyncio.to_thread(self.start, wait_s=0))
         try:
             await asyncio.shield(started)
+            await asyncio.to_thread(self.wait_assigned, _WAIT_S)
         except BaseException:
             await asyncio.wait([started])  # after a cancellation, too: stop() must find what was started
             await asyncio.shield(asyncio.to_thread(self.stop))
@@ -512,8 +527,22 @@ class PushConsumer:
     # --- inspection --------------------------------------------------------------------------------------------------
 
     def wait_assigned(self, timeout_s: float = 30.0) -> bool:
-        """Wait for the first assignment by the group (it may be empty); return whether it came in time."""
-        return (loop := self._loop) is not None and loop.reader.has_joined.wait(timeout_s)
+        """Wait for the first queues from the group (there may be none) and until their starts are chosen and committed.
+
+        Args:
+            timeout_s: longest wait, in seconds; 0: only ask.
+
+        Returns:
+            Whether that is so. False also if the consumer was not started, or stops before.
+        """
+        loop = self._loop
+        if loop is None:
+            return False
+        until_s = time.monotonic() + timeout_s
+        while not loop.has_begun.wait(max(0.0, min(_ENDED_CHECK_S, until_s - time.monotonic()))):
+            if self._ended.is_set() or time.monotonic() >= until_s:
+                return loop.has_begun.is_set()
+        return True
 
     @property
     def state(self) -> ConsumerState | None:
@@ -576,3 +605,15 @@ class PushConsumer:
             answer.result(_REQUEST_TIMEOUT_S)
         except TimeoutError as error:
             raise ConsumerError(f"the poll thread did not answer within {_REQUEST_TIMEOUT_S:g} s") from error
+
+
+def _seconds(value: float, call: str, hint: str) -> float:
+    """Return a time that a caller gave, in seconds, within what locks and threads take.
+
+    Raises:
+        ConfigError: it is not a number.
+    """
+    try:
+        return round(min(max(value, 0.0), _LONGEST_STOP_S) * 1e3) / 1e3
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{call.format(value)}: pass a number of seconds; {hint}") from error

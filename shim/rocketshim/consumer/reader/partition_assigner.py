@@ -122,6 +122,11 @@ class TopicAssigner:
                 there[topic] = {TopicPartitionKey(topic, number) for number in listed.partitions}
         return there
 
+    @property
+    def has_share(self) -> bool:
+        """Return whether nothing more is wanted than what `wanted` has returned."""
+        return self._seen is not None
+
     def gave_up(self, key: TopicPartitionKey) -> None:
         """Note that the loop has given up a partition, and has committed it if it was still owned."""
 
@@ -162,6 +167,11 @@ class LeasedAssigner(TopicAssigner):
             self._want(share)
             _LOG.info("consumer.share", extra={"queues": list(map(str, sorted(share)))})
         return None if self._wanted is None else self._leases.keys() & self._wanted
+
+    @property
+    def has_share(self) -> bool:
+        """Return whether this process has the lease of each queue of its share."""
+        return self._wanted is not None and self._wanted <= self._leases.keys()
 
     def gave_up(self, key: TopicPartitionKey) -> None:
         """Release the lease of a queue."""

@@ -129,6 +129,12 @@ class PartitionReader:
         """Return whether the group has not yet assigned anything to this consumer."""
         return self.assigner is None and not self.has_joined.is_set()
 
+    @property
+    def assigned(self) -> frozenset[TopicPartitionKey] | None:
+        """Return the partitions of the newest assignment; None: there was none yet, or more of it is to come."""
+        is_whole = self.has_joined.is_set() and (self.assigner is None or self.assigner.has_share)
+        return frozenset(self._assigned) if is_whole else None
+
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics as a member of the group; do nothing if an assigner decides what to read."""
         if self.assigner is not None:

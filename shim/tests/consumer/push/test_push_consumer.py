@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.core.allocate import AllocateMessageQueueAveragely
 from rocketshim.core.consume_concurrently import ConsumeStatus
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
@@ -283,7 +284,8 @@ def test_a_consumer_that_starts_in_vain_ends_without_an_error_if_a_signal_has_as
     consumer = consumer_of(live)
     consumer.register_message_listener("orders", lambda _: None)
 
-    def start() -> None:
+    def start(*, wait_s: float) -> None:
+        del wait_s
         if is_asked:
             signal.raise_signal(signal.SIGTERM)
         raise BrokerUnavailableError("no broker answers")
@@ -292,6 +294,95 @@ def test_a_consumer_that_starts_in_vain_ends_without_an_error_if_a_signal_has_as
     with nullcontext() if is_asked else pytest.raises(BrokerUnavailableError):
         consumer.run()
     assert consumer.state is None
+
+
+@pytest.mark.parametrize("mode", ["concurrent", "orderly", "strategy", "broadcasting"])
+def test_start_returns_when_the_starts_of_its_queues_are_chosen_and_stored(
+    live: InMemoryKafka, tmp_path: Path, mode: str
+) -> None:
+    """A new group at the end of an old topic gets what is sent directly after start()."""
+    live.add_partitions("orders", 4)
+    for number in range(4):
+        live.append("orders", b"old", partition=number)
+        live.truncate("orders", number, before_offset=1)
+    seen: list[bytes | None] = []
+    made: dict[str, dict[str, Any]] = {
+        "broadcasting": {"message_model": MessageModel.BROADCASTING, "offset_store_dir": str(tmp_path)},
+        "strategy": {"allocate_message_queue_strategy": AllocateMessageQueueAveragely()},
+    }
+    consumer = consumer_of(live, consume_from_where=ConsumeFromWhere.LAST_OFFSET, **made.get(mode, {}))
+    live.create_topic(consumer.names.group_log("g"), config={"message.timestamp.type": "LogAppendTime"})
+    consumer.register_message_listener("orders", lambda message: seen.append(message.body), orderly=mode == "orderly")
+    consumer.start(wait_s=GUARD_S)
+    try:
+        assert consumer.wait_assigned(0)
+        if mode != "broadcasting":
+            assert [live.committed("g").get(("orders", number)) for number in range(4)] == [1] * 4
+        for number in range(12):
+            live.append("orders", b"%d" % number, partition=number % 4)
+        assert _until(lambda: len(seen) == 12)
+    finally:
+        consumer.stop()
+
+
+def of_a_silent_coordinator(kafka: InMemoryKafka, answers: threading.Event) -> PushConsumer:
+    """A consumer that is not told what its group has committed, until this event."""
+
+    def make(config: Any) -> Any:
+        client = kafka.consumer(config)
+        committed = client.committed
+
+        def asked(*arguments: Any, **named: Any) -> Any:
+            if not answers.is_set():
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return committed(*arguments, **named)
+
+        client.committed = asked  # type: ignore[method-assign]
+        return client
+
+    consumer = PushConsumer("memory:1", group="g", clients=Clients(make, kafka.producer))
+    consumer.register_message_listener("orders", lambda _: None)
+    return consumer
+
+
+def test_start_waits_no_longer_than_it_may_for_starts_that_are_unknown(live: InMemoryKafka) -> None:
+    answers = threading.Event()
+    consumer = of_a_silent_coordinator(live, answers)
+    consumer.start(wait_s=0.1)
+    assert not consumer.wait_assigned(0)
+    answers.set()
+    assert consumer.wait_assigned(GUARD_S)
+    consumer.stop()
+
+
+def test_start_does_not_wait_for_queues_that_other_members_have(live: InMemoryKafka) -> None:
+    members = [consumer_of(live), consumer_of(live)]
+    for member in members:
+        member.register_message_listener("orders", lambda _: None)
+        member.start(wait_s=GUARD_S)
+        assert member.wait_assigned(0)
+    for member in members:
+        member.stop()
+
+
+def test_stop_ends_the_wait_of_start(live: InMemoryKafka) -> None:
+    consumer = of_a_silent_coordinator(live, threading.Event())
+    starter = threading.Thread(target=lambda: consumer.start(wait_s=math.inf))
+    starter.start()
+    assert _until(lambda: len(live.members("g")) == 1)
+    consumer.stop()
+    starter.join(GUARD_S)
+    assert not starter.is_alive()
+    assert not consumer.wait_assigned(0)
+
+
+@pytest.mark.parametrize("time_s", ["1", math.nan, None])
+def test_start_refuses_a_wait_that_is_no_number(live: InMemoryKafka, time_s: Any) -> None:
+    consumer = consumer_of(live)
+    consumer.register_message_listener("orders", lambda _: None)
+    with pytest.raises(ConfigError, match="0 means no wait"):
+        consumer.start(wait_s=time_s)
+    assert not consumer.wait_assigned(0)
 
 
 def _until(condition: Callable[[], bool]) -> bool:

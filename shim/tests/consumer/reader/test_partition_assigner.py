@@ -190,7 +190,7 @@ def start(kafka: InMemoryKafka) -> Iterator[Callable[..., PushConsumer]]:
             **{"allocate_message_queue_strategy": AllocateMessageQueueAveragely(), **values},
         )
         consumer.register_message_listener("orders", listener, orderly=orderly)
-        consumer.start()
+        consumer.start(wait_s=0)
         made.append(consumer)
         return consumer
 
