@@ -6,7 +6,8 @@ from typing import Any
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.times import past_ms
-from rocketshim.filters import SqlFilter, TagFilter
+from rocketshim.filters import SqlFilter
+from rocketshim.filters.tag import check_tags
 
 __all__ = ["RecordFilter", "selecting"]
 
@@ -19,7 +20,7 @@ def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
     Raises:
         FilterSyntaxError: an expression does not compile.
     """
-    by_tag = TagFilter(tags).matches_headers
+    by_tag = check_tags(tags).matches_headers
     if where is None:
         return by_tag
     by_sql = SqlFilter(where).matches_headers

@@ -1,12 +1,13 @@
-"""Read the objects of user code with care: `str()` may raise, an attribute may be a property, a class may lie."""
+"""Read and check the objects of user code: `str()` may raise, an attribute may be a property, a class may lie."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, Final
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["as_int", "attribute", "check_hook", "class_name", "safe_text"]
+__all__ = ["as_int", "attribute", "call_problem", "check_hook", "class_name", "safe_text", "takes"]
 
 _MAX_SHOWN_CHARS: Final = 4_096  # a record stores 1 KiB, and a log line needs no more
 _QUALNAME: Final = type.__dict__["__qualname__"]
@@ -45,6 +46,49 @@ def check_hook(hook: object, methods: Sequence[str]) -> None:
         raise ConfigError(
             f"{safe_text(hook, repr):.80} is not a hook: pass an object with the method {' and '.join(missing)}"
         )
+    for name in methods:
+        problem = call_problem(attribute(hook, name), 1)
+        if problem:
+            raise ConfigError(f"{safe_text(hook, repr):.80} is not a hook: {problem}; write {name}(self, context)")
+
+
+def call_problem(function: object, count: int) -> str:
+    """Return why a function of a program cannot be called with a number of arguments for a plain value; `""` if it can.
+
+    Such a mistake of a program would otherwise look like a failure of each message.
+
+    Args:
+        function: anything.
+        count: number of positional arguments.
+    """
+    if not callable(function):
+        return f"{safe_text(function, repr):.80} cannot be called"
+    for each in (function, attribute(function, "__call__")):
+        if inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each):
+            return f"{_name_of(function)} is an async function, and nothing awaits it"
+        if inspect.isgeneratorfunction(each):
+            return f"{_name_of(function)} is a generator function, because it contains yield"
+    if not takes(function, count):
+        return f"{_name_of(function)} does not take {count} argument{'s'[: count != 1]}"
+    return ""
+
+
+def takes(function: Callable[..., object], count: int) -> bool:
+    """Return whether a function takes a number of positional arguments; True also if that is not known."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return True
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
+def _name_of(function: object) -> str:
+    name = attribute(function, "__qualname__")
+    return name if isinstance(name, str) else safe_text(function, repr)[:80]
 
 
 def as_int(value: object) -> int | None:

@@ -9,10 +9,11 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
+from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError, FilterEvaluationError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql import SqlFilter
-from rocketshim.filters.tag import TagFilter
+from rocketshim.filters.tag import TagFilter, check_tags
 from rocketshim_topics import MalformedRecordError
 from rocketshim_topics.wire import BAD_HEADER_KEY, coordinates, read_headers
 
@@ -33,7 +34,7 @@ class CallableFilter:
     Args:
         selector: a function of one message that returns True or False, or an object with such a method `matches`. If an
             object has `matches` and `__call__`, `matches` is used. It runs for each message and should be fast. A
-            class, a coroutine function or a name is not accepted.
+            class, a coroutine function, a name, or a function of other arguments is not accepted.
 
     Attributes:
         expression: qualified name of the function, or of the object's class.
@@ -121,9 +122,9 @@ class MessageSelector:
             expression: tags separated by `||`; None, `""` and `"*"` select everything.
 
         Raises:
-            FilterSyntaxError: the expression consists only of separators.
+            FilterSyntaxError: the expression consists only of separators, or is meant as SQL or as another list.
         """
-        return cls(TagFilter(expression))
+        return cls(check_tags(expression))
 
     @classmethod
     def by_sql(cls, expression: str) -> "MessageSelector":
@@ -181,7 +182,7 @@ def compile_filter(tags: str | None = None, sql: str | None = None, selector: An
         return selector.filter
     if selector is not None:
         return CallableFilter(selector)
-    return TagFilter(tags)
+    return check_tags(tags)
 
 
 def _selecting_function(selector: Any) -> Callable[[Any], Any]:
@@ -198,6 +199,9 @@ def _selecting_function(selector: Any) -> Callable[[Any], Any]:
         raise ConfigError(
             f"selector {_qualified_name(selector)} is a coroutine function: a filter must be a plain function"
         )
+    problem = call_problem(function, 1)
+    if problem:
+        raise ConfigError(f"selector {_qualified_name(selector)}: {problem}; it gets one message")
     select: Callable[[Any], Any] = function
     return select
 

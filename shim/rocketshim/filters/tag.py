@@ -11,10 +11,15 @@ each part; empty parts are dropped. Some consequences are surprising:
 * A message without a tag, or with an empty one, never matches a list.
 * It is not possible to subscribe to a tag with a blank at either end.
 
+RocketMQ takes `a,b` and `amount > 5 AND vip IS NOT NULL` for one tag each, which no message has, so that nothing is
+ever selected. Where a program or an operator writes an expression, `check_tags` refuses such a text. If a tag really
+has such a name, SQL selects it: `TAGS = 'a,b'`.
+
 Matching compares the text. RocketMQ's broker compares hash codes first, and its client then compares the text; the
 result is the same.
 """
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Protocol, TypeVar
 
@@ -23,7 +28,7 @@ from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.java_text import TRIMMED_CHARACTERS
 from rocketshim_topics.wire import UNREADABLE_ERRORS, mark_unreadable, reader_of
 
-__all__ = ["TAG_HEADER", "TagFilter"]
+__all__ = ["TAG_HEADER", "TagFilter", "check_tags"]
 
 TAG_HEADER: Final = "TAGS"
 """Name of the header with the tag of a message."""
@@ -38,6 +43,8 @@ _Record = TypeVar("_Record", bound=_HasHeaders)
 
 _ALL: Final = "*"
 _SEPARATOR: Final = "||"
+_OF_LISTS: Final = re.compile(r",|\s\|\s")
+_OF_SQL: Final = re.compile(r"[=<>]|\s(?:AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s", re.IGNORECASE)
 
 
 class TagFilter:
@@ -160,3 +167,28 @@ def _split(expression: str) -> frozenset[str]:
             expected="a tag",
         )
     return frozenset(tag for piece in pieces if (tag := piece.strip(TRIMMED_CHARACTERS)))
+
+
+def check_tags(expression: str | None) -> TagFilter:
+    """Return the filter of a tag expression that a person wrote.
+
+    Raises:
+        FilterSyntaxError: the expression consists only of separators, or is meant as another kind of list or as SQL.
+        ConfigError: it is not a text.
+    """
+    made = TagFilter(expression)
+    for pattern, hint in (
+        (_OF_SQL, "it looks like an SQL condition: give it as sql=, or as MessageSelector.by_sql()"),
+        (_OF_LISTS, "tags are separated by two bars: write 'a || b'"),
+    ):
+        found = None if made.matches_all else pattern.search(made.expression)
+        if found is not None:
+            raise FilterSyntaxError(
+                f"{made.expression!r:.200} is not a tag expression, since {hint}. A tag that really has such a name is "
+                "selected by SQL: TAGS = '…'",
+                expression=made.expression,
+                position=found.start(),
+                token=found[0].strip(),
+                expected="tags, separated by ||",
+            )
+    return made

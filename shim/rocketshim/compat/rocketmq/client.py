@@ -45,7 +45,9 @@ from rocketshim.compat.rocketmq.messages import (
 from rocketshim.core import consume_concurrently
 from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel as ShimModel
+from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ClosedError, ConfigError, NotSupportedError
+from rocketshim.filters.tag import check_tags
 from rocketshim.kafka.clients import Clients
 from rocketshim_topics.message import MessageView
 
@@ -326,10 +328,15 @@ class PushConsumer(_Settings):
             expression: tags, `"A || B"`; `"*"`: all messages.
 
         Raises:
-            ConfigError: the consumer has started.
+            ConfigError: the consumer has started, or the callback cannot be called with one message.
+            FilterSyntaxError: the expression is not one of tags. Conditions in SQL need a `rocketshim.PushConsumer`.
         """
         if self._consumer is not None:
             raise ConfigError(f"cannot subscribe to {text_of(topic)!r} after start(): subscribe before")
+        problem = call_problem(callback, 1)
+        if problem:
+            raise ConfigError(f"the callback of {text_of(topic)!r}: {problem}; it gets one ReceivedMessage")
+        check_tags(text_of(expression))
         self._callbacks[text_of(topic)] = (callback, text_of(expression))
 
     def start(self) -> None:
