@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import CoroutineType
 from typing import Any
 
 from rocketshim.codecs import UndecodableBody
@@ -9,6 +10,7 @@ from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.clock import Clock
 from rocketshim.core.next_hop import NO_LISTENER
 from rocketshim.core.subscriptions import Subscription
+from rocketshim.core.user_values import safe_text
 from rocketshim.failures import FailureMaker
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import Failure, TopicNames
@@ -65,6 +67,16 @@ class Runner:
         if known is None:
             known = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)
         return known
+
+    def _no_status(self, returned: object, status: str) -> Failure:
+        """Return the failure of a call that returned something other than a status: a mistake of the program."""
+        text = f"the listener returned {safe_text(returned, repr):.200}"
+        if type(returned) is CoroutineType:
+            returned.close()  # it would warn that it was never awaited
+            text += ": make the listener itself an `async def` function"
+        else:
+            text += f": it returns nothing or a {status}, and raises to fail"
+        return Failure("ReturnedNoStatus", text, self._clock.wall_ms())
 
     def _no_listener(self, topic: str) -> Failure:
         """Return the failure of a message that this member has no listener for, and another one might have."""

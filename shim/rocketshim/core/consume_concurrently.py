@@ -9,16 +9,19 @@ RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
   that all failed; an index past the last message means that none failed.
 * `RECONSUME_LATER`, an exception, and any value that is not a status: all failed. An `ack_index` that the listener set
   is ignored.
+* The status of an orderly listener is understood, since other clients have one class for both: SUCCESS and COMMIT are
+  success, the others failure. `orderly_status` does the same for the concurrent ones.
 * None is success, because Python functions without a return statement return it (RocketMQ: failure; differs on
   purpose).
 """
 
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import Final
 
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus, ConsumeStatus
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim_topics import Duration, parse_duration_ms
+from rocketshim_topics.hops import DEFAULT_MAX_DELAY_MS
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "as_one",
     "is_success",
     "item_answers",
+    "retry_delay_ms",
     "return_type",
     "return_type_of",
     "succeeded_count",
@@ -46,13 +50,6 @@ DEAD_LETTER_LEVEL: Final = -1
 
 NOT_ASKED: Final = 0
 """A requested level that stands for none: the retry policy decides."""
-
-
-class ConsumeStatus(IntEnum):
-    """The answer of a concurrent listener. Source: `ConsumeConcurrentlyStatus` of RocketMQ."""
-
-    CONSUME_SUCCESS = 0
-    RECONSUME_LATER = 1
 
 
 class ConsumeReturnType(Enum):
@@ -69,12 +66,13 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, n
     """Raise this in a listener to retry the message (in a batch: all messages) later.
 
     Args:
-        delay: how long to wait, as `"30s"`, `"5m"`, a number of seconds or a timedelta; 40 days at most, longer delays
-            are shortened. None: the retry policy decides, unless `level` is given.
+        delay: how long to wait, as `"30s"`, `"5m"`, a number of seconds or a timedelta; 40 days at most. None: the
+            retry policy decides, unless `level` is given.
         level: delay level, 1 or more; a level above the table's highest counts as the highest.
 
     Raises:
-        ConfigError: both are given, or the delay or level is not valid.
+        ConfigError: both are given, or the delay or level is not valid. If a listener lets it pass, the message has
+            failed like by any other exception.
     """
 
     def __init__(self, delay: Duration | None = None, *, level: int | None = None) -> None:
@@ -82,12 +80,24 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, n
             raise ConfigError(f"RetryLater takes a delay ({delay!r}) or a level ({level!r}), not both")
         if level is not None and level < 1:
             raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to stop retrying")
-        self.delay_ms = None if delay is None else parse_duration_ms(delay)
+        self.delay_ms = None if delay is None else retry_delay_ms(delay)
         self.level = level
         when = "later" if level is None else f"at level {level}"
         super().__init__(f"retry {when}" if delay is None else f"retry after {delay}")
 
     __reduce__ = RocketshimError.__reduce__  # a listener may raise it in a process pool
+
+
+def retry_delay_ms(delay: Duration) -> int:
+    """Return the delay of a retry in ms.
+
+    Raises:
+        ConfigError: it is not a duration, or longer than 40 days; a worker parks what waits longer.
+    """
+    delay_ms = parse_duration_ms(delay)
+    if delay_ms > DEFAULT_MAX_DELAY_MS:
+        raise ConfigError(f"a retry after {delay!r:.80} is not possible: the longest delay is 40 days")
+    return delay_ms
 
 
 class DeadLetter(Exception):  # noqa: N818 - as above
@@ -166,7 +176,12 @@ def item_answers(answer: object, batch_count: int) -> list[object] | None:
 
 def is_success(answer: object) -> bool:
     """Return whether an answer means that its message is done."""
-    return answer is None or answer is ConsumeStatus.CONSUME_SUCCESS
+    return (
+        answer is None
+        or answer is ConsumeStatus.CONSUME_SUCCESS
+        or answer is ConsumeOrderlyStatus.SUCCESS
+        or answer is ConsumeOrderlyStatus.COMMIT
+    )
 
 
 def as_one(answer: object, batch_count: int) -> object:
@@ -197,8 +212,7 @@ def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: 
         return ConsumeReturnType.RETURNNULL
     if elapsed_ms >= timeout_ms:
         return ConsumeReturnType.TIME_OUT
-    done = (None, ConsumeStatus.CONSUME_SUCCESS, ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT)
-    return ConsumeReturnType.SUCCESS if any(status is each for each in done) else ConsumeReturnType.FAILED
+    return ConsumeReturnType.SUCCESS if is_success(status) else ConsumeReturnType.FAILED
 
 
 def return_type_of(failure_class: str) -> ConsumeReturnType:

@@ -43,6 +43,7 @@ __all__ = [
     "BatchAnswer",
     "ConsumeOrderlyContext",
     "ConsumeOrderlyStatus",
+    "ConsumeStatus",
     "DeadLetterOrderly",
     "OrderlyAction",
     "OrderlyMessage",
@@ -65,6 +66,13 @@ class ConsumeOrderlyStatus(IntEnum):
     ROLLBACK = 1
     COMMIT = 2
     SUSPEND_CURRENT_QUEUE_A_MOMENT = 3
+
+
+class ConsumeStatus(IntEnum):
+    """The answer of a concurrent listener. Source: `ConsumeConcurrentlyStatus` of RocketMQ."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
 
 
 class ConsumeOrderlyContext:
@@ -100,6 +108,8 @@ class ConsumeOrderlyContext:
 def orderly_status(answer: object) -> ConsumeOrderlyStatus:
     """Convert a listener's return value: None is success, a value that is not a status is a failure.
 
+    The status of a concurrent listener is understood, since other clients have one class for both.
+
     The caller converts an exception to SUSPEND_CURRENT_QUEUE_A_MOMENT. (RocketMQ treats null as a failure. This differs
     on purpose: Python functions without a return statement return None.)
     """
@@ -107,6 +117,8 @@ def orderly_status(answer: object) -> ConsumeOrderlyStatus:
         return ConsumeOrderlyStatus.SUCCESS
     if type(answer) is ConsumeOrderlyStatus:  # `isinstance` would ask the answer for its `__class__`
         return answer
+    if answer is ConsumeStatus.CONSUME_SUCCESS:
+        return ConsumeOrderlyStatus.SUCCESS
     return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 

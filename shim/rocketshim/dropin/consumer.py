@@ -114,8 +114,7 @@ class Consumer(confluent_kafka.Consumer):
             error: the reason, for operators who look at retries and dead letters; None: no reason.
             level: this delay level, at most the table's highest; below 0: the dead letters; None or 0: 3 + the failed
                 attempts so far.
-            delay: this delay, as a timedelta or like `"90s"`; 40 days at most, longer delays are shortened. None: a
-                level.
+            delay: this delay, as a timedelta or like `"90s"`; 40 days at most. None: a level.
 
         Raises:
             FeatureNotEnabledError: `rocketshim.retry.enable` is not set.

@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
+from rocketshim.core.consume_concurrently import retry_delay_ms
 from rocketshim.core.user_values import as_int, safe_text
 from rocketshim.dropin.fetched import checked
 from rocketshim.dropin.original import OriginalConsumer
@@ -29,7 +30,6 @@ from rocketshim.dropin.rebalancing import RebalancingConsumer, is_a
 from rocketshim.errors import ConfigError, NotSupportedError, RocketshimError, StaleMessageError
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.durations import parse_duration_ms
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["RetryingConsumer"]
@@ -58,7 +58,7 @@ class RetryingConsumer(RebalancingConsumer):
             raise ConfigError(
                 f"level={safe_text(level, repr):.80} is not a delay level: give a whole number, or leave it out"
             )
-        delay_ms = None if delay is None else parse_duration_ms(delay)
+        delay_ms = None if delay is None else retry_delay_ms(delay)
         state = self._rocketshim
         checked(message)
         if not state.retries.is_read and not state.retry_partitions():

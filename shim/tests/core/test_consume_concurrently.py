@@ -15,6 +15,7 @@ from rocketshim.core.consume_concurrently import (
     item_answers,
     succeeded_count,
 )
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 
 SUCCESS = ConsumeStatus.CONSUME_SUCCESS
 LATER = ConsumeStatus.RECONSUME_LATER
@@ -51,6 +52,13 @@ def test_reconsume_later_or_an_invalid_status_fails_all_for_any_ack_index(
 )
 def test_examples_of_ack_index(ack_index: int, batch_count: int, expected: int) -> None:
     assert succeeded_count(SUCCESS, ack_index, batch_count) == expected
+
+
+def test_the_status_of_an_orderly_listener_is_understood() -> None:
+    """The clients of RocketMQ for Go and Python have one enumeration for both kinds of listeners."""
+    done = [status for status in ConsumeOrderlyStatus if succeeded_count(status, ALL, 3) == 3]
+    assert done == [ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT]
+    assert [status for status in ConsumeOrderlyStatus if is_success(status)] == done
 
 
 def test_zero_and_false_are_not_success_although_they_compare_equal() -> None:

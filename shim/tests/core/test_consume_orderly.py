@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, orderly_status
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, ConsumeStatus, orderly_status
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -21,6 +21,12 @@ def test_a_listener_that_returns_none_has_succeeded() -> None:
 @pytest.mark.parametrize("status", list(ConsumeOrderlyStatus))
 def test_a_status_is_returned_unchanged(status: ConsumeOrderlyStatus) -> None:
     assert orderly_status(status) is status
+
+
+def test_the_status_of_a_concurrent_listener_is_understood() -> None:
+    """The clients of RocketMQ for Go and Python have one enumeration for both kinds of listeners."""
+    assert orderly_status(ConsumeStatus.CONSUME_SUCCESS) is SUCCESS
+    assert orderly_status(ConsumeStatus.RECONSUME_LATER) is SUSPEND
 
 
 @pytest.mark.parametrize(

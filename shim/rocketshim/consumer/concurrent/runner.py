@@ -33,6 +33,7 @@ from rocketshim.core.consume_concurrently import (
     item_answers,
     succeeded_count,
 )
+from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.failure_rules import Rules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
@@ -271,10 +272,9 @@ class ConcurrentRunner(Runner):
 
     def _failure_of(self, answer: object) -> Failure:
         """Return the failure that a listener's answer means; a success means that it asked for a retry of others."""
-        name, text = "ReconsumeLater", "the listener asked for it"
-        if answer is not ConsumeStatus.RECONSUME_LATER and not is_success(answer):
-            name, text = "ReturnedNoStatus", f"the listener returned {safe_text(answer, repr):.200}"
-        return Failure(name, text, self._clock.wall_ms())
+        if not is_success(answer) and type(answer) not in {ConsumeStatus, ConsumeOrderlyStatus}:
+            return self._no_status(answer, "ConsumeStatus")
+        return Failure("ReconsumeLater", "the listener asked for it", self._clock.wall_ms())
 
     @staticmethod
     def _asked_level(asked: object) -> int:

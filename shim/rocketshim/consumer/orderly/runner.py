@@ -21,7 +21,13 @@ from typing import Any, Final
 
 from rocketshim.consumer.runner import Runner, WithoutContext
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyContext, ConsumeOrderlyStatus, orderly_status
+from rocketshim.core.consume_orderly import (
+    BatchAnswer,
+    ConsumeOrderlyContext,
+    ConsumeOrderlyStatus,
+    ConsumeStatus,
+    orderly_status,
+)
 from rocketshim.core.failure_rules import Rules
 from rocketshim.core.lease import Lease
 from rocketshim.core.orderly_partition import OrderlyTask, StoppedKeys
@@ -224,9 +230,10 @@ class OrderlyRunner(Runner):
     ) -> BatchAnswer:
         status = orderly_status(returned)
         if status is _SUSPEND:
-            asked = returned is _SUSPEND
-            text = "the listener asked for it" if asked else f"the listener returned {safe_text(returned, repr):.200}"
-            task.failure = Failure("Suspended" if asked else "ReturnedNoStatus", text, self._clock.wall_ms())
+            if returned is _SUSPEND or returned is ConsumeStatus.RECONSUME_LATER:
+                task.failure = Failure("Suspended", "the listener asked for it", self._clock.wall_ms())
+            else:
+                task.failure = self._no_status(returned, "ConsumeOrderlyStatus")
         answer = BatchAnswer(len(messages), status, context.auto_commit is not False, _suspend_ms(context))
         if answer.stops and self._is_unreadable(task, messages) and status is _SUSPEND:
             answer = replace(answer, dead_letter=True)

@@ -11,7 +11,7 @@ from confluent_kafka import Message
 from rocketshim.consumer.orderly.runner import OrderlyRunner, TriedMessageView
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import RetryLater
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus
+from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, ConsumeStatus
 from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
@@ -81,6 +81,27 @@ def run(
     stub: Any = place or PartitionStub()
     task = OrderlyTask(stub, list(messages) or [Readable(0), Readable(1)], {}, key_of)
     return runner.run(task), task
+
+
+def test_the_answer_of_a_concurrent_listener_is_understood() -> None:
+    """RocketMQ's clients for Go and Python have one enumeration for both; its success must not block a queue."""
+    answers, task = run(lambda _: ConsumeStatus.CONSUME_SUCCESS)
+    assert [(answer.msg_count, answer.status, answer.stops) for answer in answers] == [
+        (1, ConsumeOrderlyStatus.SUCCESS, False),
+        (1, ConsumeOrderlyStatus.SUCCESS, False),
+    ]
+    answers, task = run(lambda _: ConsumeStatus.RECONSUME_LATER)
+    assert answers == [BatchAnswer(1, SUSPEND)]
+    assert task.failure is not None
+    assert task.failure.exception_class == "Suspended"
+
+
+def test_any_other_answer_says_what_a_listener_returns() -> None:
+    _, task = run(lambda _: "done")
+    assert task.failure is not None
+    assert task.failure.text == (
+        "the listener returned 'done': it returns nothing or a ConsumeOrderlyStatus, and raises to fail"
+    )
 
 
 def test_a_wait_may_be_any_whole_number(caplog: pytest.LogCaptureFixture) -> None:
