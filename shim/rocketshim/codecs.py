@@ -9,6 +9,7 @@
     def handle(message: MessageView[Order]) -> None:
         charge(message.value)
 
+* Without a codec a body is bytes, or a pydantic model, which is sent as JSON; `default_body` decides.
 * What a codec refuses to encode is not sent: `MessageError`.
 * What a codec cannot decode does not reach the listener. It is a dead letter at the first attempt, with the cause
   `UndecodableBody`: another attempt would fail in the same way. If a schema registry does not answer, that is an
@@ -17,16 +18,19 @@
   registry stays `orders-value`.
 * A tombstone has no body: its value is None, and no codec is asked.
 * Several threads call a codec at the same time. Raising is how it refuses.
+* A mistake of the program is refused where the codec is given (`ConfigError`), since it would fail for every message: a
+  class instead of an object, a method that takes other arguments, a model with a name that does not exist.
 """
 
 import json
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
-from rocketshim.core.user_values import class_name, safe_text
+from rocketshim.core.user_values import call_problem, class_name, safe_text
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.wire import Header
@@ -78,7 +82,7 @@ class Codec(Protocol[ValueT]):
 
 
 class JsonCodec:
-    """Any value that JSON knows: dict, list, text, number, bool. In UTF-8; NaN and infinity are refused."""
+    """Any value that JSON knows: dict, list, text, number, bool. In UTF-8; NaN, infinity and `1e999` are refused."""
 
     def encode(self, value: Any, topic: str, headers: list[Header]) -> bytes:
         """See `Codec`."""
@@ -88,11 +92,21 @@ class JsonCodec:
     def decode(self, body: bytes, topic: str, headers: Sequence[Header]) -> Any:
         """See `Codec`."""
         del topic, headers
-        return json.loads(body.decode(), parse_constant=_refuse_constant)
+        return _JSON.decode(body.decode())
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a number of JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if number - number == 0.0:  # faster than a call of `isfinite`
+        return number
+    raise ValueError(f"{text:.40} is too large for a number")
+
+
+_JSON: Final = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite)
 
 
 class PydanticCodec(Generic[ValueT]):
@@ -102,14 +116,22 @@ class PydanticCodec(Generic[ValueT]):
         kind: the type of the values.
 
     Raises:
-        ConfigError: pydantic cannot validate that type.
+        ConfigError: it is not a type, pydantic cannot validate it, or it uses a name that is not defined (yet).
     """
 
     def __init__(self, kind: type[ValueT]) -> None:
+        given: object = kind
+        if isinstance(given, str | BaseModel):
+            name = given if isinstance(given, str) else type(given).__name__
+            raise ConfigError(f"{given!r:.80} is not a type: give the type itself, as in body={name:.80}")
         try:
             self._adapter: TypeAdapter[ValueT] = TypeAdapter(kind)
-        except Exception as error:  # of pydantic: it has several classes for it
-            raise ConfigError(f"{kind!r:.80} is not a type that pydantic validates: {error}") from error
+            if not self._adapter.pydantic_complete:
+                self._adapter.rebuild(raise_errors=True)
+        except NameError as error:  # of pydantic: an annotation whose name does not exist
+            raise ConfigError(f"{kind!r:.80} cannot be used yet: {_first_line(error)}; define it before") from None
+        except Exception as error:  # noqa: BLE001 - of pydantic: it has several classes for it
+            raise ConfigError(f"{kind!r:.80} is not a type that pydantic validates: {_first_line(error)}") from None
 
     def encode(self, value: ValueT, topic: str, headers: list[Header]) -> bytes:
         """See `Codec`. A value of another type is refused."""
@@ -127,6 +149,10 @@ class PydanticCodec(Generic[ValueT]):
             return self._adapter.validate_json(body)
         except ValidationError as error:
             raise ValueError(_problems(error)) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return safe_text(error).partition("\n")[0]
 
 
 def _problems(error: ValidationError) -> str:
@@ -158,7 +184,7 @@ class SerializerCodec:
         if serializer is None and deserializer is None:
             raise ConfigError("SerializerCodec() does nothing: give a serializer, a deserializer or both")
         for each in (serializer, deserializer):
-            if each is not None and (isinstance(each, type) or not callable(each)):
+            if each is not None and (isinstance(each, type) or call_problem(each, 2)):
                 raise ConfigError(f"{each!r:.80} is not a serializer: it must be callable with a value and a context")
         self._serializer = serializer
         self._deserializer = deserializer
@@ -194,12 +220,12 @@ def codec_of(body: type[Any] | None, codec: Codec[Any] | None) -> Codec[Any] | N
     if body is not None and codec is not None:
         raise ConfigError("body and codec are given: body=Order is short for codec=PydanticCodec(Order); give one")
     if codec is not None:
-        return check_codec(codec)
+        return decoding_codec(codec)
     return None if body is None else PydanticCodec(body)
 
 
 def check_codec(codec: Codec[Any]) -> Codec[Any]:
-    """Return a codec.
+    """Return a codec; a quick check, since a codec may be an argument of each send.
 
     Raises:
         ConfigError: it is a class, or it has no `encode` and `decode`.
@@ -207,6 +233,41 @@ def check_codec(codec: Codec[Any]) -> Codec[Any]:
     if isinstance(codec, type) or not all(callable(getattr(codec, name, None)) for name in ("encode", "decode")):
         raise ConfigError(f"{codec!r:.80} is not a codec: give an object with encode and decode, such as JsonCodec()")
     return codec
+
+
+def decoding_codec(codec: Codec[Any]) -> Codec[Any]:
+    """Return the codec of a consumer or listener.
+
+    Raises:
+        ConfigError: it is not a codec, its `decode` takes other arguments, or it cannot decode.
+    """
+    problem = call_problem(check_codec(codec).decode, 3)
+    if problem:
+        raise ConfigError(f"{codec!r:.80} is not a codec: {problem}; write decode(self, body, topic, headers)")
+    if isinstance(codec, SerializerCodec) and codec._deserializer is None:  # noqa: SLF001 - of this module
+        raise ConfigError("a SerializerCodec without a deserializer cannot decode: give it one, as its second argument")
+    return codec
+
+
+_codec_of_model = lru_cache(maxsize=100)(PydanticCodec)
+
+
+def default_body(body: object, topic: str) -> object:
+    """Return the body that is sent if there is no codec: a pydantic model as JSON, anything else as it is.
+
+    Raises:
+        MessageError: the model is not valid any more, or it is neither bytes nor a model; nothing was sent.
+    """
+    if isinstance(body, BaseModel):
+        return encode_body(_codec_of_model(type(body)), body, topic)[0]
+    if not isinstance(body, bytes):
+        name = class_name(body)
+        codec = "JsonCodec()" if type(body).__module__ == "builtins" else f"PydanticCodec({name})"
+        raise MessageError(
+            f"body is of type {name}: give bytes{' (text.encode())' if isinstance(body, str) else ''} or a pydantic "
+            f"model, or its codec: send(topic, body, codec={codec})"
+        )
+    return body
 
 
 def encode_body(codec: Codec[Any], value: object, topic: str) -> tuple[bytes, list[Header]]:

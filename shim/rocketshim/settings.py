@@ -5,10 +5,9 @@ RocketMQ has the setting, the name is RocketMQ's in snake case. Every object can
 hidden.
 """
 
-import difflib
-import re
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, Self, TypedDict
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
 
 from pydantic import (
     BaseModel,
@@ -27,14 +26,17 @@ from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.failure_rules import ExceptionTypes
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
+from rocketshim.core.options import advice, check_options
 from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy
+from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy, check_policy
 from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import mask, merge
+from rocketshim.kafka.client_config import check_bootstrap, kafka_hint, mask, merge
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import EPOCH_SECONDS
-from rocketshim_topics.names import TopicNames, check_group
+from rocketshim_topics.message import Message
+from rocketshim_topics.names import TopicNames, check_consumer_group
 
 __all__ = [
     "ConnectionSettings",
@@ -49,6 +51,8 @@ __all__ = [
     "PushConsumerSettings",
     "Settings",
     "WorkerSettings",
+    "check_listener_options",
+    "place_of",
 ]
 
 _DAY_MS = 86_400_000
@@ -63,18 +67,23 @@ class Settings(BaseModel):
         frozen=True, extra="forbid", arbitrary_types_allowed=True, validate_default=True, hide_input_in_errors=True
     )
 
+    if not TYPE_CHECKING:  # type checkers see the constructor that pydantic describes to them
+
+        def __init__(self, **values: Any) -> None:
+            try:
+                super().__init__(**values)
+            except ValidationError as error:
+                found = "; ".join(_error_text(item, type(self)) for item in error.errors(include_url=False))
+                raise ConfigError(f"{type(self).__name__}: {found}") from None  # it has all that pydantic says
+
     @classmethod
     def make(cls, **values: Any) -> Self:
-        """Make a settings object from keyword arguments.
+        """Make a settings object from keyword arguments whose names a type checker does not know.
 
         Raises:
             ConfigError: a name is not a setting, or a value is out of its range. The message lists all of them.
         """
-        try:
-            return cls(**values)
-        except ValidationError as error:
-            found = "; ".join(_error_text(item, cls) for item in error.errors(include_url=False))
-            raise ConfigError(f"{cls.__name__}: {found}") from error
+        return cls(**values)
 
     @field_validator("*", mode="before")
     @classmethod
@@ -82,6 +91,18 @@ class Settings(BaseModel):
         if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in {int, float, int | None}:
             raise ValueError("give a number")
         return value
+
+    @field_validator("consume_from_where", "message_model", mode="before", check_fields=False)
+    @classmethod
+    def _check_name(cls, value: Any, info: ValidationInfo) -> Any:
+        """Accept the name of a member as text, as files and variables have it, also RocketMQ's longer form of it."""
+        if not isinstance(value, str):
+            return value
+        kind = MessageModel if info.field_name == "message_model" else ConsumeFromWhere
+        name = value.upper().removeprefix("CONSUME_FROM_")
+        if name not in kind.__members__:
+            raise ValueError(f"give {' or '.join(f'{kind.__name__}.{each}' for each in kind.__members__)}")
+        return kind[name]
 
     @field_validator("consume_timestamp_ms", check_fields=False)
     @classmethod
@@ -95,6 +116,11 @@ class Settings(BaseModel):
         """Return the name by which users know a field."""
         return field
 
+    @classmethod
+    def place_of(cls, name: str) -> str:
+        """Return where a name belongs that is not a setting of this class; `""` if it is known nowhere."""
+        return place_of(name)
+
 
 def _error_text(item: Any, settings: type[Settings]) -> str:
     """Describe one pydantic error in our own words: the setting, its value, the rule."""
@@ -104,10 +130,8 @@ def _error_text(item: Any, settings: type[Settings]) -> str:
         case "missing":
             return f"{name} is required"
         case "extra_forbidden":
-            in_snake_case = re.sub(r"(?<=[a-z0-9])[A-Z]", lambda upper: f"_{upper[0].lower()}", field)
-            similar = difflib.get_close_matches(in_snake_case, settings.model_fields, 1)
-            hint = f"; did you mean {settings.shown(similar[0])}?" if similar else ""
-            return f"{name}={_safe_value(item)}: there is no such setting{hint}"
+            hint = advice(field, settings.model_fields, settings.place_of, settings.shown)
+            return f"{name}={_safe_value(item)}: there is no such setting{hint and f'; {hint}'}"
         case "string_too_short" if not item["input"]:
             return f"{name} is empty; it is required"
         case "value_error":
@@ -152,9 +176,7 @@ class ConnectionSettings(Settings):
     @field_validator("bootstrap")
     @classmethod
     def _check_bootstrap(cls, value: str) -> str:
-        if value.lower().startswith(("http://", "https://")):
-            raise ValueError("Kafka's protocol is not HTTP: write host:port, separated by commas")
-        return value
+        return check_bootstrap(value)
 
     @classmethod
     def given(cls, settings: object, values: Mapping[str, Any], **connection: str | None) -> Self:
@@ -484,8 +506,9 @@ class PushConsumerSettings(ConnectionSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_group(self.group)
+        check_consumer_group(self.group)
         _ = self.lock_settings  # raises if the times do not fit together
+        check_policy(self.retry_policy, self.max_reconsume_times)
         if self.consume_thread_max < self.consume_thread_min:
             raise ValueError(
                 f"consume_thread_max={self.consume_thread_max} is below consume_thread_min={self.consume_thread_min}"
@@ -494,6 +517,11 @@ class PushConsumerSettings(ConnectionSettings):
         if isinstance(strategy, type):
             name = strategy.__name__
             raise ValueError(f"allocate_message_queue_strategy={name} is a class: pass an object, {name}()")  # noqa: TRY004 - pydantic expects a ValueError
+        problem = "" if strategy is None else call_problem(getattr(strategy, "allocate", None), 4)
+        if problem:
+            raise ValueError(
+                f"allocate_message_queue_strategy: {problem}; it is allocate(self, group, client_id, queues, ids)"
+            )
         if self.allocate_message_queue_strategy is not None and self.message_model is MessageModel.BROADCASTING:
             raise ValueError(
                 "allocate_message_queue_strategy has no meaning in BROADCASTING: every member reads every queue"
@@ -556,7 +584,7 @@ class LitePullConsumerSettings(ConnectionSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_group(self.group)
+        check_consumer_group(self.group)
         return self
 
 
@@ -586,5 +614,31 @@ class PullConsumerSettings(ConnectionSettings):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        check_group(self.group)
+        check_consumer_group(self.group)
         return self
+
+
+_PLACES: Final[tuple[tuple[str, Collection[str]], ...]] = (
+    ("is a setting of the consumer: PushConsumer(…, {}=…)", PushConsumerSettings.model_fields),
+    ("is an option of a listener: @consumer.listener(topic, {}=…)", ListenerOptions.__annotations__),
+    ("is a setting of the producer: Producer(…, {}=…)", ProducerSettings.model_fields),
+    ("is a setting of LitePullConsumer(…, {}=…)", LitePullConsumerSettings.model_fields),
+    ("is a setting of PullConsumer(…, {}=…)", PullConsumerSettings.model_fields),
+    ("is an option of a message: send(topic, body, {}=…)", {each.name for each in fields(Message) if each.kw_only}),
+    ("is a setting of the worker: WorkerSettings(…, {}=…)", WorkerSettings.model_fields),
+)
+"""Where each option belongs; of a name with several places, the first one."""
+
+
+def place_of(name: str) -> str:
+    """Return where an option or setting belongs, for one that was given elsewhere; `""` if it is known nowhere."""
+    place = next((text for text, names in _PLACES if name in names), None)
+    return kafka_hint(name) if place is None else f"{name} {place.format(name)}"
+
+
+def check_listener_options(options: Mapping[str, object]) -> None:
+    """Raise a ConfigError if an option of a listener does not exist, or `orderly` is neither True nor False."""
+    check_options("a listener", options, ListenerOptions.__annotations__, place_of)
+    orderly = options.get("orderly", False)
+    if not isinstance(orderly, bool):
+        raise ConfigError(f"orderly={orderly!r:.80}: give True or False")

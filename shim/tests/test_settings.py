@@ -8,6 +8,9 @@ from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.consumer.pull.pull_consumer import PullConsumer
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.allocate import AllocateMessageQueueAveragely
+from rocketshim.core.message_model import MessageModel
+from rocketshim.core.retry_policy import AfterDelay
+from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim.producer.producer import Producer
 from rocketshim.settings import (
@@ -113,6 +116,33 @@ def test_a_start_in_seconds_or_as_the_digits_of_a_date_is_refused(settings: type
         settings.make(**values, consume_timestamp_ms=moment)
     for sound in (None, 0, 2_000_000, 1_767_225_600_000):
         settings.make(**values, consume_timestamp_ms=sound)
+
+
+@pytest.mark.parametrize("text", ["FIRST_OFFSET", "first_offset", "CONSUME_FROM_FIRST_OFFSET"])
+def test_a_start_and_a_message_model_may_be_given_by_name(text: Any) -> None:
+    """As in a file or in a variable of the environment."""
+    model: Any = "BROADCASTING"
+    consumer = PushConsumer("broker:9092", group="g", consume_from_where=text, message_model=model)
+    assert consumer.settings.consume_from_where is ConsumeFromWhere.FIRST_OFFSET
+    assert consumer.settings.message_model is MessageModel.BROADCASTING
+
+
+@pytest.mark.parametrize("address", ["a:1", "a:1,b:2", "PLAINTEXT://a:1, SASL_SSL://b:2", "[::1]:9092", "a"])
+def test_what_the_kafka_client_accepts_as_an_address_is_accepted(address: str) -> None:
+    assert Producer(address).settings.bootstrap == address
+
+
+def test_a_policy_is_asked_for_the_attempts_that_there_are() -> None:
+    """A list of two delays is enough for two retries."""
+
+    class Two:
+        def next_hop(self, reconsume_times: int, unit: float) -> AfterDelay:
+            del unit
+            return AfterDelay([10, 20][reconsume_times])
+
+    PushConsumer("broker:9092", group="g", retry_policy=Two(), max_reconsume_times=2)
+    with pytest.raises(ConfigError, match="raised IndexError"):
+        PushConsumer("broker:9092", group="g", retry_policy=Two(), max_reconsume_times=3)
 
 
 def test_a_missing_setting_is_named() -> None:

@@ -102,7 +102,10 @@ class Message:
     def __post_init__(self) -> None:
         _check_topic(self.topic)
         if not _is_bytes_or_none(self.body):
-            raise MessageError(f"body is {_type(self.body)}: give bytes (text.encode()), or None for a tombstone")
+            raise MessageError(
+                f"body is {_type(self.body)}: give bytes (text.encode()), or None for a tombstone; a codec encodes "
+                "others: producer.send(topic, body, codec=JsonCodec())"
+            )
         if not (isinstance(self.key, str) and _encodes(self.key)) and not _is_bytes_or_none(self.key):
             raise MessageError(f"key is {_type(self.key)}: give bytes, text that UTF-8 can encode, or None")
         if self.tag is not None:
@@ -215,6 +218,11 @@ def _epoch_ms(moment: object) -> int:
         moment = seconds * 1_000 + -(-moment.microsecond // 1_000)
     elif isinstance(moment, int) and moment in EPOCH_SECONDS:
         raise MessageError(f"deliver_at is {moment}, a time in seconds: give milliseconds, {moment}000, or a datetime")
+    elif isinstance(moment, float):
+        raise MessageError(
+            f"deliver_at is {moment!r}: give whole milliseconds, as int(time.time() * 1000), or a datetime with a time "
+            "zone"
+        )
     _check_int("deliver_at", moment, 0, LONG_MAX)
     return int(moment)  # type: ignore[call-overload, no-any-return]  # checked in the line before
 

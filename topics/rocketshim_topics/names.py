@@ -41,6 +41,7 @@ __all__ = [
     "SCHEDULE_TOPIC",
     "SHIM_TOPIC",
     "TopicNames",
+    "check_consumer_group",
     "check_group",
     "check_topic",
     "dead_letter_topic",
@@ -67,6 +68,7 @@ _OURS: Final = re.compile(
 )
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
+_WORKER_GROUP: Final = re.compile(r"(?:[A-Za-z0-9_-]{1,64}\.)?rmq\.sched")
 _LOOKS_ENCODED: Final = re.compile(r".*-[0-9A-Fa-f]{16}", re.DOTALL)
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9_-]")
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -129,10 +131,11 @@ def check_topic(topic: str) -> str:
 def check_group(group: str) -> str:
     """Return a group name, or raise `ConfigError`.
 
-    A group is 1 to 255 bytes of UTF-8 without control characters, but not `DEFAULT_CONSUMER`, which RocketMQ refuses.
+    A group is 1 to 255 bytes of UTF-8 without control characters, and not blank; but not `DEFAULT_CONSUMER`, which
+    RocketMQ refuses.
     """
-    if not _is_text(group) or not group:
-        raise ConfigError(f"{group!r:.80} is not a group name: give a text that is not empty")
+    if not _is_text(group) or not group.strip():
+        raise ConfigError(f"{group!r:.80} is not a group name: give a text that is not blank")
     try:
         encoded = group.encode()
     except UnicodeEncodeError as error:
@@ -143,6 +146,17 @@ def check_group(group: str) -> str:
         raise ConfigError(f"{group!r:.80} is not a group name: it has control characters")
     if group == "DEFAULT_CONSUMER":
         raise ConfigError("'DEFAULT_CONSUMER' is not a group name: RocketMQ reserves it, choose another")
+    return group
+
+
+def check_consumer_group(group: str) -> str:
+    """Return the name of a group that consumes messages, or raise `ConfigError`.
+
+    The group of a worker is refused, of any namespace: its members share the delay queues with the worker, and commit
+    in them, so that delayed messages would not be delivered.
+    """
+    if _WORKER_GROUP.fullmatch(check_group(group)) is not None:
+        raise ConfigError(f"{group!r} is the group of the delay-redelivery worker: choose another name")
     return group
 
 

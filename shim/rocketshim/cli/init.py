@@ -65,7 +65,7 @@ def init(
     from rocketshim.kafka.clients import LastClientError, confluent_admin, explained  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
-    from rocketshim_topics.names import check_topic  # noqa: PLC0415
+    from rocketshim_topics.names import check_consumer_group, check_topic  # noqa: PLC0415
 
     if partitions is not None and not topic:
         raise ConfigError("--partitions applies to the topics of --topic only; for the delay queues use --lanes")
@@ -79,7 +79,7 @@ def init(
     )
     specs = [*layout.shared(), layout.redrive_log()]
     for each in group or []:
-        specs.extend(layout.for_group(each, with_log=with_log))
+        specs.extend(layout.for_group(check_consumer_group(each), with_log=with_log))
     for each in topic or []:
         if names.is_ours(check_topic(each)):
             raise ConfigError(

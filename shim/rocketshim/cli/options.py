@@ -54,6 +54,16 @@ LogLevelOption = Annotated[
     typer.Option("--log-level", help="The least level of a log line.", rich_help_panel=OUTPUT),
 ]
 
+
+def _checked_bootstrap(context: typer.Context, text: str | None) -> str | None:
+    """Refuse addresses before anything is asked; the shell, which asks for completions, gets no error."""
+    if text is None or context.resilient_parsing:
+        return text
+    from rocketshim.kafka.client_config import check_bootstrap  # noqa: PLC0415 - `--help` does without
+
+    return check_bootstrap(text)
+
+
 Bootstrap = Annotated[
     str,
     typer.Option(
@@ -61,6 +71,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="ROCKETSHIM_BOOTSTRAP",
         metavar="HOST:PORT,…",
+        callback=_checked_bootstrap,
         help="Addresses of the Kafka brokers.",
         rich_help_panel=CONNECTION,
     ),

@@ -15,13 +15,13 @@ Each entry is the default of the option with its name. What the user types wins.
 used as a whole or not at all: if `--bootstrap` names other brokers, they do not get its passwords.
 """
 
-import difflib
 import tomllib
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from rocketshim.cli.options import PROFILE_VARIABLE, config_file
+from rocketshim.core.options import advice
 from rocketshim.errors import ConfigError
 
 __all__ = ["Profile", "chosen_profile", "profile_names"]
@@ -98,8 +98,7 @@ def chosen_profile(asked: str | None) -> Profile | None:
     named_by = "--profile" if asked is not None else f"{PROFILE_VARIABLE}, or profile in the file,"
     if not path.exists():
         raise ConfigError(f"{named_by} names {name!r}, but there is no file {path}; {_example(name)}")
-    similar = difflib.get_close_matches(name, config.profiles, 1)
-    known = f"did you mean {similar[0]}?" if similar else f"it has {', '.join(sorted(config.profiles)) or 'none'}"
+    known = advice(name, config.profiles) or f"it has {', '.join(sorted(config.profiles)) or 'none'}"
     raise ConfigError(f"{named_by} names {name!r}, but {path} has no such profile: {known}; {_example(name)}")
 
 
@@ -113,7 +112,7 @@ def _read() -> _ConfigFile:
         return _ConfigFile()
     except ValidationError as error:
         found = "; ".join(map(_text, error.errors(include_url=False, include_input=False)))
-        raise ConfigError(f"{path}: {found}") from error
+        raise ConfigError(f"{path}: {found}") from None  # pydantic's own text may have a password
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
 
@@ -125,6 +124,5 @@ def _text(item: object) -> str:
     if facts["type"] != "extra_forbidden":
         return f"{name}: {facts['msg']}"
     known = Profile.model_fields if len(facts["loc"]) > 1 else _ConfigFile.model_fields
-    similar = difflib.get_close_matches(str(facts["loc"][-1]), known, 1)
-    hint = f"did you mean {similar[0]}?" if similar else f"known: {', '.join(known)}"
+    hint = advice(str(facts["loc"][-1]), known) or f"known: {', '.join(known)}"
     return f"{name} is not a setting; {hint}"

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +15,7 @@ import typer
 from rocketshim.cli.options import LogFormatOption, LogLevelOption, Supervised
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE
-from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ app = typer.Typer()
 _OUR_FRAMES = frozenset(
     {__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
 )
+_OURS = frozenset({"importlib", "rocketshim", "rocketshim_topics"})
 _GRACE_S = 45.0  # a consumer stops within 30 s; closing its Kafka clients takes a few seconds more
 
 
@@ -124,7 +126,7 @@ def _imported(target: str, module_name: str) -> Any:
     """Import the user's module; print an error of it from its own lines on, since ours say nothing about it.
 
     Raises:
-        ConfigError: there is no such module.
+        ConfigError: there is no such module, or it made a mistake that rocketshim has refused.
         Exit: the import raised.
     """
     try:
@@ -133,11 +135,28 @@ def _imported(target: str, module_name: str) -> Any:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and f"{module_name}.".startswith(f"{missing}."):
             raise missing_module(target, module_name) from error
+        if isinstance(error, RocketshimError):
+            raise ConfigError(f"{_own_line(error)}: {error}") from error
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename in _OUR_FRAMES:
             trace = trace.tb_next
         traceback.print_exception(error.with_traceback(trace))
         raise typer.Exit(1) from error
+
+
+def _own_line(error: BaseException) -> str:
+    """Return the last line of the user's that an error has passed, as file and line."""
+    frames = [(trace.tb_frame, trace.tb_lineno) for trace in _traces(error)]
+    own = [each for each in frames if each[0].f_globals.get("__name__", "").partition(".")[0] not in _OURS]
+    frame, line = own[-1]
+    return f"{Path(frame.f_code.co_filename).name}, line {line}"
+
+
+def _traces(error: BaseException) -> Iterator[TracebackType]:
+    trace = error.__traceback__
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
 
 
 @contextmanager

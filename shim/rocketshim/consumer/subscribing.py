@@ -14,7 +14,7 @@ from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
 from rocketshim.decoding import decoding
 from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
-from rocketshim.settings import ListenerOptions, PushConsumerSettings
+from rocketshim.settings import ListenerOptions, PushConsumerSettings, check_listener_options
 
 __all__ = ["adapt", "is_async", "subscription_of"]
 
@@ -23,10 +23,18 @@ def adapt(function: Callable[..., Any]) -> Listener:
     """Make a listener from a function of one argument (the message) or two (the message and the context).
 
     Raises:
-        ConfigError: the function takes neither one nor two arguments.
+        ConfigError: the function takes neither one nor two arguments, or a call of it would not handle a message: it is
+            a class, or a generator function.
     """
     if not callable(function):
         raise ConfigError(f"{function!r} is not a listener: it must be callable with a message and a context")
+    if isinstance(function, type):
+        raise ConfigError(f"{function!r} is a class: a listener is a function, or an object that can be called")
+    for each in (function, getattr(function, "__call__", None)):  # noqa: B004
+        if inspect.isgeneratorfunction(each) or inspect.isasyncgenfunction(each):
+            raise ConfigError(
+                f"{function!r} contains yield, so that a call of it does nothing: a listener returns, or raises"
+            )
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -57,12 +65,13 @@ def subscription_of(
 
     Raises:
         ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
-            rocketshim, or two filters are given.
+            rocketshim, an option does not exist, or two filters are given.
         FilterSyntaxError: the expression does not compile.
 
     Decides: Is the filter asked again when a message comes back from the retry topic? Only an SQL condition, and only
         if the setting filter_support_retry is on; tags and selectors never.
     """
+    check_listener_options(options)
     lists = settings.consume_message_batch_max_size > 1
     rules = failure_rules(options.get("dead_on"), options.get("retry_on"))
     codec = codec_of(options.get("body"), options.get("codec")) or default_codec

@@ -21,7 +21,7 @@ import traceback
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import confluent_kafka
 from opentelemetry import context as otel_context
@@ -73,7 +73,7 @@ def instrument(
             sent without a delay; `always`: every attempt of a single message; `link`: never.
 
     Raises:
-        ConfigError: the consumer has started, or the target is none of these.
+        ConfigError: the consumer has started, or the target or `parent` is none of these.
     """
     if isinstance(target, AsyncProducer):
         target = target.producer
@@ -86,6 +86,8 @@ def instrument(
             RuntimeWarning,
             stacklevel=2,
         )
+    if parent not in get_args(Parent):
+        raise ConfigError(f"parent={parent!r:.80}: give one of {', '.join(get_args(Parent))}")
     hook = _Telemetry(tracer_provider, meter_provider, parent)
     if isinstance(target, Producer):
         target.register_send_message_hook(hook)

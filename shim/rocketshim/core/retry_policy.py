@@ -13,16 +13,19 @@ RocketMQ's rules (`AbstractSendMessageProcessor#consumerSendMsgBack`), in the or
 `reconsume_times` is the count of failed attempts *before* this failure. The record of the next hop carries it + 1, and
 so does the dead letter: 17 by default after 17 deliveries.
 
-A custom policy is any object with `next_hop`. It must not read a clock; it gets randomness as `unit`.
+A custom policy is any object with `next_hop`. It must not read a clock; it gets randomness as `unit`. `check_policy`
+asks it once for each attempt when the consumer is made, so that a mistake in it is not found at the first failure.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard, runtime_checkable
+from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 from rocketshim.core.backoff import Backoff
+from rocketshim.core.user_values import call_problem, safe_text
+from rocketshim.errors import ConfigError
+from rocketshim_topics.hops import DEFAULT_MAX_DELAY_MS
 from rocketshim_topics.limits import FIRST_RETRY_LEVEL as _FIRST_RETRY_LEVEL
-from rocketshim_topics.limits import LONG_MAX
 
 __all__ = [
     "DEFAULT_MAX_RECONSUME_TIMES",
@@ -34,10 +37,14 @@ __all__ = [
     "Failed",
     "LevelTableRetryPolicy",
     "RetryPolicy",
+    "check_policy",
     "decide",
     "effective_limit",
     "is_hop",
 ]
+
+_ASKED_ATTEMPTS: Final = 100
+_MIDDLE: Final = 0.5
 
 DEFAULT_MAX_RECONSUME_TIMES = 16
 """What -1 means for a concurrent listener. Source: `DefaultMQPushConsumerImpl#getMaxReconsumeTimes`."""
@@ -125,7 +132,7 @@ class LevelTableRetryPolicy:
 
     def __post_init__(self) -> None:
         if self.first_level < 1:
-            raise ValueError(f"first_level={self.first_level}: levels begin at 1")
+            raise ConfigError(f"first_level={self.first_level}: levels begin at 1")
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
         """Return the level that follows; `unit` is not used."""
@@ -140,7 +147,7 @@ class ExponentialRetryPolicy:
     Args:
         initial_ms: delay of the first retry, in ms, at least 1. Default 5 s.
         factor: growth per attempt, finite, at least 1. Default 2.
-        cap_ms: longest delay, jitter included, in ms, at least `initial_ms`. Default 2 h.
+        cap_ms: longest delay, jitter included, in ms, at least `initial_ms`, at most 40 days. Default 2 h.
         jitter: share of the delay that is random, 0 to 1: the delay is within `± jitter / 2` of its value. Delays at
             the cap are spread below it, so that messages that failed together do not come back together.
 
@@ -153,10 +160,10 @@ class ExponentialRetryPolicy:
     jitter: float = 0.2
 
     def __post_init__(self) -> None:
-        if self.initial_ms < 1 or self.cap_ms < self.initial_ms:
-            raise ValueError(f"need 1 <= initial_ms={self.initial_ms} <= cap_ms={self.cap_ms}")
+        if not 1 <= self.initial_ms <= self.cap_ms <= DEFAULT_MAX_DELAY_MS:
+            raise ConfigError(f"need 1 <= initial_ms={self.initial_ms} <= cap_ms={self.cap_ms} <= 40 days")
         if not (self.factor >= 1 and math.isfinite(self.factor)) or not 0 <= self.jitter <= 1:
-            raise ValueError(f"need a finite factor={self.factor} >= 1 and 0 <= jitter={self.jitter} <= 1")
+            raise ConfigError(f"need a finite factor={self.factor} >= 1 and 0 <= jitter={self.jitter} <= 1")
 
     def next_hop(self, reconsume_times: int, unit: float) -> AtLevel | AfterDelay:
         """Return the delay that follows."""
@@ -201,8 +208,40 @@ def is_hop(answer: object) -> TypeGuard[Decision]:
     if isinstance(answer, AtLevel):  # 0.1 µs; patterns with these attributes take 0.8 µs (our measurement)
         return _is_int(answer.level) and answer.level >= 1
     if isinstance(answer, AfterDelay):
-        return _is_int(answer.delay_ms) and 0 <= answer.delay_ms <= LONG_MAX
+        return _is_int(answer.delay_ms) and 0 <= answer.delay_ms <= DEFAULT_MAX_DELAY_MS
     return isinstance(answer, Dead)
+
+
+def check_policy(policy: RetryPolicy, limit: int) -> RetryPolicy:
+    """Return a policy that answers for each attempt up to a limit.
+
+    Args:
+        policy: a policy of a program.
+        limit: `max_reconsume_times` of the group. At most the first 100 attempts are asked for.
+
+    Decides: May a consumer have this retry policy? One that fails only later is replaced by the level table
+        (`core.next_hop.HopMaker`).
+
+    Raises:
+        ConfigError: it is a class, it cannot be called like a policy, or it raises or returns an invalid value.
+    """
+    shown = f"retry_policy={safe_text(policy, repr):.200}"
+    if isinstance(policy, type):
+        raise ConfigError(f"{shown} is a class: pass an object, {policy.__name__}()")
+    problem = call_problem(getattr(policy, "next_hop", None), 2)
+    if problem:
+        raise ConfigError(f"{shown}: {problem}; write next_hop(self, reconsume_times, unit)")
+    for times in range(min(effective_limit(limit, None), _ASKED_ATTEMPTS)):
+        try:
+            answer: object = policy.next_hop(times, _MIDDLE)
+        except Exception as error:  # of the program
+            raise ConfigError(f"{shown}: next_hop({times}, 0.5) raised {safe_text(error, repr):.200}") from error
+        if not is_hop(answer):
+            raise ConfigError(
+                f"{shown}: next_hop({times}, 0.5) returned {safe_text(answer, repr):.200}: it returns AtLevel of 1 or "
+                "more, or AfterDelay of 0 ms to 40 days"
+            )
+    return policy
 
 
 def _is_int(value: object) -> bool:

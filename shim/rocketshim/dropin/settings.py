@@ -71,6 +71,12 @@ class _DropinSettings(Settings):
         """Return the key of a field in the configuration."""
         return PREFIX + field.replace("_", ".")
 
+    @classmethod
+    def place_of(cls, name: str) -> str:
+        """Return nothing: what begins with `rocketshim.` belongs nowhere else."""
+        del name
+        return ""
+
 
 class ConsumerDropinSettings(_DropinSettings):
     """Settings of `rocketshim.dropin.Consumer`. Each description begins with the setting's key in the configuration.

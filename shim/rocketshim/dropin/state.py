@@ -21,7 +21,7 @@ from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
-from rocketshim_topics.names import TopicNames
+from rocketshim_topics.names import TopicNames, check_consumer_group
 
 __all__ = ["Rebalance", "State", "prepare"]
 
@@ -150,6 +150,7 @@ def prepare(
     group = config.get("group.id")
     if not group:
         raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")
+    check_consumer_group(group)
     if str(config.get(_ISOLATION, "read_committed")).lower() != "read_committed":
         raise ConfigError(f"{_ISOLATION} must be read_committed with rocketshim.retry.enable: leave it out")
     names = TopicNames(settings.namespace)

@@ -6,6 +6,7 @@
   `allow_code_settings` is set by a user who knows the origin of the settings.
 * **Callbacks** (`error_cb`, `stats_cb`, `throttle_cb`) are wrapped: what they raise is logged. An error that leaves one
   ends the client's call, which then drops the messages that it has fetched: a pull consumer missed them.
+* **Addresses** are `host:port`, separated by commas: `check_bootstrap` refuses anything else with a hint.
 * **Secret** keys are masked wherever settings are displayed: `mask` and every `repr` of settings objects.
 
 Source: kafka CVE-2025-27817 and similar ones (foreign settings reach a privileged actor); librdkafka's
@@ -27,7 +28,9 @@ __all__ = [
     "METADATA_REFRESH",
     "PROTECTED_CONSUMER",
     "PROTECTED_PRODUCER",
+    "check_bootstrap",
     "flat",
+    "kafka_hint",
     "mask",
     "merge",
     "same",
@@ -86,6 +89,44 @@ CONSUMER_ONLY: Final = re.compile(
     r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof)|auto\.commit\.interval\.ms|isolation\.level"
 )
 """Settings that a producer would only warn about; they are passed to consumers only."""
+
+_KAFKA_NAME: Final = re.compile(
+    CONSUMER_ONLY.pattern
+    + r"|acks|retries|request\..*|batch\..*|compression\..*|linger\.ms|queue\..*|message\..*|delivery\..*|enable\..*"
+    r"|max\.in\.flight.*|partitioner|sticky\..*|security\.protocol|sasl\..*|ssl\..*|https\..*|socket\..*|reconnect\..*"
+    r"|retry\.backoff.*|connections\..*|metadata\..*|topic\.metadata\..*|broker\..*|api\.version\..*|client\.(id|rack|dns\..*)"
+    r"|statistics\..*|debug|log[._].*|[a-z_]+_cb|plugin\..*|allow\.auto\..*|buffer\.memory|max\.(request|block)\..*"
+)
+"""What Kafka's own settings look like; a name that it only resembles costs a hint that is beside the point."""
+
+_OUR_NAME: Final[Mapping[str, str]] = {
+    "bootstrap.servers": "it is called bootstrap here",
+    "metadata.broker.list": "it is called bootstrap here",
+    "namesrv.addr": "write bootstrap, the addresses of Kafka's brokers",
+    "group.id": "it is called group here",
+    "auto.offset.reset": (
+        "write consume_from_where=ConsumeFromWhere.FIRST_OFFSET for 'earliest', ConsumeFromWhere.LAST_OFFSET for "
+        "'latest'"
+    ),
+    "enable.auto.commit": (
+        "leave it out: a push consumer commits what its listeners have handled; LitePullConsumer has auto_commit"
+    ),
+    "enable.auto.offset.store": "leave it out: a push consumer commits what its listeners have handled",
+    "auto.commit.interval.ms": (
+        "write persist_consumer_offset_interval_ms, or auto_commit_interval_ms for a LitePullConsumer"
+    ),
+    "max.poll.records": "write pull_batch_size",
+    "transactional.id": "transactions are in rocketshim.dropin.Producer",
+    **dict.fromkeys(
+        ("value.serializer", "value.deserializer"),
+        "write codec=, such as JsonCodec() or SerializerCodec(serializer, deserializer)",
+    ),
+    **dict.fromkeys(("key.serializer", "key.deserializer"), "keys are text or bytes, and need no serializer"),
+}
+"""Kafka's settings that have another name here, or none."""
+
+_PROTOCOL: Final = re.compile(r"\s*(?:(?:plaintext|ssl|sasl_plaintext|sasl_ssl)://)?", re.IGNORECASE)
+"""What Kafka's client accepts before an address."""
 
 _CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})
 _NESTED: Final = "default.topic.config"  # confluent_kafka's former form for settings of topics
@@ -146,6 +187,40 @@ def merge(
         merged[name] = _quiet(name, value) if name in _CALLBACKS and callable(value) else value
     merged.update(required)
     return merged
+
+
+def kafka_hint(name: str) -> str:
+    """Return how to set one of Kafka's settings that was given as an option; `""` if it is not one of them.
+
+    Args:
+        name: the name as a Python argument, such as `auto_offset_reset`.
+    """
+    dotted = name if name.endswith(("_cb", "_level")) else name.replace("_", ".")
+    if dotted in _OUR_NAME:
+        return _OUR_NAME[dotted]
+    if _KAFKA_NAME.fullmatch(dotted) is None:
+        return ""
+    required = {**PROTECTED_CONSUMER, **PROTECTED_PRODUCER}.get(dotted)
+    fixed = "" if required is None else f", where it has to be {required!r}"
+    return f"Kafka's own settings go into client={{{dotted!r}: …}}{fixed}"
+
+
+def check_bootstrap(addresses: str) -> str:
+    """Return the addresses of brokers.
+
+    Raises:
+        ConfigError: there is none, or one is a URL, or it has a path.
+    """
+    if not addresses.strip(", "):
+        raise ConfigError("bootstrap is empty: write host:port of at least one broker (is a variable not set?)")
+    for address in addresses.split(","):
+        rest = address[_PROTOCOL.match(address).end() :]  # type: ignore[union-attr]  # it matches the empty text
+        if "/" in rest or "@" in rest:
+            shown = _USERINFO.sub(_MASK, address.strip())
+            why = "Kafka's protocol is not HTTP" if shown.lower().startswith("http") else "an address is not a URL"
+            host = rest.rpartition("://")[2].rpartition("@")[2].partition("/")[0]
+            raise ConfigError(f"{shown!r:.80} is not the address of a broker: {why}. Write {host}, without the rest")
+    return addresses
 
 
 def flat(settings: Mapping[str, Any]) -> dict[str, Any]:

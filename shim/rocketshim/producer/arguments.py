@@ -4,10 +4,11 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
-from difflib import get_close_matches
 from typing import Any, Final, TypedDict
 
-from rocketshim.codecs import Codec, encode_body
+from rocketshim.codecs import Codec, default_body, encode_body
+from rocketshim.core.options import advice
+from rocketshim.settings import place_of
 from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
 from rocketshim_topics.message import Message, Properties
@@ -44,7 +45,7 @@ def message_of(given: object, body: object, options: Mapping[str, Any], codec: C
         given: a message, or the topic.
         body: the body, if `given` is the topic; otherwise `NO_BODY`.
         options: the other arguments of a `Message`, by name.
-        codec: encodes the body; None: it is bytes. A `Message` is sent as it is.
+        codec: encodes the body; None: it is bytes or a pydantic model. A `Message` is sent as it is.
 
     Raises:
         MessageError: the arguments do not make a message; the text names the argument and what to give instead.
@@ -62,11 +63,11 @@ def message_of(given: object, body: object, options: Mapping[str, Any], codec: C
         raise MessageError("body is None: give bytes, b'' for an empty body; a tombstone is a Message(topic, None)")
     unknown = next((name for name in options if name not in _OPTIONS), None)
     if unknown is not None:
-        near = get_close_matches(unknown, _OPTIONS, 1)
-        hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(sorted(_OPTIONS))}"
+        hint = advice(unknown, _OPTIONS, place_of) or f"the options are {', '.join(sorted(_OPTIONS))}"
         raise MessageError(f"a message has no option {unknown}: {hint}")
     if codec is None:
-        return Message(given, body, **options)  # type: ignore[arg-type]  # `Message` checks the type of its body
+        plain: Any = body if isinstance(body, bytes) else default_body(body, given)
+        return Message(given, plain, **options)
     Message(given, b"", **options)  # no codec is asked for the body of a message that is not legal
     encoded, headers = encode_body(codec, body, given)
     if headers:

@@ -10,6 +10,7 @@ from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.retry_policy import AtLevel
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
@@ -275,9 +276,14 @@ def test_the_limit_of_the_group(kafka: InMemoryKafka, bench: Make, limit: int, *
 def test_a_broken_retry_policy_does_not_end_the_consumer(kafka: InMemoryKafka, bench: Make, answer: Any) -> None:
     fill(kafka, 1)
 
+    asked: list[int] = []
+
     class Broken:
         def next_hop(self, reconsume_times: int, unit: float) -> Any:
-            del reconsume_times, unit
+            del unit
+            asked.append(reconsume_times)
+            if len(asked) <= 16:  # the consumer asks for each attempt when it is made
+                return AtLevel(1)
             if isinstance(answer, Exception):
                 raise answer
             return answer

@@ -10,7 +10,7 @@ from rocketshim.consumer.push.assembly import producer_config
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
-from rocketshim.core.retry_policy import AfterDelay, AtLevel, LevelTableRetryPolicy
+from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES, AfterDelay, AtLevel, LevelTableRetryPolicy
 from rocketshim.dropin.settings import ConsumerDropinSettings, inner_producer_config
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -20,13 +20,17 @@ LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
 
 
 class Fixed:
-    """A policy with one answer."""
+    """A policy with one answer, which it does not have yet when the consumer is made and asks."""
 
     def __init__(self, answer: Any) -> None:
         self.answer = answer
+        self.asked_count = 0
 
     def next_hop(self, reconsume_times: int, unit: float) -> Any:
         del reconsume_times, unit
+        self.asked_count += 1
+        if self.asked_count <= DEFAULT_MAX_RECONSUME_TIMES:
+            return AtLevel(1)
         if isinstance(self.answer, BaseException):
             raise self.answer
         return self.answer

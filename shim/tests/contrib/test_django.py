@@ -72,6 +72,13 @@ def test_listeners_of_every_application_are_found(harness: Harness, shop: Any) -
     assert consumer("payments").settings.consume_thread_min == 1
 
 
+def test_an_option_that_does_not_exist_is_refused(harness: Harness) -> None:
+    del harness  # Django is set up
+    unknown: dict[str, Any] = {"tag": "created"}
+    with pytest.raises(ConfigError, match=r"a listener has no option tag: did you mean tags\?"):
+        listener("orders", group="payments", **unknown)
+
+
 def test_old_connections_are_closed_around_each_call(harness: Harness, shop: Any) -> None:
     harness.run(consumer("payments"))
     harness.send(*(Message("orders", b"x", tag="created") for _ in range(3)))

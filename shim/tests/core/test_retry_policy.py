@@ -118,8 +118,12 @@ def test_exponential_without_jitter_is_rocketmqs_5_s_doubled_up_to_2_h() -> None
     assert delays[10:] == [AfterDelay(5_120_000), AfterDelay(7_200_000), AfterDelay(7_200_000)]
 
 
+FORTY_DAYS_MS = 40 * 86_400_000
+
 EXPONENTIAL = st.builds(
-    lambda initial, more, factor, jitter: ExponentialRetryPolicy(initial, factor, initial + more, jitter),
+    lambda initial, more, factor, jitter: ExponentialRetryPolicy(
+        initial, factor, min(initial + more, FORTY_DAYS_MS), jitter
+    ),
     initial=st.integers(1, 10**9),
     more=st.integers(0, 10**10),
     factor=st.floats(1, 1e300),

@@ -6,6 +6,7 @@ from typing import Final, Self, Unpack
 from rocketshim.consumer.pull.partitions import PullPartitions, QueuesListener
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.clock import Clock
+from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
 from rocketshim.filters.selection import as_selector
@@ -141,8 +142,9 @@ class LitePullConsumer:
         Raises:
             ConfigError: the name is not legal, or the listener cannot be called.
         """
-        if not callable(listener):
-            raise ConfigError(f"{listener!r:.80} is not a listener: pass a function of (topic, queues)")
+        problem = call_problem(listener, 2)
+        if problem:
+            raise ConfigError(f"{listener!r:.80} is not a listener: {problem}; pass a function of (topic, queues)")
         with self._session.call():
             self.names.physical(topic)
             self._partitions.watched[topic] = (listener, None)

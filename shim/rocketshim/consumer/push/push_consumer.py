@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar, Unpack
 from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
-from rocketshim.codecs import Codec, check_codec
+from rocketshim.codecs import Codec, decoding_codec
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import GroupTopics, PushAssembly
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
@@ -28,7 +28,12 @@ from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.settings import ListenerOptions, PushConsumerOptions, PushConsumerSettings
+from rocketshim.settings import (
+    ListenerOptions,
+    PushConsumerOptions,
+    PushConsumerSettings,
+    check_listener_options,
+)
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -93,7 +98,7 @@ class PushConsumer:
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
-        self._codec = None if codec is None else check_codec(codec)
+        self._codec = None if codec is None else decoding_codec(codec)
         self._clock: Clock = clock or SystemClock()
         is_broadcast = settings.message_model is MessageModel.BROADCASTING
         self._timestamp_ms = timestamp_or_default(settings.consume_timestamp_ms, self._clock.wall_ms())
@@ -142,12 +147,14 @@ class PushConsumer:
         listeners of a consumer are `async def` or none is.
 
         Raises:
-            ConfigError: the topic already has a listener, the name is not legal, two filters are given, `dead_on`,
-                `retry_on`, `body` or `codec` is not legal, or the consumer has started.
+            ConfigError: the topic already has a listener, the name is not legal, an option does not exist, two filters
+                are given, `dead_on`, `retry_on`, `body` or `codec` is not legal, the function could handle no message,
+                or the consumer has started.
             FilterSyntaxError: the expression does not compile.
         """
         if not isinstance(topic, str):  # `@consumer.listener` without a topic would register nothing, silently
             raise ConfigError(f"listener({topic!r:.80}): give the topic: @consumer.listener('orders')")
+        check_listener_options(options)  # also if nothing is decorated
 
         def register(function: FunctionT) -> FunctionT:
             self.register_message_listener(topic, function, **options)

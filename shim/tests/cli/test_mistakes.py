@@ -1,0 +1,83 @@
+"""The mistakes that people make on the command line: exit code 1, and the words that help, before a broker is asked."""
+
+from pathlib import Path
+
+import pytest
+
+from rocketshim.cli import main
+
+AT = ["--bootstrap", "127.0.0.1:1"]
+SHOP = """
+from rocketshim import PushConsumer
+
+consumer = PushConsumer("127.0.0.1:1", group="g")
+number = 5
+
+def typo():
+    consumer.listener("orders", tag="a")
+"""
+
+MISTAKES: dict[str, tuple[list[str], str]] = {
+    "no brokers": (["send", "orders", "x"], "Missing option '--bootstrap'"),
+    "an empty variable": (["send", "orders", "x", "--bootstrap", ""], "bootstrap is empty: write host:port"),
+    "an empty variable, reading": (["dlq", "stats", "--group", "g", "-b", ""], "is a variable not set?"),
+    "an empty variable, worker": (["worker", "--allow", "orders", "-b", ""], "bootstrap is empty"),
+    "kafka://": (["group", "ls", "--bootstrap", "kafka://b:9092"], "an address is not a URL. Write b:9092"),
+    "http://": (["init", "--bootstrap", "http://b:9092"], "Kafka's protocol is not HTTP"),
+    "a typo of a command": (["sned", "orders", "x"], "No such command 'sned'. Did you mean 'send'?"),
+    "a typo of a command below": (["dlq", "stat", *AT], "Did you mean 'stats'"),
+    "a typo of an option": (["send", "orders", "x", "--dely", "5s", *AT], "No such option: --dely"),
+    "no topic": (["send"], "Missing argument 'topic'"),
+    "no body": (["send", "orders", *AT], "give BODY"),
+    "a delay as a word": (["send", "orders", "x", "--delay", "soon", *AT], "as in '90s'"),
+    "a level as a word": (["send", "orders", "x", "--delay-level", "x", *AT], "should be a valid integer"),
+    "a time as a word": (["send", "orders", "x", "--deliver-at", "tomorrow", *AT], "write a time such as"),
+    "a property without a value": (["send", "orders", "x", "--property", "a", *AT], "write NAME=VALUE"),
+    "two tags": (["send", "orders", "x", "--tag", "a||b", *AT], "a message has one tag"),
+    "a topic with a blank": (["send", "my orders", "x", *AT], "Kafka accepts 1 to 249 of"),
+    "a negative time-out": (["send", "orders", "x", "--timeout", "-1", *AT], "greater than or equal to 0.1"),
+    "a client setting without a value": (["send", "orders", "x", "-c", "acks", *AT], "--client: write NAME=VALUE"),
+    "a client file that is missing": (["send", "orders", "x", "-c", "@nope", *AT], "--client @nope: cannot read the"),
+    "a client setting with underscores": (["send", "orders", "x", "-c", "linger_ms=1", *AT], "No such configuration"),
+    "a client setting that must not change": (["send", "orders", "x", "-c", "acks=1", *AT], "must be 'all' here"),
+    "a profile that is missing": (["send", "orders", "x", "--profile", "nope"], "to add it, write [profiles.nope]"),
+    "a namespace with a dot": (["init", "--namespace", "a.b", *AT], "is not a namespace"),
+    "no lanes": (["init", "--lanes", "0", *AT], "greater than or equal to 1"),
+    "the worker's group": (["init", "--group", "rmq.sched", *AT], "is the group of the delay-redelivery worker"),
+    "since yesterday": (["dlq", "ls", "--group", "g", "--since", "yesterday", *AT], "a duration before now (30m, 2h"),
+    "tags with a comma": (["dlq", "ls", "--group", "g", "--tags", "a,b", *AT], "write 'a || b'"),
+    "SQL as tags": (["delayed", "ls", "--tags", "price > 5", *AT], "looks like an SQL condition"),
+    "a typo in SQL": (["dlq", "ls", "--group", "g", "--where", "a >> 5", *AT], "position 3: found '>'"),
+    "dead letters of nobody": (["dlq", "ls", *AT], "give --group GROUP"),
+    "dead letters of a reserved group": (["dlq", "stats", "--group", "DEFAULT_CONSUMER", *AT], "RocketMQ reserves it"),
+    "a plan that is missing": (["dlq", "apply", "nope.json", *AT], "file 'nope.json' does not exist"),
+    "a plan that is none": (["dlq", "apply", "shop.py", *AT], "this is not a redrive plan of version 1"),
+    "parked records without a selection": (["parked", "redrive", *AT], "select records by PARTITION/OFFSET"),
+    "a reset to nowhere": (["group", "reset", "g", *AT], "Missing option '--to'"),
+    "a reset to a word": (["group", "reset", "g", "--to", "soon", *AT], "a duration before now (30m, 2h, 3d)"),
+    "a blank group": (["group", "lag", "  ", *AT], "give a text that is not blank"),
+    "nothing to trace": (["trace", *AT], "Missing argument 'ID|TOPIC/PARTITION/OFFSET'"),
+    "a negative limit": (["topic", "peek", "orders", "--limit", "-1", *AT], "greater than or equal to 1"),
+    "a consumer without a name": (["run", "shop"], "write MODULE:NAME"),
+    "a module that is missing": (["run", "nosuch:consumer"], "there is no module 'nosuch' here"),
+    "a consumer that is missing": (["run", "shop:nosuch"], "shop has no nosuch"),
+    "a consumer that is none": (["run", "shop:number"], "name a rocketshim.PushConsumer"),
+    "an option that does not exist": (["run", "shop:typo"], "a listener has no option tag: did you mean tags?"),
+    "a mistake at the import": (["run", "typo:consumer"], "error: typo.py, line 4: a listener has no option tag"),
+    "a worker without topics": (["worker", *AT], "Missing option '--allow'"),
+    "a worker for a topic with a blank": (["worker", "--allow", "my orders", *AT], "Kafka accepts 1 to 249 of"),
+    "a level table with commas": (["worker", "--allow", "*", "--delay-levels", "1s,5s", *AT], "one of the units"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_gets_the_words_that_help(
+    mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shop.py").write_text(SHOP, encoding="utf-8")
+    (tmp_path / "typo.py").write_text("from shop import consumer\n\n\nconsumer.listener('orders', tag='a')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words, helpful = MISTAKES[mistake]
+    assert main(words) == 1
+    assert helpful in " ".join(capsys.readouterr().err.split())
