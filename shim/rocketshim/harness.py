@@ -16,16 +16,18 @@ commits nothing to Kafka), consumers that poll. Use `InMemoryKafka` or a real br
 import time
 from contextlib import ExitStack
 from copy import copy as copy_of
-from typing import Any, Final, Self
+from typing import Any, Final, Self, Unpack, overload
 
 from rocketshim.admin.delayed import WaitingRecord, waiting_record
 from rocketshim.aio import AsyncProducer
+from rocketshim.codecs import Codec
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
 from rocketshim.dropin.producer import Producer as DropinProducer
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import real_clients
 from rocketshim.kafka.record_sender import break_real_links
+from rocketshim.producer.arguments import NO_BODY, MessageOptions
 from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.settings import WorkerSettings
@@ -163,12 +165,33 @@ class Harness:
             )
             producer._hooks = hooks  # noqa: SLF001
 
-    def send(self, *messages: Message) -> list[SendResult]:
-        """Send messages and wait until their listeners have returned.
+    @overload
+    def send(self, *messages: Message) -> list[SendResult]: ...
+    @overload
+    def send(
+        self, topic: str, /, body: object, *, codec: Codec[Any] | None = None, **options: Unpack[MessageOptions]
+    ) -> list[SendResult]: ...
+    def send(
+        self, *given: Any, body: Any = NO_BODY, codec: Codec[Any] | None = None, **options: Unpack[MessageOptions]
+    ) -> list[SendResult]:
+        """Send messages and wait until their listeners have returned: `send(Message(…), …)` or `send("orders", body)`.
+
+        Args:
+            given: the messages; or a topic and a body, as for `Producer.send`.
+            body: with a topic: bytes, a pydantic model, or what the codec encodes.
+            codec: with a topic: encodes the body; None: it is bytes or a pydantic model.
+            options: with a topic: the other arguments of `Message`, such as `key`, `tag` and `delay`.
 
         Returns:
             the result of each send.
+
+        Raises:
+            As `Producer.send`.
         """
+        if len(given) == 2 and not isinstance(given[0], Message):
+            topic, body = given
+            given = (topic,)
+        messages: list[Message] = [self.producer._message(each, body, codec, options) for each in given]  # noqa: SLF001
         for message in messages:
             self.topic(message.topic)
         results = [self.producer.send(message, timeout_s=GUARD_S) for message in messages]

@@ -4,12 +4,15 @@ import asyncio
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from confluent_kafka import Message as Record
+from pydantic import BaseModel, Field
 
 from rocketshim import (
     ConsumeFromWhere,
+    ConsumeOrderlyStatus,
     DeadLetter,
     DelayLevels,
     DelayWorker,
@@ -25,6 +28,7 @@ from rocketshim import (
     dropin,
 )
 from rocketshim.aio import AsyncProducer
+from rocketshim.codecs import JsonCodec
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness
 from rocketshim.kafka.clients import confluent_admin
@@ -49,6 +53,53 @@ class Attempts:
             self.seen.append((self.harness.clock.monotonic_ns() // 1_000_000_000, message.reconsume_times))
             if message.reconsume_times < failures:
                 raise ConnectionError("the bank does not answer")
+
+
+class Parcel(BaseModel):
+    """A typed body."""
+
+    weight: float = Field(alias="kg")
+
+
+def test_send_takes_what_a_producer_takes(rocketshim_harness: Harness) -> None:
+    seen: list[Any] = []
+    consumer = PushConsumer("localhost:9092", group="parcels")
+
+    @consumer.listener("parcels", body=Parcel)
+    def handle(message: MessageView[Parcel]) -> None:
+        seen.append((message.value.weight, message.tag))
+
+    rocketshim_harness.run(consumer)
+    [result] = rocketshim_harness.send("parcels", Parcel(kg=1.5), tag="a")
+    assert result.message_queue.topic == "parcels"
+    rocketshim_harness.send("parcels", {"kg": 2}, codec=JsonCodec())
+    rocketshim_harness.send("parcels", body=b'{"kg": 3}')
+    rocketshim_harness.send(Message("parcels", b'{"kg": 4}'), Message("parcels", b'{"kg": 5}'))
+    assert seen == [(1.5, "a"), (2.0, None), (3.0, None), (4.0, None), (5.0, None)]
+    assert rocketshim_harness.kafka.records("parcels")[0].value() == b'{"kg":1.5}', "a model is sent as JSON"
+
+
+@pytest.mark.parametrize("status", [ConsumeOrderlyStatus.SUCCESS, ConsumeOrderlyStatus.COMMIT])
+def test_a_concurrent_listener_may_answer_with_an_orderly_success(
+    rocketshim_harness: Harness, status: ConsumeOrderlyStatus
+) -> None:
+    consumer = PushConsumer("localhost:9092", group="g")
+    consumer.listener("orders")(lambda _: status)
+    rocketshim_harness.run(consumer)
+    rocketshim_harness.send("orders", b"")
+    assert rocketshim_harness.waiting() == []
+
+
+def test_a_listener_that_returns_a_coroutine_is_told_to_be_async(rocketshim_harness: Harness) -> None:
+    async def charge(message: Any) -> None:
+        del message
+
+    consumer = PushConsumer("localhost:9092", group="g", max_reconsume_times=0)
+    consumer.listener("orders")(lambda message: charge(message))  # noqa: PLW0108 - a decorator that hides it
+    rocketshim_harness.run(consumer)
+    rocketshim_harness.send("orders", b"")
+    [dead] = rocketshim_harness.dead("g")
+    assert dict(dead.record.headers() or ())["FAIL_TEXT"].endswith(b"make the listener itself an `async def` function")
 
 
 def test_sixteen_retries_of_rocketmqs_schedule() -> None:
