@@ -274,8 +274,8 @@ class WorkerSettings(ConnectionSettings):
             `exactly_once`: a transaction has 5,000 records at most.
         max_in_flight_bytes: maximum bytes of records sent and not yet confirmed. Default 64 MiB. Not used with
             `exactly_once`.
-        target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms.
-            Default 2 s.
+        target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms. It
+            takes longer while the brokers are slow, and while they throttle the worker. Default 2 s.
         target_tries: how many times a record is re-appended before it is parked. Default 5.
         hop_timeout_ms: how long librdkafka tries to store a hop, in ms. Default 30 s.
         exactly_once: consume and produce in Kafka transactions. Default: at least once.

@@ -200,7 +200,7 @@ class LevelQueue(Generic[RecordT]):
 
         Args:
             now_ns: the monotonic clock, in ns.
-            limit: maximum number of records, 1 or more; failed records come back in their original groups.
+            limit: maximum number of records, 1 or more.
             limit_bytes: size at which no more records are added, in bytes, 1 or more.
 
         Returns:
@@ -218,7 +218,9 @@ class LevelQueue(Generic[RecordT]):
             return None
         self._stale = True
         if self._retry:
-            return self._retry.pop(0)
+            due = self._retry.pop(0)
+            count = min(limit, -(-limit_bytes * len(due.records) // max(1, due.size_bytes)))
+            return due if count >= len(due.records) else self._divide(due, count)
         return self._leave(now_ns, limit, limit_bytes)
 
     def next_ns(self) -> int | None:
@@ -344,6 +346,24 @@ class LevelQueue(Generic[RecordT]):
         run = self._tracker.deliver(records)
         self._unconfirmed_ns[run] = self._due_ns
         return Due(records, appends_ms, seen, run, leader_ns - slowed(now_ns), size_bytes)
+
+    def _divide(self, due: Due[RecordT], count: int) -> Due[RecordT]:
+        """Return the first records of a failed run; the others fail again. A run of which a part failed is returned."""
+        if due.run.unfinished != len(due.records):
+            return due
+        first, rest = self._tracker.split(due.run, count)
+        due_ns = self._unconfirmed_ns.pop(due.run)
+        self._unconfirmed_ns[first] = self._unconfirmed_ns[rest] = due_ns
+        size_bytes = due.size_bytes * count // len(due.records)
+        parts = [
+            Due(due.records[at], due.appends_ms[at], due.seen_ns[at], run, due.clock_offset_ns, size)
+            for at, run, size in (
+                (slice(None, count), first, size_bytes),
+                (slice(count, None), rest, due.size_bytes - size_bytes),
+            )
+        ]
+        self._retry.insert(0, parts[1])
+        return parts[0]
 
     def _nothing_to_do(self, now_ns: int) -> bool:
         next_ns = self.next_ns()

@@ -138,6 +138,29 @@ class OffsetTracker:
         else:
             self._safe = max(self._safe or 0, position)
 
+    def split(self, run: Run, count: int) -> tuple[Run, Run]:
+        """Divide a run of which no message is finished into its first `count` messages and the others.
+
+        Returns:
+            The two runs, which replace it.
+
+        Raises:
+            ValueError: a message of it is finished, one of the two would have no message, or it belongs to another
+                tracker; nothing changed.
+        """
+        self._check(run)
+        messages = run.messages
+        if not 0 < count < len(messages):
+            raise ValueError(f"cannot divide {len(messages)} open messages after {count}")
+        middle = _offset(messages[count - 1]) + 1
+        first = Run(self._owner, messages[:count], (), run.first_offset, middle)
+        rest = Run(self._owner, messages[count:], (), _offset(messages[count]), run.next_offset)
+        at = self._runs.index(run)
+        self._runs[at] = rest
+        self._runs.insert(at, first)
+        run.unfinished = 0
+        return first, rest
+
     def finish_all(self, run: Run, but: Collection[int] = ()) -> None:
         """Mark every open message of the run as finished.
 

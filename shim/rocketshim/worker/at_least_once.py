@@ -3,19 +3,21 @@
 * Records that left a queue together form a `Flight`. It is confirmed when each of its records is finished.
 * The `Router` routes a record again if its hop was refused. It parks or re-appends the record, or tries again a second
   later.
-* If a target has not answered within `target_patience_ms`, its records are re-appended as soon as a record that was
-  produced `target_patience_ms` later is stored. Without such a record the broker may be slow for all targets. If
-  no report arrives in that time, a probe of the clock shows whether the schedule topic still accepts records, as
-  re-appending requires. The first copy may still be stored: a duplicate with the same identity.
+* If a target has not answered for the patience (`core.send_pace`: `target_patience_ms`, and longer while the brokers
+  are slow), its records are re-appended as soon as a record that was produced later by the patience is stored. Without
+  such a record the broker may be slow for all targets. If no report arrives in that time, a probe of the clock shows
+  whether the schedule topic still accepts records, as re-appending requires. The first copy may still be stored: a
+  duplicate with the same identity. While a broker throttles this client, nothing is sent and no target is silent.
 * A record whose target is unknown is buffered until the target is known. It is produced before records that left their
   queue later.
 * Records for at most 200 topics are in the producer at a time; the others wait for a topic to be finished. librdkafka
   sends one partition per request and five requests at a time, and not in order of age. So with many targets a slow
   broker would otherwise seem to be a silent target. For the same reason only five topics are added to those that have
-  not answered for a quarter of `target_patience_ms`, until these have answered.
+  not answered for a quarter of the patience, until these have answered.
 * Two limits, number and bytes, bound the records in flight: those without a report, and those that wait to be produced
-  again. Copies for a silent target that were replaced since stay in the producer until their time-out. They have their
-  own limit, so that such a target does not block the others.
+  again. A third one follows what was stored in good time (`core.send_pace`), so that requests stay short. Copies for a
+  silent target that were replaced since stay in the producer until their time-out. They have their own limit, so that
+  such a target does not block the others.
 * After a fatal error of the producer (a broken sequence) the worker creates a new producer and produces all records in
   flight again.
 """
@@ -27,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.level_queue import Due
+from rocketshim.core.send_pace import cost
 from rocketshim.core.timer import Timer
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
@@ -63,7 +66,6 @@ class AtLeastOnce:
         config: settings of the producer.
         max_in_flight: maximum number of records in flight.
         max_in_flight_bytes: maximum bytes of records in flight; the last run may exceed it.
-        patience_ns: how long a target may take before its records are re-appended.
 
     Thread-safety: none; the worker's thread.
     """
@@ -75,7 +77,6 @@ class AtLeastOnce:
         *,
         max_in_flight: int,
         max_in_flight_bytes: int,
-        patience_ns: int,
     ) -> None:
         self._make_producer = parts.make_producer
         self._router = parts.router
@@ -83,6 +84,7 @@ class AtLeastOnce:
         self._targets = parts.targets
         self._writer = parts.writer
         self._prober = parts.prober
+        self._pace = parts.pace
         self._counts = parts.counts
         self._commits = parts.commits
         self._clock = parts.clock
@@ -91,7 +93,6 @@ class AtLeastOnce:
         self._config = config
         self._max_in_flight = max_in_flight
         self._max_in_flight_bytes = max_in_flight_bytes
-        self._patience_ns = patience_ns
         self._producer: ProducerClient | None = None
         self._one_by_one: ProducerClient | None = None
         self._consumer: ConsumerClient | None = None
@@ -118,14 +119,18 @@ class AtLeastOnce:
 
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be produced now."""
-        del now_ns
         if self._writer.failure is not None:
             return 0
         if self._in_flight_bytes >= self._max_in_flight_bytes or self._backlog:
             return 0
         if len(self._open_topics) >= self._most_topics:
             return 0
-        return max(0, min(self._max_in_flight - self._in_flight_count, 2 * self._max_in_flight - self._outstanding()))
+        room = min(self._max_in_flight - self._in_flight_count, 2 * self._max_in_flight - self._outstanding())
+        return max(0, min(room, self._pace.room_count(now_ns)))
+
+    def capacity_bytes(self, now_ns: int) -> int:
+        """Return how many bytes of records may be produced now."""
+        return max(1, self._pace.room(now_ns))
 
     def _add_in_flight(self, flight: Flight, count: int) -> None:
         """Add a number of records of a flight to those in flight; a negative number removes them."""
@@ -187,6 +192,7 @@ class AtLeastOnce:
     def _register(self, batch: HopBatch) -> None:
         topic = batch.group.topic
         self._open_batches.add(batch)
+        self._pace.sent(_cost(batch), batch.sent_ns)
         self._open_topics[topic] = self._open_topics.get(topic, 0) + 1
         self._add_in_flight(batch.flight, len(batch.indexes))
         if batch.is_refused:
@@ -244,11 +250,19 @@ class AtLeastOnce:
 
     def _process_batch(self, batch: HopBatch, now_ns: int) -> None:
         if batch.is_done:
+            if not batch.errors:  # it was replaced too early: the target is slow and not silent
+                self._pace.answered(now_ns - batch.sent_ns, now_ns)
             return
         if any(is_fatal(error) for _, error in batch.errors):
             self._writer.failure = batch.errors[0][1]
             return
-        self._done(batch)
+        if not batch.errors:
+            self._pace.stored(_cost(batch), batch.sent_ns, now_ns)
+            if self._pace.throttled_until_ns <= batch.sent_ns:
+                self._pace.answered(now_ns - batch.sent_ns, now_ns)
+        elif batch.is_late:
+            self._pace.late(batch.sent_ns, now_ns)
+        self._done(batch, now_ns)
         self._reported_ns = now_ns
         if batch.flight.assigned.gone:
             return
@@ -258,10 +272,11 @@ class AtLeastOnce:
         self._stored(batch, unstored, now_ns)
         self._failed(batch, unstored, now_ns)
 
-    def _done(self, batch: HopBatch) -> None:
+    def _done(self, batch: HopBatch, now_ns: int) -> None:
         batch.is_done = True
         if batch in self._open_batches:
             self._open_batches.remove(batch)
+            self._pace.ended(_cost(batch), now_ns)
             self._open_topics[batch.group.topic] -= 1
             if not self._open_topics[batch.group.topic]:
                 del self._open_topics[batch.group.topic]
@@ -297,21 +312,24 @@ class AtLeastOnce:
     def _check_silent_targets(self, now_ns: int) -> None:
         """Re-append records that a target has not accepted in time, if other records or a probe were stored since.
 
-        Decides: Does a target not answer? At least once, only if something that was produced target_patience_ms later
-            is stored, a batch or a probe (`worker.at_least_once.AtLeastOnce._is_overtaken`); otherwise the brokers are
-            slow. Exactly once, `worker.exactly_once.ExactlyOnce._flush` aborts the whole transaction, all its records
-            are due again, and the silent target is avoided.
+        Decides: Does a target not answer? At least once, only if something that was produced later by the patience is
+            stored, a batch or a probe (`worker.at_least_once.AtLeastOnce._is_overtaken`); otherwise the brokers are
+            slow. Exactly once, only if a probe is stored, `worker.exactly_once.ExactlyOnce._flush` aborts the whole
+            transaction, all its records are due again, and the silent target is avoided.
         """
         deliveries = self._deliveries
         while deliveries:
             batch = deliveries[0]
             if batch.is_done or batch.flight.assigned.gone:
-                self._done(batch)
+                self._done(batch, now_ns)
                 deliveries.popleft()
                 continue
-            if now_ns - batch.sent_ns < self._patience_ns:
+            if batch.reports != batch.seen_reports:  # records of it are stored: its target is not silent
+                batch.seen_reports, batch.quiet_since_ns = batch.reports, now_ns
+            patience_ns = self._pace.patience_ns(now_ns, batch.group.target.failures if batch.group.target else 0)
+            if self._pace.quiet_ns(batch.quiet_since_ns, now_ns) < patience_ns:
                 return
-            if not self._is_overtaken(batch):
+            if not self._is_overtaken(batch, patience_ns):
                 self._probe_for_proof(batch.flight.assigned, now_ns)
                 return
             deliveries.popleft()
@@ -321,22 +339,22 @@ class AtLeastOnce:
 
     def _limit_topics(self, now_ns: int) -> None:
         """Hold most other topics back while some are late, so that the producer sends the records of these first."""
-        late_ns = now_ns - self._patience_ns // 4
+        late_ns = now_ns - self._pace.patience_ns(now_ns) // 4
         late: set[str] = set()
         if self._deliveries and self._deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
             late = {each.group.topic for each in self._open_batches if _is_late_delivery(each, late_ns)}
         self._most_topics = min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
 
-    def _is_overtaken(self, batch: HopBatch) -> bool:
+    def _is_overtaken(self, batch: HopBatch, patience_ns: int) -> bool:
         """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
-        by_ns = batch.sent_ns + self._patience_ns
+        by_ns = max(batch.quiet_since_ns, self._pace.throttled_until_ns) + patience_ns
         if self._confirmed_ns >= by_ns:
             return True
-        return self._prober.confirmed_ns >= self._proof_asked_ns >= max(by_ns, self._reported_ns + self._patience_ns)
+        return self._prober.confirmed_ns >= self._proof_asked_ns >= max(by_ns, self._reported_ns + patience_ns)
 
     def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
         """Write a probe to find out whether only the target is silent."""
-        is_quiet = now_ns - self._reported_ns >= self._patience_ns
+        is_quiet = now_ns - self._reported_ns >= self._pace.patience_ns(now_ns)
         if is_quiet and self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
             self._proof_asked_ns = now_ns
             self._prober.probe(assigned)
@@ -351,7 +369,7 @@ class AtLeastOnce:
 
     def _abandon(self, batch: HopBatch, now_ns: int) -> list[int]:
         """Finish a batch early: finish its stored records, and return the indexes of the others."""
-        self._done(batch)
+        self._done(batch, now_ns)
         unstored = batch.unstored()
         if not batch.flight.assigned.gone:
             self._stored(batch, unstored, now_ns)
@@ -364,7 +382,8 @@ class AtLeastOnce:
 
     def wait_ns(self, now_ns: int) -> int | None:
         """Return a short wait while reports are outstanding, else None."""
-        del now_ns
+        if self._pace.throttled_until_ns > now_ns and not self._outstanding():
+            return self._pace.throttled_until_ns - now_ns
         if self._writer.inbox or self._unready or self._backlog or len(self._open_topics) >= self._most_topics:
             return _UNREADY_MS * 1_000_000
         return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
@@ -469,6 +488,10 @@ class AtLeastOnce:
 
 def _began(batch: HopBatch) -> tuple[int, int]:
     return batch.flight.due.run.first_offset, batch.indexes[0]
+
+
+def _cost(batch: HopBatch) -> int:
+    return cost(len(batch.indexes), len(batch.indexes) * batch.flight.mean_bytes)
 
 
 def _is_late_delivery(batch: HopBatch, late_ns: int) -> bool:

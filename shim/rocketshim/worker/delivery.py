@@ -1,10 +1,11 @@
 """The interface between the worker's loop and its two deliveries, `at_least_once` and `exactly_once`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
+from rocketshim.core.send_pace import SendPace
 from rocketshim.kafka.clients import ConsumerClient, ProducerFactory
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.commit_results import CommitResults
@@ -15,7 +16,7 @@ from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router
 from rocketshim.worker.target_table import TargetTable
 
-__all__ = ["Delivery", "DeliveryParts"]
+__all__ = ["Delivery", "DeliveryParts", "paced"]
 
 
 class DeliveryParts(NamedTuple):
@@ -28,6 +29,7 @@ class DeliveryParts(NamedTuple):
         targets: state of the targets.
         writer: produces hops.
         prober: writes probes.
+        pace: decides how much may be in flight, and how long a target may take.
         counts: the worker's counters.
         commits: learns whether commits succeed.
         clock: the clock for waits.
@@ -41,6 +43,7 @@ class DeliveryParts(NamedTuple):
     targets: TargetTable
     writer: HopWriter
     prober: Prober
+    pace: SendPace
     counts: WorkerCounts
     commits: CommitResults
     clock: Clock
@@ -56,6 +59,9 @@ class Delivery(Protocol):
 
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be relayed now."""
+
+    def capacity_bytes(self, now_ns: int) -> int:
+        """Return how many bytes of records may be relayed now, 1 or more; has a meaning only if `capacity` is not 0."""
 
     def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Write the records that left a queue to their targets or to another queue."""
@@ -83,3 +89,15 @@ class Delivery(Protocol):
 
     def close(self) -> None:
         """Close the producers and abandon records in flight. Complete when it returns."""
+
+
+def paced(config: Mapping[str, Any], pace: SendPace, clock: Clock) -> dict[str, Any]:
+    """Return the settings of a producer that passes throttle times to `pace` and to the user's callback, if any."""
+    users = config.get("throttle_cb")
+
+    def throttled(event: Any) -> None:
+        pace.throttled(clock.monotonic_ns(), round(event.throttle_time * 1e9))
+        if users is not None:
+            users(event)
+
+    return {**config, "throttle_cb": throttled}

@@ -1,17 +1,20 @@
 """Exactly-once delivery: due records and the positions after them in one Kafka transaction.
 
 * A turn of the loop is a transaction. It produces every due record. While more records are ready, it fetches and
-  produces them too, up to 5,000 records, about 200 topics or 50 ms, so it grows with the backlog. Then it sends the
-  positions, with the worker's current membership of the group. Then it commits. The next transaction begins 3 ms after
-  a commit: without this gap librdkafka waits 20 ms for the coordinator to finish the last transaction (measured).
+  produces them too, up to 5,000 records, about 200 topics or 50 ms, so it grows with the backlog. It is no larger than
+  what was stored in good time (`core.send_pace`): a broker with a quota would abort large ones forever. Then it sends
+  the positions, with the worker's current membership of the group. Then it commits. The next transaction begins 3 ms
+  after a commit: without this gap librdkafka waits 20 ms for the coordinator to finish the last transaction (measured).
 * A run with a record whose target is unknown waits in its queue until the target is known. Other queues continue.
 * A transaction with a record that was not stored does not commit; a target that refused it is then avoided. If one
   record makes the broker refuse its batch, the producer sends one record per batch for a while, and then the report is
   about the record. A success without an offset (`kafka.reports`) would be committed: it aborts the transaction. So the
   worker reads all reports before the commit.
 * The worker waits while reports keep arriving. If none arrives for 100 ms, the targets of records that are not known to
-  be stored are looked up: if one of them was deleted, the transaction is aborted. If none arrives for
-  `target_patience_ms`, the targets that have not answered are avoided.
+  be stored are looked up: if one of them was deleted, the transaction is aborted. If none arrives for the patience
+  (`core.send_pace`), and a probe that was written then is stored, the targets that have not answered are avoided. While
+  a broker throttles this client, no target is silent. If it does so for longer than the transaction may last, the
+  transaction is aborted, and the next one begins afterwards.
 * If the broker refuses the transaction because of an unknown topic, the same targets are looked up. Otherwise the next
   transaction would fail as well.
 * After an abort that certainly succeeded, the records that were taken are due again. Nothing was delivered and no
@@ -71,6 +74,9 @@ _MOST_ROUTINGS: Final = 4  # of a record whose hop the producer refuses: target,
 _LAST_REPORTS_S: Final = 1.0
 _LOOK_S: Final = 0.1  # to see whether reports arrive
 _ANSWER_S: Final = 0.02  # to see whether lookups were answered
+_PURGE_S: Final = 2.0
+_CALLS: Final = 5  # requests of a transaction that wait for each other
+_REMEMBERED_CALLS: Final = 8
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
 
 
@@ -82,7 +88,6 @@ class ExactlyOnce:
         config: settings of the producer, including `transactional.id`.
         probe_config: settings of the producer of probes.
         api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
-        patience_ms: how long the targets may store no record of a transaction.
         denied: returns which of the given topics the worker may not write to.
         heart: gets a beat before each long call, with the longest time that the call may take.
 
@@ -96,7 +101,6 @@ class ExactlyOnce:
         probe_config: dict[str, Any],
         *,
         api_timeout_ms: int,
-        patience_ms: int,
         denied: Callable[[set[str]], set[str]],
         heart: Heartbeat,
     ) -> None:
@@ -107,6 +111,7 @@ class ExactlyOnce:
         self._writer = parts.writer
         self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
         self._prober = parts.prober
+        self._pace = parts.pace
         self._counts = parts.counts
         self._commits = parts.commits
         self._clock = parts.clock
@@ -115,7 +120,7 @@ class ExactlyOnce:
         self._config = config
         self._probe_config = probe_config
         self._api_timeout_s = api_timeout_ms / 1_000
-        self._patience_s = patience_ms / 1_000
+        self._call_ns: deque[int] = deque(maxlen=_REMEMBERED_CALLS)  # how long the last commits took
         self._heart = heart
         self._consumer: ConsumerClient | None = None
         self._producer: ProducerClient | None = None
@@ -145,12 +150,17 @@ class ExactlyOnce:
         if self._producer is None or now_ns < self._not_before_ns:
             return 0
         transaction = self._open
+        room = self._pace.room_count(now_ns)
         if transaction is None:
-            return min(_MOST_RECORDS, _MOST_TOPICS * self._records_a_topic)
+            return min(_MOST_RECORDS, _MOST_TOPICS * self._records_a_topic, room)
         if transaction.must_abort or now_ns - transaction.begun_ns >= _LONGEST_NS:
             return 0
-        room = (_MOST_TOPICS - len(transaction.topics)) * self._records_a_topic
-        return max(0, min(_MOST_RECORDS - transaction.count, room))
+        by_topics = (_MOST_TOPICS - len(transaction.topics)) * self._records_a_topic
+        return max(0, min(_MOST_RECORDS - transaction.count, by_topics, room))
+
+    def capacity_bytes(self, now_ns: int) -> int:
+        """Return how many bytes of records may still go into this transaction."""
+        return max(1, self._pace.room(now_ns))
 
     def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Produce the records that left a queue, in the open transaction.
@@ -173,7 +183,9 @@ class ExactlyOnce:
             return
         self._point("before-produce")
         flight = Flight(assigned, due)
+        before = transaction.cost
         transaction.add(flight)
+        self._pace.sent(transaction.cost - before, now_ns)
         self._produce(producer, transaction, flight, groups, now_ns)
         failure = poll_callbacks(producer) or self._writer.failure
         self._writer.failure = None
@@ -230,8 +242,10 @@ class ExactlyOnce:
             return
         try:
             left = 0 if transaction.must_abort else self._flush(producer, transaction)
-            if left or transaction.has_refusal or transaction.is_lost:
-                self._abort(producer, transaction, None)
+            is_throttled = not transaction.must_abort and self._is_throttled_too_long(transaction)
+            transaction.is_late = left > 0 or is_throttled
+            if transaction.is_late or transaction.has_refusal or transaction.is_lost:
+                self._abort(producer, transaction, None, "a broker throttles this client for long" * is_throttled)
                 return
             self._beat_before_call()
             # Not while the records are stored, though 1.5 ms faster: see the open findings in docs/reliability.md.
@@ -244,7 +258,9 @@ class ExactlyOnce:
                 return
             self._point("before-commit")
             self._beat_before_call()
+            called_ns = self._clock.monotonic_ns()
             producer.commit_transaction(self._api_timeout_s)
+            self._call_ns.append(self._clock.monotonic_ns() - called_ns)
         except KafkaException as problem:
             error = problem.args[0]
             if error.txn_requires_abort() and not error.fatal():
@@ -258,19 +274,30 @@ class ExactlyOnce:
     def _flush(self, producer: ProducerClient, transaction: Transaction) -> int:
         """Wait for the reports of all records; return how many are missing.
 
-        While reports arrive, the broker is slow. If none arrives for `patience_ms`, the targets are silent. A deleted
-        target ends the waiting earlier: librdkafka tries to add its partition to the transaction again and again.
+        While reports arrive, the broker is slow. The targets are silent if none arrives for a time that is long for the
+        brokers at the moment (`core.send_pace`), and a probe was stored meanwhile. A deleted target ends the waiting
+        earlier: librdkafka tries to add its partition to the transaction again and again.
         """
         end_ns = self._clock.monotonic_ns() + round(self._api_timeout_s * 1e9)
-        left, quiet_s = len(producer), 0.0
+        left, quiet_s, longest_s, asked_ns = len(producer), 0.0, 0.0, 0
         while True:
             self._beat_before_call()
             step_s = _ANSWER_S if quiet_s else _LOOK_S
             still = producer.flush(step_s)
-            quiet_s = quiet_s + step_s if still >= left else 0.0
-            transaction.is_silent = still > 0 and quiet_s >= self._patience_s
             now_ns = self._clock.monotonic_ns()
-            if not still or transaction.is_silent or now_ns >= end_ns:
+            is_heard = still < left or now_ns < self._pace.throttled_until_ns
+            quiet_s = 0.0 if is_heard else quiet_s + step_s
+            longest_s = max(longest_s, quiet_s)
+            if not still:
+                self._pace.answered(round(longest_s * 1e9), now_ns)
+                return 0
+            if quiet_s >= self._patience_s(transaction, now_ns):
+                if not asked_ns:
+                    asked_ns = now_ns
+                    self._probe(transaction)
+                is_proven = self._is_probe_stored(asked_ns)  # may show that the brokers are slow
+                transaction.is_silent = is_proven and quiet_s >= self._patience_s(transaction, now_ns)
+            if transaction.is_silent or now_ns >= end_ns:
                 return still
             if quiet_s == _LOOK_S:
                 self._look_again(transaction)
@@ -280,13 +307,40 @@ class ExactlyOnce:
                 return still
             left = still
 
+    def _patience_s(self, transaction: Transaction, now_ns: int) -> float:
+        failures = max((target.failures for target in transaction.unstored_targets()), default=0)
+        return self._pace.patience_ns(now_ns, failures) / 1e9
+
+    def _probe(self, transaction: Transaction) -> None:
+        """Write probes, to find out whether only the targets are silent."""
+        for assigned in {flight.assigned for flight in transaction.flights}:
+            self._prober.probe(assigned)
+
+    def _is_probe_stored(self, asked_ns: int) -> bool:
+        """Return whether a probe was stored since then; note how long that took."""
+        if self._probes is not None:
+            poll_callbacks(self._probes)
+        now_ns = self._clock.monotonic_ns()
+        self._prober.process_reports(now_ns)
+        if self._prober.confirmed_ns < asked_ns:
+            return False
+        self._pace.answered(self._prober.confirmed_ns - asked_ns, now_ns)
+        return True
+
+    def _is_throttled_too_long(self, transaction: Transaction) -> bool:
+        """Return whether a broker reads the next request too late; the transaction could be too old by then."""
+        end_ns = transaction.begun_ns + round(self._api_timeout_s * 1e9)
+        return transaction.count > 1 and self._pace.throttled_until_ns > end_ns
+
     def _look_again(self, transaction: Transaction) -> None:
         for target in transaction.unstored_targets():
             self._targets.look_again(target.topic)
 
     def _committed(self, transaction: Transaction, began_ns: int) -> None:
         now_ns = self._clock.monotonic_ns()
-        self._open = None
+        base_ns = _CALLS * min(self._call_ns, default=0)
+        self._pace.stored(transaction.cost, transaction.begun_ns, now_ns, base_ns)
+        self._end(transaction, now_ns)
         self._commits.succeeded()
         for flight in transaction.flights:
             self._confirm(flight)
@@ -298,10 +352,14 @@ class ExactlyOnce:
         if transaction.topics:
             self._records_a_topic = max(1, transaction.count // len(transaction.topics))
         self._not_before_ns = now_ns + _GAP_NS
-        if now_ns - began_ns > self._api_timeout_s * 1e9:
+        if now_ns - began_ns - base_ns > self._api_timeout_s * 1e9:
             self._discard_producer()  # it retried for long; no late request may hit the next transaction
         elif self._is_careful and now_ns >= self._careful_until_ns:
             self._discard_producer()
+
+    def _end(self, transaction: Transaction, now_ns: int) -> None:
+        self._open = None
+        self._pace.ended(transaction.cost, now_ns)
 
     def _confirm(self, flight: Flight) -> None:
         if not flight.assigned.gone:
@@ -322,7 +380,7 @@ class ExactlyOnce:
             self._look_again(transaction)  # the error does not name the deleted target
         self._beat_before_call()
         # otherwise the abort waits for reports that no poll serves
-        purge_producer(producer, _LOOK_S if transaction.has_deleted else self._patience_s)
+        purge_producer(producer, _LOOK_S if transaction.has_deleted else _PURGE_S)
         if transaction.has_deleted and len(producer):
             # librdkafka cannot purge a record whose partition it has just forgotten; its abort would wait 10 s for it
             unpurged = KafkaError(KafkaError._STATE, "the record of a deleted target cannot be purged")  # noqa: SLF001
@@ -337,7 +395,9 @@ class ExactlyOnce:
             return
         now_ns = self._clock.monotonic_ns()
         poll_callbacks(producer)
-        self._open = None
+        if transaction.is_late:
+            self._pace.late(transaction.begun_ns, now_ns)
+        self._end(transaction, now_ns)
         failed = sum(len(batch.errors) for batch in transaction.batches)
         reason = str(cause) if cause is not None else why or f"{failed} records were not stored"
         self._alarm("worker.transaction-aborted", error=reason, records=transaction.count)
@@ -348,7 +408,7 @@ class ExactlyOnce:
         self._not_before_ns = now_ns + _BACK_OFF_NS
         if is_refused:
             self._careful_until_ns = now_ns + _CAREFUL_NS
-        is_stuck = transaction.is_silent or transaction.has_deleted
+        is_stuck = transaction.is_late or transaction.has_deleted  # a request may be stored after the abort
         if cause is not None or is_stuck or (is_refused and not self._is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
             self._discard_producer()
@@ -372,11 +432,14 @@ class ExactlyOnce:
         self._commits.failed()
         self._not_before_ns = now_ns + _BACK_OFF_NS
         self._alarm("worker.producer-recycled", error=str(error))
-        transaction, self._open = self._open, None
+        transaction = self._open
         self._discard_producer()
         if transaction is not None:
+            if error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
+                self._pace.late(transaction.begun_ns, now_ns)
+                transaction.is_silent = not transaction.has_deleted and self._pace.throttled_until_ns < now_ns
+            self._end(transaction, now_ns)
             self._uncertain.append(transaction)
-            transaction.is_silent = error.code() == KafkaError._TIMED_OUT and not transaction.has_deleted  # noqa: SLF001
             self._failures.learn(transaction, now_ns)
 
     def _discard_producer(self) -> None:
@@ -460,6 +523,8 @@ class ExactlyOnce:
         """Return the time until the next transaction may begin; None: no limit."""
         if self._producer is None:
             return max(0, self._not_before_ns - now_ns)
+        if self._pace.throttled_until_ns > now_ns:
+            return self._pace.throttled_until_ns - now_ns
         if self._is_stale:
             return max(0, self._renewed_ns + _AGAIN_NS - now_ns)
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)

@@ -66,11 +66,13 @@ class HopBatch:
         is_refused: whether the producer has refused its only record, so that no report will arrive.
         alone: whether each of its records was a separate batch on the wire.
         sent_ns: monotonic instant at which it was produced.
+        seen_reports: number of reports when the delivery looked at it last.
+        quiet_since_ns: when the delivery saw that a report had arrived; at first when it was produced.
     """
 
     __slots__ = (
         "alone", "delivery_error", "dues_ms", "errors", "flight", "group", "inbox", "indexes", "is_done",
-        "is_refused", "reports", "sent_ns",
+        "is_refused", "quiet_since_ns", "reports", "seen_reports", "sent_ns",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +82,8 @@ class HopBatch:
         self.group = group
         self.inbox = inbox
         self.delivery_error = delivery_error
-        self.sent_ns = sent_ns
+        self.sent_ns = self.quiet_since_ns = sent_ns
+        self.seen_reports = 0
         self.indexes: list[int] = []
         self.dues_ms: list[int] = []
         self.reports = 0
@@ -101,9 +104,14 @@ class HopBatch:
         """Return the fetched record at a position of `indexes`."""
         return self.flight.due.records[self.indexes[position]]
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the producer gave up one of its records because that was not stored in time."""
+        return any(error.code() in _UNORDERED for _, error in self.errors)
+
     def unstored(self) -> dict[int, KafkaError | None]:
         """Return the positions of the records not known to be stored, and why; None: there is no report yet."""
-        if any(error.code() in _UNORDERED for _, error in self.errors) and len(self.errors) < len(self.indexes):
+        if self.is_late and len(self.errors) < len(self.indexes):
             return dict.fromkeys(range(len(self.indexes)), self.errors[0][1])
         return {**dict(self.errors), **dict.fromkeys(range(self.reports, len(self.indexes)))}
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, TopicPartition
 
+from rocketshim.core.send_pace import cost
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.hop_writer import Flight, HopBatch
 from rocketshim.worker.target_health import TargetHealth
@@ -23,11 +24,13 @@ class Transaction:
     Attributes:
         begun_ns: monotonic instant of its begin.
         count: number of its records.
+        cost: their cost in flight; see `core.send_pace`.
         flights: the due records that it contains, by run.
         batches: their hops as produced.
         topics: the topics to which they were produced.
         passed: partitions of which it commits only the position after probes.
         must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
+        is_late: whether its records were not stored in time, or the commit would not succeed in time.
         is_silent: whether the targets have not stored its records, and no report has arrived for a while.
         has_deleted: whether a target whose records were not stored was deleted.
 
@@ -35,24 +38,26 @@ class Transaction:
     """
 
     __slots__ = (
-        "batches", "begun_ns", "count", "flights", "has_deleted", "is_silent", "must_abort", "passed", "topics",
+        "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_late", "is_silent", "must_abort",
+        "passed", "topics",
     )  # fmt: skip
 
     def __init__(self, begun_ns: int, passed: list[AssignedPartition] | None = None) -> None:
         self.begun_ns = begun_ns
-        self.count = 0
+        self.count = self.cost = 0
         self.flights: list[Flight] = []
         self.batches: list[HopBatch] = []
         self.topics: set[str] = set()
         self.passed = passed or []
         self.must_abort = False
-        self.is_silent = False
+        self.is_silent = self.is_late = False
         self.has_deleted = False
 
     def add(self, flight: Flight) -> None:
         """Add the due records of a run."""
         self.flights.append(flight)
         self.count += len(flight.due.records)
+        self.cost += cost(len(flight.due.records), flight.due.size_bytes)
 
     def ends(self) -> dict[AssignedPartition, int]:
         """Return the position to commit of each partition."""

@@ -38,6 +38,7 @@ from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import QueueLimits
+from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.errors import WorkerError
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
 from rocketshim.logs import safe_logger
@@ -48,7 +49,7 @@ from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.commit_results import CommitResults
 from rocketshim.worker.counts import WorkerCounts
-from rocketshim.worker.delivery import Delivery, DeliveryParts
+from rocketshim.worker.delivery import Delivery, DeliveryParts, paced
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
 from rocketshim.worker.hop_writer import HopWriter
@@ -343,7 +344,8 @@ class DelayWorker:
                     break
                 if now_ns < assigned.backoff_until_ns or assigned.is_waiting(now_ns):
                     continue
-                due = assigned.queue.take(now_ns, min(room, self.settings.drain_count), self.settings.prefetch_bytes)
+                room_bytes = min(self.settings.prefetch_bytes, delivery.capacity_bytes(now_ns))
+                due = assigned.queue.take(now_ns, min(room, self.settings.drain_count), room_bytes)
                 if due is not None:
                     progress = True
                     self._served = assigned.number
@@ -397,6 +399,12 @@ class DelayWorker:
 
     def _make_delivery(self) -> Delivery:
         settings, clients = self.settings, self._clients
+        longest_ms = settings.transaction_timeout_ms * 2 // 3 if settings.exactly_once else settings.hop_timeout_ms
+        pace = SendPace(
+            patience_ns=settings.target_patience_ms * _NS,
+            longest_ns=longest_ms * _NS,
+            most=cost(settings.max_in_flight_count, settings.max_in_flight_bytes),
+        )
         parts = DeliveryParts(
             make_producer=clients.make_producer,
             router=self._router,
@@ -404,6 +412,7 @@ class DelayWorker:
             targets=self._targets,
             writer=HopWriter(self.counts, self._marks, self._alarm),
             prober=self._prober,
+            pace=pace,
             counts=self.counts,
             commits=self._commits,
             clock=self._clock,
@@ -413,19 +422,17 @@ class DelayWorker:
         if settings.exactly_once:
             return ExactlyOnce(
                 parts,
-                clients.transactional_config(self.transactional_id),
-                clients.producer_config(),
-                api_timeout_ms=settings.transaction_timeout_ms * 2 // 3,
-                patience_ms=settings.target_patience_ms,
+                paced(clients.transactional_config(self.transactional_id), pace, self._clock),
+                paced(clients.producer_config(), pace, self._clock),
+                api_timeout_ms=longest_ms,
                 denied=clients.denied,
                 heart=self.heart,
             )
         return AtLeastOnce(
             parts,
-            clients.producer_config(),
+            paced(clients.producer_config(), pace, self._clock),
             max_in_flight=settings.max_in_flight_count,
             max_in_flight_bytes=settings.max_in_flight_bytes,
-            patience_ns=settings.target_patience_ms * _NS,
         )
 
     def _started(self) -> tuple[ConsumerClient, Delivery]:

@@ -138,9 +138,20 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def take(self, limit: int, limit_bytes: int) -> None:
         due = self.queue.take(self.now_ns, limit, limit_bytes)
         if self.failed:
-            assert due is self.failed.pop(0)
             assert due is not None
+            first = self.failed.pop(0)
+            whole = offsets_of(first)
+            bytes_count = -(-limit_bytes * len(whole) // max(1, first.size_bytes))
+            taken = offsets_of(due)
+            assert taken == whole[: min(limit, bytes_count)]
             self.flights.append(due)
+            if taken != whole:
+                rest = self.queue.take(self.now_ns, 10**6)
+                assert rest is not None
+                assert offsets_of(rest) == whole[len(taken) :]
+                assert rest.appends_ms == first.appends_ms[len(taken) :]
+                assert due.size_bytes + rest.size_bytes == first.size_bytes
+                self.flights.append(rest)
             return
         expected: list[int] = []
         size = 0

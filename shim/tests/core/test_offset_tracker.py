@@ -126,6 +126,21 @@ class TrackerAgainstNaiveModel(RuleBasedStateMachine):
         with pytest.raises(ValueError, match=r"not open|finished before|all open"):
             self.tracker.finish([offset])
 
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data())
+    def split_a_run(self, data: st.DataObject) -> None:
+        run, offsets = data.draw(st.sampled_from(self.runs))
+        count = data.draw(st.integers(0, len(offsets)))
+        if 0 < count < len(offsets) and len(run.messages) == len(offsets):
+            first, rest = self.tracker.split(run, count)
+            at = self.runs.index((run, offsets))
+            self.runs[at : at + 1] = [(first, offsets[:count]), (rest, offsets[count:])]
+            with pytest.raises(ValueError, match="finished before"):
+                self.tracker.finish_all(run)
+        else:
+            with pytest.raises(ValueError, match=r"cannot divide|finished before"):
+                self.tracker.split(run, count)
+
     @precondition(lambda self: not self.tracker.idle)
     @rule()
     def drop_finished_runs(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from rocketshim.core.send_pace import SendPace
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.hop_group import HopGroup, Kind
@@ -64,8 +65,9 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
         targets=Of(set_producers=lambda *_: None),
         writer=HopWriter(counts, RecordMarks(), lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
         prober=Of(use=lambda *_: None, confirmed_ns=0), point=lambda _: None,
+        pace=SendPace(patience_ns=patience_ns, longest_ns=10**15, most=10**9),
     )  # fmt: skip
-    out = AtLeastOnce(parts, {}, max_in_flight=9, max_in_flight_bytes=9, patience_ns=patience_ns)  # type: ignore[arg-type]
+    out = AtLeastOnce(parts, {}, max_in_flight=9, max_in_flight_bytes=9)  # type: ignore[arg-type]
     out.start(None)  # type: ignore[arg-type]
     records = [
         Of(value=value, offset=lambda: 0, topic=lambda: "s", partition=lambda: 0) for value in (b"a", b"b", b"c")
@@ -125,18 +127,23 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
     """A stored record that was sent shortly after a batch shows that the broker is only slow."""
     made: list[Producer] = []
     out, flight, _ = delivery(made, patience_ns=10)
-    slow, soon_after, much_later = (out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), at) for at in (0, 5, 10))
-    for index, batch in enumerate((slow, soon_after, much_later)):
-        batch.indexes, batch.dues_ms = [index], [0]
+    slow, soon_after, later, much_later = batches = [
+        out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), at) for at in (0, 5, 90, 400)
+    ]
+    for index, batch in enumerate(batches):
+        batch.indexes, batch.dues_ms = [index % 3], [0]
         out._register(batch)
-    soon_after.reported(None, STORED)
+    flight.pending = len(batches)
     out._prober.outstanding = 1
-    out.process_reports(100)
-    assert not slow.is_done
     replaced: list[HopBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[assignment]
+    soon_after.reported(None, STORED)
+    out.process_reports(100)
+    later.reported(None, STORED)
+    out.process_reports(170)
+    assert not replaced, "others take 95 ns at the moment, which is more than the patience"
     much_later.reported(None, STORED)
-    out.process_reports(101)
+    out.process_reports(401)
     assert replaced == [slow]
 
 

@@ -1,5 +1,6 @@
 """A slow broker: no target is blamed, no record is re-appended, and records keep the order of their due times."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +90,78 @@ def test_a_record_that_was_not_sent_in_time_is_sent_again_and_its_target_is_not_
         sim.schedule(value=b"%d" % number, key=b"k")
     sim.until(worker, lambda: len({record.value() for record in sim.delivered()}) == 6, 10_000)
     assert worker.counts.re_appended == 0
+    assert "worker.target-avoided" not in worker.counts.alarms
+
+
+@pytest.mark.only("at-least-once")
+def test_no_target_of_a_broker_that_throttles_is_silent_and_nothing_more_is_sent_to_it(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    sim.kafka.hold_sends("orders")
+    sim.schedule()
+    sim.until(worker, lambda: worker._delivery._pace.in_flight > 0)
+    worker._delivery._config["throttle_cb"](SimpleNamespace(throttle_time=9.0))
+    sim.schedule(topic="audit")
+    sim.run(worker, 8_500)
+    assert worker._delivery._outstanding() == 1
+    sim.kafka.release("orders")
+    sim.until(worker, lambda: worker.counts.delivered == 2, 1_500)
+    assert not worker.counts.alarms
+    assert len(sim.delivered()) == len(sim.delivered("audit")) == 1
+
+
+@pytest.mark.only("exactly-once")
+def test_after_a_transaction_that_took_too_long_the_next_ones_are_smaller(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = sim.worker()
+    sim.until(worker, lambda: worker._delivery._producer is not None)
+    producer = worker._delivery._producer
+    flush, left = producer.flush, [80]
+
+    def slowly(timeout: float = -1) -> int:  # a report each second, and the calls may take ten
+        if not timeout or worker._delivery._open is None or left[0] == 60:
+            return flush(timeout)
+        sim.clock.advance(max(1_000, timeout * 1_000))
+        left[0] -= 1
+        return left[0]
+
+    monkeypatch.setattr(producer, "flush", slowly)
+    sizes: list[int] = []
+    committed = worker._delivery._committed
+
+    def noted(transaction: Any, began_ns: int) -> None:
+        sizes.append(transaction.count)
+        committed(transaction, began_ns)
+
+    worker._delivery._committed = noted
+    for number in range(80):
+        sim.schedule(value=b"%d" % number)
+    sim.until(worker, lambda: len(sim.delivered()) >= 80, 60_000)
+    assert worker.counts.aborted == 1
+    assert sum(sizes) == 80
+    assert sizes[0] < 60
+    assert "worker.target-avoided" not in worker.counts.alarms
+
+
+@pytest.mark.only("exactly-once")
+def test_a_broker_that_throttles_for_longer_than_a_transaction_lasts_aborts_it_and_no_target_is_avoided(
+    sim: Any,
+) -> None:
+    worker = sim.worker()
+
+    def throttle(name: str) -> None:
+        if name == "after-produce" and worker.counts.aborted == 0:
+            worker._delivery._config["throttle_cb"](SimpleNamespace(throttle_time=30.0))
+
+    worker._delivery._point = throttle
+    for number in range(4):
+        sim.schedule(value=b"%d" % number)
+    sim.run(worker, 29_000)
+    assert (worker.counts.aborted, len(sim.delivered())) == (1, 0)
+    sim.until(worker, lambda: len(sim.delivered()) == 4, 5_000)
+    assert worker.counts.aborted == 1
     assert "worker.target-avoided" not in worker.counts.alarms
 
 
