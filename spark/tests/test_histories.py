@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from rocketshim_spark import events
 from rocketshim_spark.jobs import audit, delays, dlq_trend, failures, keys, lineage, replay
 from rocketshim_topics import Message, decode, hops
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from .histories import FATES, FAULTS, LEVELS, NAMES, NOW_MS, START_MS, Log, World, frame, gaps_of, ms
 
@@ -262,3 +263,37 @@ def test_failures_have_first_and_last_times_samples_and_new_causes(event_frame: 
     known = {(row.fail_class, row.fingerprint) for row in before}
     assert all(row.is_new == ((row.fail_class, row.fingerprint) not in known) for row in after)
     assert all(row.is_new for row in found(group="pay-a", new_since=ms(0)))
+
+
+@pytest.mark.parametrize(("arrived", "state"), [(False, "retrying"), (True, "acknowledged")])
+def test_a_message_that_was_sent_on_waits_until_it_arrives_again(
+    spark: SparkSession, arrived: bool, state: str
+) -> None:
+    """A member that had no listener for it has committed past its retry record."""
+    log, group = Log(random.Random(7)), "pay"  # noqa: S311 nothing secret
+    first = log.add(hops.source_record(Message("orders", b"x"), NAMES, uniq_key="u", born_ms=START_MS), START_MS)
+    out = hops.retry(
+        first, NAMES, LEVELS, group=group, trusted=False, failure=hops.Failure("OSError", "down", START_MS),
+        reconsume_times=1, level=None, delay_ms=None, lane=0,
+    )  # fmt: skip
+    waited = [log.add(out, START_MS + 1)]
+    came = log.add(hops.delivered(waited[0], decode(out.headers, trusted=True), NAMES), START_MS + 10_000)
+    out = hops.sent_on(
+        came, decode(came.headers(), trusted=True), NAMES, LEVELS, group=group, delay_ms=10_000, lane=0
+    )  # fmt: skip
+    waited.append(log.add(out, START_MS + 10_001))
+    ends = {TopicPartitionKey(each.topic(), each.partition()): each.offset() + 1 for each in (first, came)}
+    relayed = waited if arrived else waited[:1]
+    if arrived:
+        again = log.add(hops.delivered(waited[1], decode(out.headers, trusted=True), NAMES), START_MS + 20_000)
+        ends[TopicPartitionKey(again.topic(), again.partition())] = again.offset() + 1
+    committed = {
+        group: ends,
+        NAMES.worker_group: {TopicPartitionKey(e.topic(), e.partition()): e.offset() + 1 for e in relayed},
+    }
+    found = lineage.transform(
+        events.transform(frame(spark, log.stored)), lineage.LineageParams(committed=committed)
+    ).collect()
+    assert [(row.grp, row.state, row.attempts, row.copies, row.broken) for row in found] == [
+        (group, state, 1, 0, False)
+    ]

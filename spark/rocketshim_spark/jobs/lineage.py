@@ -20,7 +20,9 @@ state          meaning
 
 "Newest" follows the flow of a message, not clocks: by replay, then by attempt, and within an attempt by step: waiting,
 parked, delivered, dead. Several records may have the same step (the worker repeated a delivery, or the message moved
-from queue to queue). Then the one that is least advanced decides: while one of them waits, the message waits.
+from queue to queue). Then the one that is least advanced decides: while one of them waits, the message waits. Where a
+member sent the message on, since it could not handle it, the attempt continues in the order in which the records were
+stored.
 
 A message that never failed belongs to every group that has committed a position on its topic. If there is no such
 group, it has one lifecycle with `grp` null. Two records with one `msg_id` are one message; `copies` counts the repeats.
@@ -111,8 +113,9 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
         grp, msg_id, state, inferred (whether the state follows from committed positions), topic (of the first delivery,
         if known), tag, key, origin (coordinates of the first delivery), first_sent, attempts (failed attempts of the
         newest replay), deliveries, copies (records after the first one of a step, except waiting), rooted, broken,
-        revived, history (array of replay, attempt, step, at, coordinates, kind, reason, reached; in the order of the
-        flow), last_reason, last_at, took_ms (from first_sent to the newest record; null unless acknowledged or dead).
+        revived, history (array of replay, attempt, sent_on, step, at, coordinates, kind, reason, reached; in the order
+        of the flow), last_reason, last_at, took_ms (from first_sent to the newest record; null unless acknowledged or
+        dead).
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -250,6 +253,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
         F.coalesce("attempt", F.lit(0)).alias("attempt"),
+        F.when(F.col("unhandled_since").isNotNull(), F.col("stored_at")).alias("sent_on"),
         "step",
         F.col("stored_at").alias("at"),
         "coordinates",
@@ -362,11 +366,12 @@ def _unless_single(single: Column, general: Column) -> Column:
 
 
 def _step_of(entry: Column) -> Column:
-    return F.struct(entry["replay"].alias("replay"), entry["attempt"].alias("attempt"), entry["step"].alias("step"))
+    names = ("replay", "attempt", "sent_on", "step")
+    return F.struct(*(entry[name].alias(name) for name in names))
 
 
 def _step_text(entry: Column) -> Column:
-    return F.concat_ws("/", entry["replay"], entry["attempt"], entry["step"])
+    return F.concat_ws("/", entry["replay"], entry["attempt"], entry["sent_on"].cast("string"), entry["step"])
 
 
 def _is_revival(entry: Column, following: Column) -> Column:
