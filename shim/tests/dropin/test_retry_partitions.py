@@ -1,6 +1,7 @@
 """What of an assignment belongs to the program, and when the retry topic is paused."""
 
-from confluent_kafka import TopicPartition
+import pytest
+from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rocketshim.dropin.retry_partitions import RetryPartitions
 from rocketshim_topics import TopicNames
@@ -60,3 +61,34 @@ def test_what_the_program_has_paused_itself_and_what_is_not_read_is_left_alone()
     partitions.paused = {RETRIES}
     assert paused(partitions, MINE, RETRIES) == []
     assert paused(made(is_read=False), MINE, RETRIES) == []
+
+
+def retried(topic: str | None, *, of: str = RETRY, **headers: bytes) -> Message:
+    named = [] if topic is None else [("RETRY_TOPIC", topic.encode())]
+    return Message(of, 0, 7, value=b"x", headers=[*named, *headers.items()])
+
+
+def test_a_retry_of_a_topic_that_was_never_subscribed_to_belongs_to_other_members() -> None:
+    partitions = made()
+    partitions.subscribed(["orders", "^bills[.]"])
+    partitions.subscribed(["orders"])  # instead of the former ones, whose retries may still come
+    found = {topic: partitions.topic_of_others(retried(topic)) for topic in ("orders", "bills.eu", "bills", "refunds")}
+    assert found == {"orders": None, "bills.eu": None, "bills": "bills", "refunds": "refunds"}
+
+
+def test_a_pattern_that_python_cannot_read_counts_as_one_that_matches() -> None:
+    partitions = made()
+    partitions.subscribed(["^(orders"])
+    assert partitions.topic_of_others(retried("refunds")) is None
+
+
+@pytest.mark.parametrize(
+    "message",
+    [retried("refunds", of="orders"), retried(None), retried("refunds", RECONSUME_TIMES=b"x"),
+     Message(RETRY, 0, 7, error=KafkaError(KafkaError._PARTITION_EOF))],
+    ids=["of another topic", "of another program", "malformed", "an event"],
+)  # fmt: skip
+def test_every_other_message_is_the_programs(message: Message) -> None:
+    partitions = made()
+    partitions.subscribed(["orders"])
+    assert partitions.topic_of_others(message) is None
