@@ -94,6 +94,10 @@ class AtExit:
         with self._lock:
             return list(self._producers)
 
+    def abandon(self) -> None:
+        """Wait for nothing at the exit: a person has asked twice for the end. Messages are still counted."""
+        self._is_interrupted = True
+
     def main_thread_ended(self) -> None:
         """Stop the consumers, unless another thread keeps the program alive; the first step."""
         if not _is_kept_alive():
@@ -117,7 +121,7 @@ class AtExit:
         with self._lock:
             left_open = list(objects)
             objects.clear()
-        if not left_open:
+        if not left_open or (self._is_interrupted and objects is self._consumers):
             return 0
         began_s, now_s = self._begin(), self._now_s()
 

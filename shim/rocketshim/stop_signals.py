@@ -20,6 +20,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any, Final, Self
 
+from rocketshim.at_exit import at_exit
+
 __all__ = ["STOP_SIGNALS", "StopSignals"]
 
 STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -82,6 +84,7 @@ class StopSignals:
         if self.interrupted_s is None:
             self.interrupted_s = now_s
         elif now_s - self.interrupted_s >= _FORCE_AFTER_S:
+            at_exit.abandon()
             raise KeyboardInterrupt
 
     def ignore_from_now_on(self) -> None:

@@ -141,6 +141,44 @@ def test_ctrl_c_ends_the_wait_and_the_messages_are_counted(
     assert "messages=5" in caplog.text
 
 
+def test_a_forced_end_stops_no_consumer_and_waits_for_no_producer(
+    clock: Clock, events: list[tuple[str, str, float]]
+) -> None:
+    ended = AtExit(clock)
+    consumer, producer = Left("c", events, clock), Left("p", events, clock, unsent=5, takes_s=60.0)
+    ended.add_consumer(consumer)
+    ended.add_producer(producer)
+    ended.abandon()
+    assert ended.run() == 5
+    assert (clock.now_s, {name for name, _, _ in events}) == (100.0, {"p"})
+
+
+def test_a_second_ctrl_c_to_a_command_forces_the_end() -> None:
+    program = """
+import sys
+from rocketshim.at_exit import at_exit
+from rocketshim.stop_signals import StopSignals
+import signal
+now_s = 0.0
+signals = StopSignals(lambda: now_s)
+
+class Left:
+    exit_timeout_ms = 60_000
+    def begin_exit(self): print("asked")
+    def finish_exit(self, until_s): return 0
+
+left = Left()
+at_exit.add_consumer(left)
+signals.hear(signal.SIGINT)
+now_s = 5.0
+try:
+    signals.hear(signal.SIGINT)
+except KeyboardInterrupt:
+    print("forced")
+"""
+    assert _output(program) == "forced\n"
+
+
 def test_what_the_program_has_dropped_is_not_kept(clock: Clock, events: list[tuple[str, str, float]]) -> None:
     ended = AtExit(clock)
     ended.add_producer(Left("p", events, clock, unsent=1))
