@@ -23,7 +23,7 @@ README = Path(__file__).parents[1] / "README.md"
 SHOP = """
 from rocketshim import PushConsumer
 
-consumer = PushConsumer("127.0.0.1:{port}", group="payments")
+consumer = PushConsumer(group="payments")  # `rocketshim dev` gives it the address
 
 
 @consumer.listener("orders")
@@ -137,7 +137,8 @@ def test_the_quick_start_from_the_wheel_shows_a_failure_its_retry_and_its_succes
 
 def test_a_consumer_that_starts_before_the_first_send_gets_it(run: Callable[..., Running], tmp_path: Path) -> None:
     (port,) = free_ports(1)
-    (tmp_path / "shop.py").write_text(SHOP.format(port=port, word="charged") + "\n\nconsumer.run()\n")
+    program = SHOP.format(word="charged").replace("PushConsumer(", f"PushConsumer('127.0.0.1:{port}', ")
+    (tmp_path / "shop.py").write_text(program + "\n\nconsumer.run()\n")
     dev = run("-m", "rocketshim", "dev", "--port", str(port))
     wait_until(lambda: "ready at" in dev.text)
     shop = run("shop.py")
@@ -153,7 +154,7 @@ def test_a_consumer_starts_again_when_its_code_changes_and_data_are_kept(
     run: Callable[..., Running], tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    (tmp_path / "shop.py").write_text(SHOP.format(port=port, word="charged"))
+    (tmp_path / "shop.py").write_text(SHOP.format(word="charged"))
     words = ("-m", "rocketshim", "dev", "shop:consumer", "--port", str(port), "--data", "kept")
     dev = run(*words)
     wait_until(lambda: "consumer.assigned" in dev.text)
@@ -162,7 +163,7 @@ def test_a_consumer_starts_again_when_its_code_changes_and_data_are_kept(
         wait_until(lambda: "consumer | charged order 1 at attempt 1" in dev.text)
         (tmp_path / "shop.py").write_text("consumer = broken")
         wait_until(lambda: "NameError" in dev.text and "the consumer ended with exit code 1" in dev.text)
-        (tmp_path / "shop.py").write_text(SHOP.format(port=port, word="paid"))
+        (tmp_path / "shop.py").write_text(SHOP.format(word="paid"))
         wait_until(lambda: "starting the consumer again" in dev.text)
         producer.send(Message("orders", b"order 2"), timeout_s=60)
         wait_until(lambda: "consumer | paid order 2 at attempt 1" in dev.text)
@@ -191,7 +192,7 @@ def test_a_second_ctrl_c_ends_everything_without_waiting_for_the_consumer(
     run: Callable[..., Running], tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    program = SHOP.format(port=port, word="charging").replace("print(", "print(__import__('os').getpid(), ")
+    program = SHOP.format(word="charging").replace("print(", "print(__import__('os').getpid(), ")
     (tmp_path / "shop.py").write_text(program + "    __import__('threading').Event().wait()\n")
     dev = run("-m", "rocketshim", "dev", "shop:consumer", "--port", str(port))
     wait_until(lambda: "consumer.assigned" in dev.text)

@@ -5,9 +5,7 @@ import os
 
 from rocketshim import MessageView, PushConsumer
 
-consumer = PushConsumer(
-    os.environ["ROCKETSHIM_BOOTSTRAP"], group="payments", namespace=os.environ.get("ROCKETSHIM_NAMESPACE", "")
-)
+consumer = PushConsumer(group="payments")  # brokers and namespace: ROCKETSHIM_BOOTSTRAP, ROCKETSHIM_NAMESPACE
 
 
 @consumer.listener(os.environ.get("PAYMENTS_TOPIC", "orders"))

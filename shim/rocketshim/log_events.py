@@ -94,6 +94,7 @@ EVENTS: Final[dict[str, str]] = {
     "client.callback-failed": "A callback in the settings of Kafka's client raised; the client is not affected.",
     "run.member-died": "A process of `--processes` has died; it is started again after a pause, the others go on.",
     "run.member-killed": "A member did not stop in time and was killed.",
+    "run.other-address": "The program's consumer has another address than ROCKETSHIM_BOOTSTRAP; its own one is used.",
     "run.stop-asked": "The supervisor asked this member to stop.",
     "observe.round-failed": "A look-up of offsets for the exporter or the console failed; the next round tries again.",
     "observe.group-unknown": "The positions of a group cannot be had; it is left out for ten rounds.",

@@ -5,6 +5,7 @@ RocketMQ has the setting, the name is RocketMQ's in snake case. Every object can
 hidden.
 """
 
+import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypedDict
@@ -32,13 +33,14 @@ from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy, che
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import check_bootstrap, kafka_hint, mask, merge
+from rocketshim.kafka.client_config import check_bootstrap, client_settings, kafka_hint, mask, merge
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import EPOCH_SECONDS
 from rocketshim_topics.message import Message
 from rocketshim_topics.names import TopicNames, check_consumer_group
 
 __all__ = [
+    "BOOTSTRAP_VARIABLE",
     "ConnectionSettings",
     "ListenerOptions",
     "LitePullConsumerOptions",
@@ -53,6 +55,7 @@ __all__ = [
     "WorkerSettings",
     "check_listener_options",
     "place_of",
+    "with_environment",
 ]
 
 _DAY_MS = 86_400_000
@@ -122,13 +125,18 @@ class Settings(BaseModel):
         return place_of(name)
 
 
+_WAYS_OUT: Final[Mapping[str, str]] = {
+    "bootstrap": ": give host:port of a broker, or set ROCKETSHIM_BOOTSTRAP (profiles count for commands only)"
+}
+
+
 def _error_text(item: Any, settings: type[Settings]) -> str:
     """Describe one pydantic error in our own words: the setting, its value, the rule."""
     field = ".".join(map(str, item["loc"]))
     name = settings.shown(field) if field else ""
     match item["type"]:
         case "missing":
-            return f"{name} is required"
+            return f"{name} is required{_WAYS_OUT.get(field, '')}"
         case "extra_forbidden":
             hint = advice(field, settings.model_fields, settings.place_of, settings.shown)
             return f"{name}={_safe_value(item)}: there is no such setting{hint and f'; {hint}'}"
@@ -156,8 +164,45 @@ def _levels(value: Any) -> Any:
 Levels = Annotated[DelayLevels, BeforeValidator(_levels)]
 
 
+BOOTSTRAP_VARIABLE: Final = "ROCKETSHIM_BOOTSTRAP"
+_CLIENT_VARIABLE: Final = "ROCKETSHIM_CLIENT"
+_SHARED_VARIABLES: Final[Mapping[str, str]] = {
+    "namespace": "ROCKETSHIM_NAMESPACE",
+    "delay_levels": "ROCKETSHIM_DELAY_LEVELS",
+}
+
+
+def with_environment(values: Mapping[str, Any], *, names: Collection[str]) -> dict[str, Any]:
+    """Return settings with those that are not given from the environment variables that the commands read, too.
+
+    An empty variable counts as not set. `ROCKETSHIM_CLIENT` counts only if the brokers are those of
+    `ROCKETSHIM_BOOTSTRAP`: other brokers must not get its passwords.
+
+    Args:
+        values: what is given; it wins.
+        names: the settings that may be missing.
+
+    Raises:
+        ConfigError: `ROCKETSHIM_CLIENT` is neither a list of pairs nor of readable files.
+    """
+    found = dict(values)
+    for name, variable in _SHARED_VARIABLES.items():
+        if name in names and name not in found and (value := os.environ.get(variable)):
+            found[name] = value
+    bootstrap = os.environ.get(BOOTSTRAP_VARIABLE)
+    if not bootstrap or "bootstrap" not in names:
+        return found
+    found.setdefault("bootstrap", bootstrap)
+    if "client" not in found and found["bootstrap"] == bootstrap and (client := os.environ.get(_CLIENT_VARIABLE)):
+        found["client"] = client_settings(client.split(), _CLIENT_VARIABLE)
+    return found
+
+
 class ConnectionSettings(Settings):
     """How a producer, consumer or worker connects to the cluster.
+
+    What is not given comes from the environment variables of the commands: `ROCKETSHIM_BOOTSTRAP`,
+    `ROCKETSHIM_NAMESPACE`, `ROCKETSHIM_DELAY_LEVELS`, and, with the brokers of the first, `ROCKETSHIM_CLIENT`.
 
     Attributes:
         bootstrap: `host:port` of at least one broker, separated by commas.
@@ -173,6 +218,11 @@ class ConnectionSettings(Settings):
     client: dict[str, Any] = Field(default_factory=dict)
     allow_code_settings: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, values: Any) -> Any:
+        return with_environment(values, names=cls.model_fields) if isinstance(values, Mapping) else values
+
     @field_validator("bootstrap")
     @classmethod
     def _check_bootstrap(cls, value: str) -> str:
@@ -187,7 +237,7 @@ class ConnectionSettings(Settings):
         """
         owner = cls.__name__.removesuffix("Settings")
         if settings is None:
-            return cls.make(**{name: value or "" for name, value in connection.items()}, **values)
+            return cls.make(**{name: value for name, value in connection.items() if value is not None}, **values)
         if values or any(value is not None for value in connection.values()):
             raise ConfigError(f"{owner} takes settings=, or its fields as arguments, not both")
         if not isinstance(settings, cls):

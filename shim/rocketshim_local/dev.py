@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from rocketshim.cli.run import missing_module, split_target
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings import BOOTSTRAP_VARIABLE, WorkerSettings
 from rocketshim.worker.log_format import JsonLines, LogFormat, LogLevel, TextLines
 from rocketshim.worker.worker import DelayWorker
 
@@ -76,7 +76,7 @@ class WorkerThread:
     """
 
     def __init__(self, bootstrap: str) -> None:
-        self._worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, allow=("*",)))
+        self._worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, allow=("*",), client={}))
         self._thread = threading.Thread(target=self._run, name="rocketshim-dev-worker", daemon=True)
         self.error: Exception | None = None
         self._thread.start()
@@ -109,7 +109,8 @@ class ConsumerProcess:
         self, target: str, bootstrap: str, show: Show, *, log_format: LogFormat = "text", log_level: LogLevel = "info"
     ) -> None:
         self._arguments = [target, "--supervised", "--log-format", log_format, "--log-level", log_level]
-        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", "ROCKETSHIM_BOOTSTRAP": bootstrap}
+        self._environment = {**os.environ, "PYTHONUNBUFFERED": "1", BOOTSTRAP_VARIABLE: bootstrap}
+        self._environment.pop("ROCKETSHIM_CLIENT", None)  # it belongs to a cluster with TLS
         self._show = show
         self._process: subprocess.Popen[str] | None = None
 

@@ -1,9 +1,12 @@
 """Settings refuse what they do not know, and the names an editor offers are the names there are."""
 
+from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import pytest
 
+from rocketshim.aio import AsyncProducer
+from rocketshim.compat.rocketmq import client as compat
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.consumer.pull.pull_consumer import PullConsumer
 from rocketshim.consumer.push.push_consumer import PushConsumer
@@ -11,9 +14,11 @@ from rocketshim.core.allocate import AllocateMessageQueueAveragely
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import AfterDelay
 from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.dropin.settings import ConsumerDropinSettings, ProducerDropinSettings
 from rocketshim.errors import ConfigError
 from rocketshim.producer.producer import Producer
 from rocketshim.settings import (
+    ConnectionSettings,
     LitePullConsumerSettings,
     ProducerOptions,
     ProducerSettings,
@@ -22,6 +27,7 @@ from rocketshim.settings import (
     Settings,
     WorkerSettings,
 )
+from rocketshim.worker.worker import DelayWorker
 
 
 def test_the_options_of_a_producer_are_its_settings() -> None:
@@ -165,3 +171,81 @@ def test_defaults_are_those_of_rocketmq() -> None:
 def test_an_address_of_a_web_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="Kafka's protocol is not HTTP"):
         Producer("http://broker:9092")
+
+
+@pytest.fixture
+def environment(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The variables that the commands read, too."""
+    monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "kafka-1:9092")
+    monkeypatch.setenv("ROCKETSHIM_NAMESPACE", "shop")
+    monkeypatch.setenv("ROCKETSHIM_DELAY_LEVELS", "1s 2s")
+    monkeypatch.setenv("ROCKETSHIM_CLIENT", "security.protocol=SSL client.id=shop")
+    return monkeypatch
+
+
+CLASSES: dict[str, Callable[..., ConnectionSettings]] = {
+    "Producer": lambda **values: Producer(**values).settings,
+    "AsyncProducer": lambda **values: AsyncProducer(**values).producer.settings,
+    "PushConsumer": lambda **values: PushConsumer(group="g", **values).settings,
+    "LitePullConsumer": lambda **values: LitePullConsumer(group="g", **values).settings,
+    "PullConsumer": lambda **values: PullConsumer(group="g", **values).settings,
+    "ProducerSettings": ProducerSettings.make,
+    "PushConsumerSettings": lambda **values: PushConsumerSettings.make(group="g", **values),
+    "DelayWorker": lambda **values: DelayWorker(WorkerSettings.make(allow=("*",), **values)).settings,
+}
+
+
+@pytest.mark.parametrize("made", CLASSES.values(), ids=CLASSES)
+@pytest.mark.usefixtures("environment")
+def test_what_is_not_given_comes_from_the_environment_of_the_commands(made: Callable[..., ConnectionSettings]) -> None:
+    settings = made()
+    assert (settings.bootstrap, settings.namespace, str(settings.delay_levels)) == ("kafka-1:9092", "shop", "1s 2s")
+    assert settings.client == {"security.protocol": "SSL", "client.id": "shop"}
+
+
+@pytest.mark.parametrize("made", CLASSES.values(), ids=CLASSES)
+@pytest.mark.usefixtures("environment")
+def test_an_argument_wins_over_the_environment(made: Callable[..., ConnectionSettings]) -> None:
+    settings = made(bootstrap="kafka-1:9092", namespace="", delay_levels="5s", client={})
+    assert (settings.namespace, str(settings.delay_levels), settings.client) == ("", "5s", {})
+
+
+@pytest.mark.parametrize("made", CLASSES.values(), ids=CLASSES)
+@pytest.mark.usefixtures("environment")
+def test_other_brokers_do_not_get_the_passwords_of_the_environment(made: Callable[..., ConnectionSettings]) -> None:
+    settings = made(bootstrap="other:9092")
+    assert (settings.bootstrap, settings.client, settings.namespace) == ("other:9092", {}, "shop")
+
+
+@pytest.mark.parametrize("made", CLASSES.values(), ids=CLASSES)
+def test_an_empty_variable_counts_as_not_set(
+    made: Callable[..., ConnectionSettings], environment: pytest.MonkeyPatch
+) -> None:
+    for name in ("BOOTSTRAP", "NAMESPACE", "DELAY_LEVELS", "CLIENT"):
+        environment.setenv(f"ROCKETSHIM_{name}", "")
+    with pytest.raises(ConfigError, match=r"bootstrap is required: .*ROCKETSHIM_BOOTSTRAP"):
+        made()
+    settings = made(bootstrap="x:1")
+    assert (settings.namespace, settings.client) == ("", {})
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_drop_in_takes_namespace_and_levels_from_the_environment() -> None:
+    for kind in (ConsumerDropinSettings, ProducerDropinSettings):
+        settings: Any = kind.make()
+        assert (settings.namespace, str(settings.delay_levels)) == ("shop", "1s 2s")
+        assert kind.make(namespace="").namespace == ""
+
+
+@pytest.mark.usefixtures("environment")
+def test_the_other_client_takes_the_address_from_the_environment() -> None:
+    producer = compat.Producer("g")
+    producer.start()
+    assert producer._running().settings.bootstrap == "kafka-1:9092"
+    assert producer._running().settings.client["security.protocol"] == "SSL"
+
+
+def test_settings_of_the_environment_name_their_variable_in_an_error(environment: pytest.MonkeyPatch) -> None:
+    environment.setenv("ROCKETSHIM_CLIENT", "nonsense")
+    with pytest.raises(ConfigError, match="ROCKETSHIM_CLIENT: write NAME=VALUE"):
+        Producer()

@@ -4,13 +4,12 @@ Most of them can also be set by an environment variable or a profile (`rocketshi
 """
 
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
-from rocketshim.errors import ConfigError
+from rocketshim.kafka.client_config import client_settings
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -148,36 +147,3 @@ def config_file() -> Path:
         return Path(named).expanduser()
     base = os.environ.get("XDG_CONFIG_HOME")
     return (Path(base) if base else Path.home() / ".config") / "rocketshim" / "config.toml"
-
-
-def client_settings(given: Iterable[str] | None, option: str = "--client") -> dict[str, str]:
-    """Return the settings of `--client`, or of another option of this form; a later one wins.
-
-    A file has the form of the Java clients' files: one `NAME=VALUE` per line. Empty lines and lines that begin with `#`
-    are skipped.
-
-    Raises:
-        ConfigError: a text is neither a pair nor a readable file. The error names the option, file and line, never a
-            value.
-    """
-    settings: dict[str, str] = {}
-    for text in given or ():
-        if not text.startswith("@"):
-            settings.update([_pair(text, option)])
-            continue
-        path = Path(text[1:])
-        try:
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"{option} {text}: cannot read the file ({type(error).__name__})") from error
-        for number, line in enumerate(lines, start=1):
-            if line.strip() and not line.lstrip().startswith("#"):
-                settings.update([_pair(line.strip(), f"{option} {text}, line {number}")])
-    return settings
-
-
-def _pair(text: str, where: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not equals or not name.strip():
-        raise ConfigError(f"{where}: write NAME=VALUE, for example security.protocol=SASL_SSL")
-    return name.strip(), value.strip()

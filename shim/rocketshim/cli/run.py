@@ -2,6 +2,7 @@
 
 import gc
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from rocketshim.cli.options import LogFormatOption, LogLevelOption, Supervised
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
+from rocketshim.logs import safe_logger
+from rocketshim.settings import BOOTSTRAP_VARIABLE
 from rocketshim.stop_signals import StopSignals
 
 if TYPE_CHECKING:
@@ -27,6 +30,8 @@ _OUR_FRAMES = frozenset(
     {__file__, importlib.__file__, "<frozen importlib._bootstrap>", "<frozen importlib._bootstrap_external>"}
 )
 _OURS = frozenset({"importlib", "rocketshim", "rocketshim_topics"})
+_LOG = safe_logger("rocketshim.run")
+_ADDRESS_HINT = "the program names its brokers itself, which wins: leave bootstrap out, and the variable counts"
 _GRACE_S = 45.0  # a consumer stops within 30 s; closing its Kafka clients takes a few seconds more
 
 
@@ -68,6 +73,8 @@ def run(
         consumer = _load(target)  # also before starting several processes, so that an error is reported only once
         log_options = ["--log-format", "json" if json_log else log_format, "--log-level", log_level]
         configure("json" if json_log else log_format, level=log_level)
+        if PROCESS_VARIABLE not in os.environ:  # else another process has said it
+            _compare_address(consumer.settings.bootstrap, os.environ.get(BOOTSTRAP_VARIABLE))
         if processes > 1:
             command = ["run", target, *log_options]
             members = [
@@ -78,6 +85,16 @@ def run(
         else:
             _consume(consumer, health_address)
         signals.ignore_from_now_on()
+
+
+def _compare_address(used: str, named: str | None) -> None:
+    """Log that the program's own address wins over the environment variable, if they share no broker."""
+    if named and _addresses(used).isdisjoint(_addresses(named)):
+        _LOG.warning("run.other-address", extra={"used": used, BOOTSTRAP_VARIABLE: named, "hint": _ADDRESS_HINT})
+
+
+def _addresses(bootstrap: str) -> set[str]:
+    return {each.strip().lower().replace("localhost", "127.0.0.1") for each in bootstrap.split(",")}
 
 
 def split_target(target: str) -> tuple[str, str]:

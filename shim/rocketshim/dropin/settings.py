@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
@@ -17,7 +17,7 @@ from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import real_clients
-from rocketshim.settings import Levels, Settings
+from rocketshim.settings import Levels, Settings, with_environment
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX
 
@@ -64,7 +64,12 @@ Truth = Annotated[bool, BeforeValidator(is_true)]
 
 
 class _DropinSettings(Settings):
-    """Settings that users write as keys of a configuration."""
+    """Settings that users write as keys of a configuration; see `with_environment` for those that they leave out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_environment(cls, values: Any) -> Any:
+        return with_environment(values, names=cls.model_fields) if isinstance(values, Mapping) else values
 
     @classmethod
     def shown(cls, field: str) -> str:

@@ -53,7 +53,7 @@ class Producer:
     """A client that sends messages, immediately or with a delay.
 
     Args:
-        bootstrap: `host:port` of at least one broker; None if `settings` has it.
+        bootstrap: `host:port` of at least one broker; None: that of `settings`, or of `ROCKETSHIM_BOOTSTRAP`.
         settings: all settings in one object, instead of `bootstrap` and `values`.
         clients: factory of the Kafka client; None: confluent_kafka.
         clock: clock for the time of sending; None: the clock of this machine.

@@ -40,7 +40,8 @@ def dev(
 ) -> None:
     """Run a real Kafka and the worker to develop with, until Ctrl-C; topics are created as they are used.
 
-    Your programs connect to 127.0.0.1:9092. The data end with the command, unless you give --keep or --data. A second
+    Your programs connect to 127.0.0.1:9092. MODULE:NAME gets this address as ROCKETSHIM_BOOTSTRAP; an address that it
+    names itself wins, and a warning says so. The data end with the command, unless you give --keep or --data. A second
     Ctrl-C, at least a second after the first, ends everything immediately.
     """
     from rocketshim_local.cache import cache_dir  # noqa: PLC0415 - `--help` does without

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from rocketshim.cli import main
-from rocketshim.cli.run import _load
+from rocketshim.cli.run import _compare_address, _load
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.errors import ConfigError
 
@@ -89,3 +89,23 @@ def test_a_module_that_cannot_be_imported_shows_its_own_error_from_its_own_lines
 def test_an_invalid_health_address_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "shop_consumers:consumer", "--health", "nowhere"]) == 1
     assert "PORT" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("used", "named", "is_other"),
+    [
+        ("localhost:9092", "127.0.0.1:31482", True),
+        ("localhost:9092", "127.0.0.1:9092", False),
+        ("kafka-1:9092, kafka-2:9092", "kafka-2:9092", False),
+        ("localhost:9092", None, False),
+        ("localhost:9092", "", False),
+    ],
+)
+def test_an_address_of_the_program_that_is_not_the_variable_s_is_named(
+    used: str, named: str | None, is_other: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    _compare_address(used, named)
+    assert ("run.other-address" in caplog.text) == is_other
+    if is_other:
+        assert f"used={used} ROCKETSHIM_BOOTSTRAP={named}" in caplog.text
+        assert "leave bootstrap out" in caplog.text

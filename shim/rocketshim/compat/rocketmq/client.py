@@ -17,6 +17,7 @@ The following is as in `rocketmq-client-python`:
 Source: https://github.com/apache/rocketmq-client-python, `rocketmq/client.py` of 2.0.
 """
 
+import os
 import socket
 from collections.abc import Callable
 from typing import Any, Final, Self
@@ -79,7 +80,7 @@ class _Settings:
     def __init__(self, group_id: str | bytes, clients: Clients | None) -> None:
         self._group = text_of(group_id)
         self._clients = clients
-        self._values: dict[str, Any] = {"bootstrap": "", "client": {}}
+        self._values: dict[str, Any] = {"client": {}}
 
     def set_group(self, group_id: str | bytes) -> None:
         """Set the group; for a producer it has no meaning on Kafka."""
@@ -127,9 +128,12 @@ class _Settings:
         """Do nothing: `rocketshim trace ID` reads the history of a message from the topics."""
 
     def _checked(self) -> dict[str, Any]:
-        if not self._values["bootstrap"]:
-            raise ConfigError("there is no address of a broker: call set_name_server_address('host:port')")
-        return self._values
+        if not self._values.get("bootstrap") and not os.environ.get(shim.BOOTSTRAP_VARIABLE):
+            raise ConfigError(
+                "there is no address of a broker: call set_name_server_address('host:port'), or set "
+                f"{shim.BOOTSTRAP_VARIABLE}"
+            )
+        return {name: value for name, value in self._values.items() if name != "client" or value}
 
     # The next three methods exist only here.
 

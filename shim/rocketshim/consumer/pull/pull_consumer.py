@@ -82,7 +82,7 @@ class PullConsumer:
                     offset = result.next_begin_offset
 
     Args:
-        bootstrap: `host:port` of at least one broker; None if `settings` contains it.
+        bootstrap: `host:port` of at least one broker; None: that of `settings`, or of `ROCKETSHIM_BOOTSTRAP`.
         group: the consumer group; None if `settings` contains it.
         settings: all settings in one object, instead of the other arguments.
         clients: the factory of Kafka clients; None: confluent_kafka.
