@@ -6,6 +6,8 @@
   is dead (`NoListener`) only when it was sent on for long enough, whatever its count is.
 * In a concurrent group a listener gets the record's own count. In an orderly group a message is repeated in place:
   each call counts one more than the failed call before it under the same token; a new owner may have forgotten some.
+* What has killed its processes (`ProcessDied`) counts each of them, two at least, also one that died just before the
+  call.
 * No retry counts more than the limit. A dead letter counts limit + 1, unless the listener asked for it.
 """
 
@@ -17,9 +19,12 @@ from proof.history import Delivery
 from proof.index import Index, Stored
 from proof.lines import Group
 from proof.violation import Violation
+from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.next_hop import NO_LISTENER
 
 __all__ = ["find"]
+
+_LEAST_DEATHS = 2
 
 
 def find(index: Index) -> Iterator[Violation]:
@@ -61,7 +66,11 @@ def _failed(index: Index, record: Stored, parent: Stored) -> Iterator[Violation]
         yield from _unhandled(group, record, parent)
         return
     counts = {call.attempt + 1 for call in calls if call.outcome != "ok"} or {parent.attempt + 1}
-    if record.attempt not in counts:
+    if record.envelope.fail_class == PROCESS_DIED:
+        if record.attempt < parent.attempt + _LEAST_DEATHS:
+            yield _count(record, parent, parent.attempt + _LEAST_DEATHS)
+            return
+    elif record.attempt not in counts:
         yield _count(record, parent, max(counts))
         return
     limit = limit_of(group, parent)
@@ -72,7 +81,7 @@ def _failed(index: Index, record: Stored, parent: Stored) -> Iterator[Violation]
         if record.attempt > limit:
             what = f"{record.it.where} is retry {record.attempt} of a message whose limit is {limit}"
             yield Violation.of("reconsume-limit", what, evidence)
-    elif record.attempt != limit + 1 and not any(call.then == "dead" for call in calls):
+    elif not _is_at_limit(record, limit) and not any(call.then == "dead" for call in calls):
         what = f"{record.it.where} is dead after {record.attempt} failed attempts; its limit is {limit}"
         yield Violation.of("reconsume-limit", what, evidence)
 
@@ -95,6 +104,13 @@ def _unhandled(group: Group, record: Stored, parent: Stored) -> Iterator[Violati
         yield Violation.of("reconsume-count", what, evidence)
 
 
+def _is_at_limit(record: Stored, limit: int) -> bool:
+    """Return whether a dead letter has as many attempts as it must have; processes that died are counted together."""
+    if record.envelope.fail_class == PROCESS_DIED:
+        return record.attempt > limit
+    return record.attempt == limit + 1
+
+
 def _called(group: Group, stored: Stored, deliveries: list[Delivery]) -> Iterator[Violation]:
     if not is_orderly(group):
         for delivery in deliveries:
@@ -103,11 +119,12 @@ def _called(group: Group, stored: Stored, deliveries: list[Delivery]) -> Iterato
                 yield Violation.of("reconsume-count", what, [stored.source, delivery.source])
         return
     before: Delivery | None = None
-    highest = stored.attempt - 1
+    highest, unfinished = stored.attempt - 1, 0
     for delivery in deliveries:
         in_place = before is not None and before.token == delivery.token and before.outcome == "fail"
         expected = before.attempt + 1 if before is not None and in_place else None
-        if delivery.attempt > highest + 1 or expected not in {None, delivery.attempt}:
+        unfinished += delivery.outcome == "info"
+        if delivery.attempt > highest + 1 + unfinished or expected not in {None, delivery.attempt}:
             what = f"{group.name} was called with count {delivery.attempt} for {stored.it.where} after {highest}"
             yield Violation.of("reconsume-count", what, [None if before is None else before.source, delivery.source])
         before, highest = delivery, max(highest, delivery.attempt)

@@ -15,6 +15,7 @@ from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.careful_start import CarefulPartition, CarefulStart
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.next_hop import HopMaker
 from rocketshim.core.orderly_partition import StoppedKeys
@@ -50,6 +51,7 @@ DROPIN: Final = "dropin"
 SENDERS: Final = "senders"
 LOGS: Final = "logs"
 HALF_ANSWERS: Final = "half_answers"
+KILLERS: Final = "killers"
 _EARLIER_NS: Final = 300_000_000
 _FIRST_APPEND_MS: Final = 1_700_000_000_000
 EXACTLY_ONCE: Final = "exactly_once"
@@ -409,6 +411,8 @@ BUGS: Final = (
     Bug("the worker commits what it has fetched", AssignedPartition, "position", _property(_position_of_the_head)),
     Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),
     Bug("a refused record is not sent again", AtLeastOnce, "_send_again", _waits_for_nothing),
+    Bug("processes that die are not counted", CarefulStart, "guilty", _returns({}), KILLERS),
+    Bug("a suspect begins before a commit has noted it", CarefulPartition, "has_stored", _YES, KILLERS),
     Bug("queues are 200 ms too short", LevelQueue, "__init__", _delay_shorter),
     Bug("a fetched record is dated before it was seen", LevelQueue, "offer", _fetched_is_dated_early),
     Bug("a probe is dated before its report", LevelQueue, "probed", _probe_is_dated_early),

@@ -70,6 +70,7 @@ class Plan:
         senders: whether the sender dies or ends, and another one starts.
         dropin: whether the consumers are programs with the drop-in consumer.
         rolling: whether one of the consumers has no listener for the topic until the end, as in a rolling deployment.
+        killers: whether some messages kill the process of the push consumer that gets them.
         kip_848: whether the brokers assign the partitions to the push consumers.
         steps: what happens, in order.
     """
@@ -84,6 +85,7 @@ class Plan:
     senders: bool
     dropin: bool
     rolling: bool
+    killers: bool
     kip_848: bool
     steps: tuple[Step, ...]
 
@@ -129,8 +131,8 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
             steps.insert(dice.randrange(len(steps)), Step("refuse", 0, 5 * dice.randrange(2_000)))
     return Plan(
         seed, exactly_once=seed % 2 == 1, orderly=seed % 8 == 0, logs=logs, half_answers=half_answers, churns=churns,
-        redrives=redrives, senders=senders, dropin=dropin, rolling=seed % 16 == 4, kip_848=seed % 5 == 3,
-        steps=tuple(steps),
+        redrives=redrives, senders=senders, dropin=dropin, rolling=seed % 16 == 4, killers=seed % 16 in {0, 12},
+        kip_848=seed % 5 == 3, steps=tuple(steps),
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Protocol
 
+from proof.history import Outcome
 from proof.lines import Process
 from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.orderly import LOCKS, LogInTurns, Sink
@@ -19,7 +20,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim.settings import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 
-__all__ = ["CLASSIC", "KIP_848", "Consumer", "Place", "Shell", "Worker", "fails"]
+__all__ = ["CLASSIC", "KIP_848", "Consumer", "Place", "Shell", "Worker", "fails", "kills"]
 
 CLASSIC: Final[dict[str, Any]] = {"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}
 KIP_848: Final[dict[str, Any]] = {"group.protocol": "consumer"}
@@ -31,6 +32,11 @@ _STOP_MS: Final = 1_000
 def fails(number: int, attempt: int, dead_every: int) -> bool:
     """Return whether a listener fails with a message: one in five once or twice, one in `dead_every` always."""
     return number % dead_every == dead_every - 1 or (number % 5 == 3 and attempt <= number % 2)
+
+
+def kills(number: int) -> bool:
+    """Return whether a message kills the process that handles it, each time: one in eleven."""
+    return number % 11 == 7
 
 
 class _FailedError(Exception):
@@ -228,23 +234,42 @@ class Consumer:
         self._turned_ms = now_ms
 
     def _handle(self, message: MessageView) -> None:
+        self._check_alive()
         end = self._world.delivery_began(self.name, message)
+        self._die_of(message, end)
         if self._fails(message):
             end("fail")
             raise _FailedError
         end("ok")
 
     def _handle_in_order(self, message: MessageView, context: ConsumeOrderlyContext) -> None:
+        self._check_alive()
         token = context.fencing_token
         end = self._world.delivery_began(self.name, message, token=token)
+        self._die_of(message, end)
         if self._fails(message) or (self._sink is not None and not self._sink.takes(self.name, message, token or 0)):
             end("fail")
             raise _FailedError
         end("ok")
 
+    def _check_alive(self) -> None:
+        """Let no listener of a dead process do anything: the library goes on with its chunk, since it cannot know."""
+        if self.clients.is_dead:
+            raise CrashedError
+
+    def _die_of(self, message: MessageView, end: Callable[[Outcome], None]) -> None:
+        if self._world.has_killers and kills(_number(message)):
+            end("info")
+            self._world.note(self.name, "dies", f"of {message.offset_msg_id}")
+            self.clients.die()
+            raise CrashedError
+
     def _fails(self, message: MessageView) -> bool:
-        number = int((message.body or b"0").partition(b" ")[0])
-        return fails(number, message.reconsume_times, self._world.dead_every)
+        return fails(_number(message), message.reconsume_times, self._world.dead_every)
+
+
+def _number(message: MessageView) -> int:
+    return int((message.body or b"0").partition(b" ")[0])
 
 
 class Place:

@@ -66,7 +66,10 @@ class Simulation:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.world = World(
-            exactly_once=plan.exactly_once, is_orderly=plan.orderly, dead_every=3 if plan.redrives else 11
+            exactly_once=plan.exactly_once,
+            is_orderly=plan.orderly,
+            dead_every=3 if plan.redrives else 11,
+            has_killers=plan.killers,
         )
         if plan.churns:
             self.world.commit_interval_ms = 2_000

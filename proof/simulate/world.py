@@ -57,9 +57,19 @@ class World:
         group: the consumer group.
         commit_interval_ms: of consumers.
         dead_every: one of this number of messages fails always.
+        has_killers: some messages kill the process that handles them.
     """
 
-    def __init__(self, *, exactly_once: bool, is_orderly: bool, dead_every: int = 11, partitions: int = 2) -> None:
+    def __init__(
+        self,
+        *,
+        exactly_once: bool,
+        is_orderly: bool,
+        dead_every: int = 11,
+        has_killers: bool = False,
+        partitions: int = 2,
+    ) -> None:
+        self.has_killers = has_killers
         self.commit_interval_ms = 200
         self.group = replace(GROUP, mode="orderly") if is_orderly else GROUP
         self.dead_every = dead_every

@@ -38,7 +38,7 @@ from typing import Final
 
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["PROCESS_DIED", "CarefulStart", "Handling", "decode_handling", "encode_handling"]
+__all__ = ["PROCESS_DIED", "CarefulPartition", "CarefulStart", "Handling", "decode_handling", "encode_handling"]
 
 PROCESS_DIED: Final = "ProcessDied"
 """The cause of a failure (`FAIL_CLASS`) that is a number of processes that died at the message."""
@@ -95,7 +95,7 @@ def decode_handling(text: str) -> Handling | None:
     return Handling(found[1] == "o", int(found[2]), tuple(begun))
 
 
-class _Partition:
+class CarefulPartition:
     """One partition that is read.
 
     Attributes:
@@ -120,10 +120,12 @@ class _Partition:
         self.handling = self.current()
 
     def current(self) -> Handling:
+        """Return what the next commit is to carry."""
         begun = {**self.suspects, **self.noted} if self.is_open else self.suspects
         return Handling(self.is_open, self.deaths if self.is_open else 0, tuple(sorted(begun.items())))
 
     def has_stored(self, offset: int) -> bool:
+        """Return whether a commit has noted that a message is about to begin."""
         return self.stored is not None and (offset, self.noted.get(offset)) in self.stored.begun
 
 
@@ -146,7 +148,7 @@ class CarefulStart:
     def __init__(self, *, max_deaths: int = 3, window: int = 0) -> None:
         self._max_deaths = max_deaths
         self._window = window
-        self._partitions: dict[TopicPartitionKey, _Partition] = {}
+        self._partitions: dict[TopicPartitionKey, CarefulPartition] = {}
         self._careful: set[TopicPartitionKey] = set()
         self._alone: tuple[TopicPartitionKey, int] | None = None  # the suspect whose turn it is
         self._alone_since_ms = 0
@@ -174,7 +176,7 @@ class CarefulStart:
         suspects = {offset: times for offset, times in found.begun if offset >= start}
         until = start + (_SPAN << min(deaths - 1, _DOUBLINGS)) if found.is_open else start
         until = max([until, *(offset + 1 for offset in suspects)])
-        self._partitions[key] = _Partition(until, deaths, suspects)
+        self._partitions[key] = CarefulPartition(until, deaths, suspects)
         if until > start:
             self._careful.add(key)
         self.dirty.add(key)
@@ -221,7 +223,7 @@ class CarefulStart:
             if partition.handling == handling:
                 self.dirty.discard(key)
 
-    def _changed(self, key: TopicPartitionKey, partition: _Partition) -> None:
+    def _changed(self, key: TopicPartitionKey, partition: CarefulPartition) -> None:
         partition.handling = partition.current()
         if partition.handling == partition.stored:
             self.dirty.discard(key)
