@@ -132,6 +132,7 @@ class Bench:
         policy: Any = None,
         settings: dict[str, Any] | None = None,
         config: dict[str, Any] | None = None,
+        care: CarefulStart | None = None,
     ) -> None:
         clock = kafka.clock
         assert isinstance(clock, VirtualClock)
@@ -183,6 +184,7 @@ class Bench:
                 rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
                 ownership=Ownership(now_ms_of(clock)),
                 now_ms=now_ms_of(clock),
+                care=care,
             ),
             source=source,
             pool=self.pool,

@@ -76,6 +76,7 @@ class StartOffsets:
         self._ownership = ownership
         self._store = store
         self._counts: dict[str, int] = {}
+        self._logged: dict[TopicPartitionKey, Handling] = {}
         self._born: dict[TopicPartitionKey, int] = {}
         self.found_tokens: dict[TopicPartitionKey, int | None] = {}
         self.conflicts: dict[str, str] = {}
@@ -153,10 +154,13 @@ class StartOffsets:
 
     def _begin(self, starts: Mapping[TopicPartitionKey, int], handlings: Mapping[TopicPartitionKey, Handling]) -> None:
         """Begin partitions with or without care, and log how their last owners ended, if that was not in good order."""
-        unclean = [str(key) for key in starts if key in handlings and handlings[key].is_open]
+        new = {key for key, each in handlings.items() if self._logged.get(key) != each}  # not at each attempt to start
+        self._logged.update(handlings)
+        unclean = [str(key) for key in starts if key in new and handlings[key].is_open]
         suspects: list[str] = []
         for key, start in starts.items():
-            for offset, times in self._care.begin(key, start, handlings.get(key)).items():
+            found = self._care.begin(key, start, handlings.get(key))
+            for offset, times in found.items() if key in new else ():
                 suspects.append(f"{key}/{offset}")
                 if times > 1:  # it was alone when the last process died
                     _LOG.error("consumer.message-unfinished", extra={"record": suspects[-1], "times": times})

@@ -15,6 +15,7 @@ from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
+from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
@@ -23,7 +24,13 @@ from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_metadata
+from rocketshim.core.start_position import (
+    CommitMetadata,
+    ConsumeFromWhere,
+    StartRules,
+    decode_metadata,
+    encode_metadata,
+)
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.group.connect import connect_group_log
 from rocketshim.health import metrics_text
@@ -83,6 +90,7 @@ class Member:
         matches: Callable[[Any], bool] | None = None,
         where: ConsumeFromWhere = ConsumeFromWhere.FIRST_OFFSET,
         locks: QueueLockSettings = SHORT,
+        care: CarefulStart | None = None,
     ) -> None:
         clock = kafka.clock
         assert isinstance(clock, VirtualClock)
@@ -137,6 +145,7 @@ class Member:
                 rules=StartRules(NAMES.retry(GROUP), where, timestamp_ms=0, digest="d", subscription="orders"),
                 ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
                 now_ms=now_ms_of(clock),
+                care=care,
             ),
             source=source,
             pool=self.pool,
@@ -1327,3 +1336,85 @@ def test_each_failed_attempt_of_a_queue_is_logged(stage: Stage, caplog: pytest.L
     assert {record.delay_ms for record in logged} == {1_000}  # type: ignore[attr-defined]
     assert "Traceback" in logged[0].message
     assert not any("Traceback" in record.message for record in logged[1:])
+
+
+# --- processes that died ----------------------------------------------------------------------------------------
+
+
+def left(stage: Stage, handling: Handling) -> None:
+    """What the last owner has committed."""
+    before = stage.kafka.consumer({"group.id": GROUP})
+    metadata = encode_metadata(CommitMetadata("d", 1, handling=handling))
+    before.commit(offsets=[TopicPartition("orders", 0, 0, metadata=metadata)], asynchronous=False)
+    before.close()
+
+
+def handling_of(stage: Stage) -> Handling | None:
+    commit = [each for each in stage.kafka.commits(GROUP) if each.topic == "orders"][-1]
+    found = decode_metadata(commit.metadata)
+    return None if found is None else found.handling
+
+
+def careful() -> CarefulStart:
+    return CarefulStart(max_deaths=3, window=4)
+
+
+def test_after_an_open_end_a_run_begins_when_a_commit_has_noted_it(stage: Stage) -> None:
+    stage.topic()
+    left(stage, Handling(is_open=True))
+    stage.fill(6)
+    a = stage.join("a", care=careful())
+    stage.turn(12, work=False)
+    (task,) = a.pool.tasks
+    assert [message.offset() for message in task.messages] == [0, 1, 2, 3]
+    assert handling_of(stage) == Handling(is_open=True, deaths=1, begun=((0, 1), (1, 1), (2, 1), (3, 1)))
+    stage.turn(20)
+    assert stage.offsets == [(0, number) for number in range(6)]
+    stage.leave("a")
+    assert handling_of(stage) == Handling(is_open=False)
+    assert stage.committed() == 6
+
+
+def test_a_message_that_killed_too_many_processes_is_a_dead_letter_at_its_limit(stage: Stage) -> None:
+    stage.topic()
+    left(stage, Handling(is_open=True, begun=((1, 3),)))
+    stage.fill(3)
+    stage.join("a", limit=2, care=careful())
+    stage.turn(40)
+    assert stage.offsets == [(0, 0), (0, 2)]
+    headers = dict(stage.dead()[0].headers() or ())
+    assert (headers["FAIL_CLASS"], headers["RECONSUME_TIMES"]) == (b"ProcessDied", b"3")
+
+
+def test_without_a_limit_it_waits_as_after_a_failure_and_is_tried_again_alone(stage: Stage) -> None:
+    stage.topic()
+    left(stage, Handling(is_open=True, begun=((0, 3),)))
+    stage.fill(2)
+    a = stage.join("a", care=careful())
+    stage.turn(20)
+    assert not stage.seen
+    stage.wait(1_200, work=False)
+    (task,) = a.pool.tasks
+    assert [message.offset() for message in task.messages] == [0]
+    assert handling_of(stage) == Handling(is_open=True, deaths=1, begun=((0, 4),))
+    stage.turn(20)
+    assert [times(view) for view in stage.seen] == [3, 0]
+
+
+def test_a_run_that_waits_for_a_commit_goes_back_when_its_queue_ends(stage: Stage) -> None:
+    stage.topic()
+    left(stage, Handling(is_open=True, begun=((0, 1),)))
+    a = stage.join("a", care=careful())
+    stage.turn(10)
+    stage.fill(2)
+    stage.kafka.fail_commits(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE), count=1)
+    stage.turn(4, work=False)
+    assert a.held == [0]
+    assert a.loop.dispatch.awaits_commit
+    assert a.loop.dispatch.in_flight == 1
+    stage.leave("a")
+    assert a.loop.dispatch.in_flight == 0
+    assert not stage.seen
+    stage.join("b", care=careful())
+    stage.wait(3_000)
+    assert stage.offsets == [(0, 0), (0, 1)]
