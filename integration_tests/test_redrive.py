@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
@@ -187,6 +188,42 @@ def test_a_thousand_letters_killed_and_resumed_are_sent_once(
     assert len(run("dlq", "ls", *world.scope, "--json", "--all", "--limit", "2000").splitlines()) == COUNT + 1
     more = json.loads(run("dlq", "plan", *world.scope, "--json", "--out", str(plan)))
     assert more["held_back"] == {"redriven-by": COUNT - 1, "replayed-too-often": 1, "repeat-of": 1}
+
+
+def test_when_marks_are_gone_nothing_is_sent_twice_and_the_way_out_works(
+    world: World, admin: AdminClient, run: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plan, discard, newer = (tmp_path / f"{name}.json" for name in ("plan", "discard", "newer"))
+    run("dlq", "plan", *world.scope, "--where", "n < 20", "--out", str(plan))
+    apply = ["dlq", "apply", *world.connection]
+    sent = json.loads(run(*apply, str(plan), "--json"))["sent"]
+    everything = TopicPartition(world.names.redrive_log, 0, -1)
+    admin.delete_records([everything])[everything].result(60)
+
+    assert main([*apply, str(plan)]) == 1
+    assert "Make a new plan by rocketshim dlq plan" in capsys.readouterr().err
+    assert json.loads(run("dlq", "plan", *world.scope, "--json", "--out", str(newer)))["letters"] == 0
+    told = run("dlq", "plan", *world.scope)
+    assert f"{COUNT + 1} held back: marks-lost" in told
+    assert len(world.read(world.names.retry(world.group))) == sent
+
+    run("dlq", "discard", *world.scope, "--out", str(discard), "--where", "n < 20")  # the first way out
+    assert json.loads(run(*apply, str(discard), "--json"))["failed"] == 0
+    run("dlq", "plan", *world.scope, "--where", "n = 30", "--again", "--out", str(newer))  # the second one
+    assert json.loads(run(*apply, str(newer), "--json"))["sent"] == 1
+    assert json.loads(run(*apply, str(newer), "--json"))["sent"] == 0
+    producer = Producer({"bootstrap.servers": world.bootstrap})
+    in_two_minutes_ms = time.time_ns() // 1_000_000 + 120_000
+    producer.produce(
+        world.names.dead_letter(world.group),
+        b"later",
+        headers=world.headers(COUNT, world.source),
+        timestamp=in_two_minutes_ms,
+    )
+    assert producer.flush(60) == 0
+    assert json.loads(run("dlq", "plan", *world.scope, "--json", "--out", str(newer)))["letters"] == 1
+    assert json.loads(run(*apply, str(newer), "--json"))["sent"] == 1
+    assert len(world.read(world.names.retry(world.group))) == sent + 2
 
 
 def test_a_second_apply_takes_the_first_one_over(

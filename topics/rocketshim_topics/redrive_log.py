@@ -21,7 +21,7 @@ fields, and records that are not of version 1.
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -165,12 +165,17 @@ class RedriveLog:
 
     Attributes:
         last_begin: the last `begin` for the topic; None: there is none.
+        end: the offset up to which the log was read; set by its reader.
+        lost_until_ms: the first records of the log are gone, so a dead letter that was stored before this time (epoch
+            ms) may have had a mark; 0: the log is whole. Set by its reader.
 
     Thread-safety: none; belongs to one thread.
     """
 
     def __init__(self, source: str, records: Iterable[RedriveRecord | None] = ()) -> None:
         self.last_begin: BeginRecord | None = None
+        self.end = 0
+        self.lost_until_ms = 0
         self._source = source
         self._settled: dict[tuple[int, int], tuple[State, str, str]] = {}
         self._by_plan: dict[str, set[tuple[int, int]]] = {}
@@ -201,6 +206,10 @@ class RedriveLog:
         """
         found = self._settled.get((partition, offset))
         return None if found is None or digest not in {None, found[2]} else Settled(*found)
+
+    def may_have_lost(self, record: Any) -> bool:
+        """Return whether a dead letter without a mark may have had one that is gone: whether it was sent is unknown."""
+        return self.lost_until_ms > 0 and record.timestamp()[1] < self.lost_until_ms
 
     def settled_record(self, record: Record) -> Settled | None:
         """Return what was done with a record, None if nothing; its digest is computed only if its offset has a mark."""

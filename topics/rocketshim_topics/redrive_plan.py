@@ -7,6 +7,8 @@ sent is in the plan, too, with the reason (`held_back`):
 =========================  ============================================================================================
 `redriven-by:<plan>`       another plan has sent it again; `again` sends it nevertheless
 `discarded-by:<plan>`      another plan has discarded it; `again` sends it nevertheless
+`marks-lost`               the redrive log has lost its first records, so whether it was sent or discarded is not known;
+                           `again` sends it nevertheless, discarding it marks it as not to be sent
 `replayed-too-often`       its `REPLAY_COUNT` has reached `max_replays`: it would only fail again (the loop guard)
 `repeat-of:<p>/<o>`        a duplicate of the same failed attempt, as at-least-once delivery makes them; the other one
                            is in this plan, or an earlier plan has redriven or discarded it
@@ -124,6 +126,7 @@ class RedrivePlan(BaseModel):
         choice: the selection as the user wrote it, for a person to read.
         letters: the dead letters to send or discard, by partition and offset.
         held_back: the dead letters that were chosen and will not be sent.
+        log_end: the offset up to which the plan knows the redrive log; marks from there on tell what was sent since.
     """
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
@@ -136,11 +139,13 @@ class RedrivePlan(BaseModel):
     choice: dict[str, str]
     letters: tuple[PlannedLetter, ...]
     held_back: tuple[HeldBack, ...]
+    log_end: Annotated[int, Field(ge=0)] = 0
 
     @cached_property
     def id(self) -> str:
         """The first 20 hex digits of the SHA-256 of its content, computed once: that takes 10 ms for 10,000 letters."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:20]
+        left_out = None if self.log_end else {"log_end"}  # as in plans that were made before it existed
+        return hashlib.sha256(self.model_dump_json(exclude=left_out).encode()).hexdigest()[:20]
 
     def summary(self) -> dict[str, Any]:
         """Return the numbers of dead letters by cause and target, and of those held back by reason."""
@@ -262,6 +267,8 @@ class Planner:
         target, reason, attempt = "", self._settled(position, digest), None
         if reason is not None:
             self._remember(position, envelope)
+        elif self._rules.action == "redrive" and not self._rules.again and self._log.may_have_lost(record):
+            reason = "marks-lost"
         elif self._rules.action == "redrive":
             target, reason = self._judged(record, envelope, malformed, opened)
             attempt = _attempt(envelope)
@@ -301,6 +308,7 @@ class Planner:
             choice={name: _json_safe(text) for name, text in choice.items()},
             letters=tuple(letters),
             held_back=tuple(sorted(held_back)),
+            log_end=self._log.end,
         )
 
     def _settled(self, position: tuple[int, int], digest: str) -> str | None:

@@ -26,6 +26,19 @@ def letter(store: Any, offset: int = 0, **fields: Any) -> Any:
     return store(OutgoingRecord(SOURCE, 0, b"k", b"v", encode(envelope)), offset=offset)
 
 
+class Stored:
+    """A record with an append time, which the contract does not need otherwise."""
+
+    def __init__(self, record: Any, at_ms: int) -> None:
+        self._record, self._at_ms = record, at_ms
+
+    def timestamp(self) -> tuple[int, int]:
+        return 2, self._at_ms
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._record, name)
+
+
 def planned(records: list[Any], rules: RedriveRules = RULES, log: RedriveLog | None = None) -> RedrivePlan:
     planner = Planner(SOURCE, rules, log or RedriveLog(SOURCE), TOPICS)
     for record in records:
@@ -60,6 +73,27 @@ def test_what_would_not_be_sent_says_why(store: Any, fields: dict[str, Any], rul
     plan = planned([letter(store, **fields)], rules)
     assert plan.letters == ()
     assert plan.held_back == (HeldBack(0, 0, reason, "Timeout"),)
+
+
+def test_what_may_have_lost_its_mark_is_held_back_unless_it_is_asked_for_or_only_discarded(store: Any) -> None:
+    log = RedriveLog(SOURCE)
+    log.end, log.lost_until_ms = 12, 5_000
+    old, new = (Stored(letter(store, offset), at_ms) for offset, at_ms in ((1, 4_999), (2, 5_000)))
+    plan = planned([old, new], log=log)
+    assert ([each.offset for each in plan.letters], reasons(plan), plan.log_end) == ([2], ["marks-lost"], 12)
+    for rules in (RedriveRules(group="g", again=True), RedriveRules(action="discard")):
+        assert len(planned([old, new], rules, log).letters) == 2
+    assert RedrivePlan.from_json(plan.to_json()) == plan
+
+
+def test_the_end_of_the_log_is_a_part_of_a_plan_and_a_plan_without_one_keeps_its_id(store: Any) -> None:
+    plan = planned([letter(store)])
+    without = {name: value for name, value in json.loads(plan.to_json()).items() if name != "log_end"}
+    assert RedrivePlan.from_json(json.dumps(without)).id == plan.id
+    assert plan.model_copy(update={"log_end": 3}).model_dump_json() != plan.model_dump_json()
+    log = RedriveLog(SOURCE)
+    log.end = 3
+    assert planned([letter(store)], log=log).id != plan.id
 
 
 def test_a_repeat_of_one_attempt_is_held_back_and_another_attempt_is_not(store: Any) -> None:

@@ -94,6 +94,8 @@ _MAX_ATTEMPTS: Final = 5
 _MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _WATCH_MS: Final = 200
+_CLOCKS_MS: Final = 60_000  # the clocks of two brokers differ by less
+_NEVER_MS: Final = 1 << 62
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 _REFUSED: Final[Mapping[int, Cause]] = {
     **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
@@ -126,7 +128,17 @@ def read_log(reader: TopicReader, topic: str, source: str) -> RedriveLog:
         topic: physical name of the log; if it does not exist, the answer is empty.
         source: physical topic of the dead letters.
     """
-    return RedriveLog(source, (record for _, record in log_records(reader, topic)))
+    if not reader.topics().get(topic):
+        return RedriveLog(source)
+    _, end = reader.bounds(topic, 0)
+    log, first_ms = RedriveLog(source), _NEVER_MS
+    for at_ms, record in log_records(reader, topic):
+        first_ms = min(first_ms, at_ms)
+        log.add(record)
+    log.end = end
+    if reader.bounds(topic, 0)[0] > 0:  # asked last: what was deleted meanwhile was not read either
+        log.lost_until_ms = first_ms + _CLOCKS_MS
+    return log
 
 
 def log_records(reader: TopicReader, topic: str) -> Iterator[tuple[int, RedriveRecord | None]]:
@@ -154,6 +166,7 @@ class Redriver:
         make: makes the record that sends a letter.
         fetch: reads the letters; None: read them from `source`.
         again: also send letters that other plans have redriven or discarded.
+        log_end: the offset up to which the plan knows the redrive log: all later records must exist.
         by: who applies the plan, for the log; None: the user of this process (`whoami`).
         progress: the letters to process; the caller may read it at any time between calls.
         report: called after each transaction and each failure.
@@ -178,6 +191,7 @@ class Redriver:
         progress: RedriveProgress,
         fetch: Fetch | None = None,
         again: bool = False,
+        log_end: int = 0,
         by: str | None = None,
         report: Callable[[], None] = lambda: None,
         client: Mapping[str, Any] | None = None,
@@ -194,6 +208,7 @@ class Redriver:
         self._progress = progress
         self._fetch = fetch
         self._again = again
+        self._log_end = log_end
         self._report = report
         self._clients = clients or confluent_clients()
         self._clock = clock or SystemClock()
@@ -235,14 +250,15 @@ class Redriver:
         Raises:
             TopicMissingError: the redrive log does not exist.
             NotAuthorizedError: the principal may not write to a topic. What was sent before is marked.
-            RedriveError: another process redrives the same topic now, or the cluster keeps failing; the message tells
-                which. What was sent is marked.
+            RedriveError: another process redrives the same topic now, the redrive log has lost records since the plan
+                was made, or the cluster keeps failing; the message tells which. What was sent is marked.
             RocketshimError: reading failed.
         """
         if not self._reader.topics().get(self._log_topic):
             raise TopicMissingError(
                 f"the topic {self._log_topic} does not exist; create it with: {init_command(self._log_topic)}"
             )
+        self._refuse_if_marks_are_lost()
         self._new_records = self._watcher.read([self._source], follow=True, new_only=True, poll_s=0.0)
         next(self._new_records)
         attempts = 0
@@ -276,6 +292,7 @@ class Redriver:
         Raises:
             NotAuthorizedError: the principal may not write to a target.
         """
+        self._refuse_if_marks_are_lost()
         log = read_log(self._reader, self._log_topic, self._source)
         letters = self._progress.resume(self._is_done(log))
         self._refuse_if_denied(letters)
@@ -301,6 +318,7 @@ class Redriver:
         producer = self._producer = self._clients.producer({**self._config, **batch_settings})
         init_transactions(producer, self._log_topic, _API_TIMEOUT_S)
         log = self._begin(producer)
+        self._refuse_if_marks_are_lost()
         letters = self._progress.resume(self._is_done(log))
         self._report()
         if letters:
@@ -356,6 +374,25 @@ class Redriver:
                         "wait until it has ended and apply the plan again"
                     )
         return log
+
+    def _refuse_if_marks_are_lost(self) -> None:
+        """Refuse to send if the log may have had marks of this plan that are gone: letters would be sent twice.
+
+        Decides: What if records of the redrive log are gone? A plan is applied only if the log has each record since
+            the plan was made; a new plan holds back the letters that are older than the log's first record.
+        """
+        if self._state == "discarded" or not self._reader.topics().get(self._log_topic):
+            return
+        low, end = self._reader.bounds(self._log_topic, 0)
+        if low <= self._log_end <= end:
+            return
+        what = f"begins at offset {low}" if low > self._log_end else f"ends at offset {end}: it was created again"
+        raise RedriveError(
+            f"the redrive log {self._log_topic} has lost records since this plan was made (the plan knows it up to "
+            f"offset {self._log_end}, and the log {what}), so which of the plan's letters were sent is not known; "
+            f"{self._progress.sent} were sent in this run. Make a new plan by rocketshim dlq plan: it holds back what "
+            "may have been sent (marks-lost). Discard that by dlq discard, or send it nevertheless by dlq plan --again"
+        )
 
     def _refuse_if_taken_over(self, log: RedriveLog) -> None:
         last = log.last_begin

@@ -101,7 +101,9 @@ def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedriveP
         position = (message.partition(), message.offset())
         if entry.reason != reason or log.settled(*position, digest) is not None:
             continue
-        if entry.target:
+        if log.may_have_lost(message):
+            held_back.append(HeldBack(*position, "marks-lost", reason))
+        elif entry.target:
             letters.append(PlannedLetter(*position, digest, names.schedule, reason, entry.uniq_key or ""))
         else:
             held_back.append(HeldBack(*position, "no-target", reason))
@@ -113,6 +115,7 @@ def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedriveP
         choice={"reason": reason},
         letters=tuple(sorted(letters)),
         held_back=tuple(sorted(held_back)),
+        log_end=log.end,
     )
 
 
@@ -158,6 +161,7 @@ def planned_redriver(
                 state="discarded" if plan.rules.action == "discard" else "redriven",
                 make=_record_maker(plan, Decoder(names, plan.source, fetch=sources.fetch)),
                 again=plan.rules.again,
+                log_end=plan.log_end,
                 by=by,
                 progress=progress,
                 report=report,

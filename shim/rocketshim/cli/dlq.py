@@ -58,6 +58,12 @@ def _dead_letters(
     with TopicReader(bootstrap, client=settings) as reader, TopicReader(bootstrap, client=settings) as sources:
         source = dead_letter_topic_of(reader, names, group, topic)
         log = read_log(reader, names.redrive_log, source)
+        if log.lost_until_ms:
+            typer.echo(
+                f"the redrive log {names.redrive_log} has lost its first records: dead letters that were sent before "
+                "may be shown as not sent",
+                err=True,
+            )
         yield reader, Decoder(names, source, fetch=sources.fetch), log
 
 

@@ -224,6 +224,7 @@ class _Selection:
     def __init__(self, names: TopicNames, log: RedriveLog, *, again: bool, plan: str) -> None:
         self.again = again
         self.plan = plan
+        self.log_end = log.end
         self.letters: list[PlannedLetter] = []
         self.refused: list[str] = []
         self.seen: set[tuple[int, int]] = set()
@@ -239,6 +240,12 @@ class _Selection:
         self.seen.add(position)
         if self._log.is_done(self.plan, *position) or (redriven is not None and not self.again):
             self.sent_before += 1
+            return
+        if self._log.may_have_lost(message) and not self.again:
+            self.refuse(
+                f"{position[0]}/{position[1]} may have been sent before: the redrive log has lost its first records "
+                "(marks-lost). To send it nevertheless: --again --plan NAME, with a new name"
+            )
             return
         try:
             redriven_parked(message, self._names)
@@ -271,6 +278,7 @@ def _send(
         state="redriven",
         make=lambda message, _: redriven_parked(message, names),
         again=picked.again,
+        log_end=picked.log_end,
         progress=progress,
         client=client,
     )

@@ -164,6 +164,11 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
         lines.append("  every group that reads the source topic gets them again")
     if any(each.reason.startswith("no-topic:") for each in redrive_plan.held_back):
         lines.append("  choose an existing target: --group GROUP for its retry topic, or --to-source")
+    if any(each.reason == "marks-lost" for each in redrive_plan.held_back):
+        lines.append(
+            "  marks-lost: the redrive log has lost its first records, so these may have been sent before; mark them "
+            "as not to be sent (dlq discard), or plan them nevertheless (--again)"
+        )
     return lines
 
 

@@ -19,7 +19,7 @@ from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim.testing.producer import InMemoryProducer
 from rocketshim_topics import OutgoingRecord
-from rocketshim_topics.redrive_log import record_digest
+from rocketshim_topics.redrive_log import RedriveLog, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
 
 LOG, DLQ, TARGET = "rmq.redrive", "dlq", "retry"
@@ -119,6 +119,55 @@ def test_all_letters_are_sent_once_and_a_second_run_sends_nothing() -> None:
     assert stage.everything_once()
     assert stage.run("again", again=True).sent == 1_200
     assert stage.run("again", again=True).sent == 0
+
+
+def log_of(stage: Stage) -> RedriveLog:
+    with TopicReader("memory:1", clients=stage.clients) as reader:
+        return read_log(reader, LOG, DLQ)
+
+
+def test_a_plan_is_not_applied_again_when_marks_since_it_was_made_are_gone() -> None:
+    stage = Stage(20)
+    assert stage.run().sent == 20
+    stage.kafka.truncate(LOG, before_offset=3)
+    for again in (False, True):
+        with pytest.raises(RedriveError, match=r"begins at offset 3.*Make a new plan"):
+            stage.run(again=again)
+    with pytest.raises(RedriveError, match="begins at offset 3"):
+        stage.redriver(RedriveProgress(stage.letters)).dry_run()
+    assert stage.everything_once()
+    assert stage.run("newer", log_end=log_of(stage).end, again=True).sent == 20
+    assert stage.run("newer", log_end=log_of(stage).end, again=True).sent == 0
+
+
+def test_a_plan_is_not_applied_when_the_log_was_created_again_since_it_was_made() -> None:
+    stage = Stage(20)
+    stage.run()
+    end = log_of(stage).end
+    stage.kafka.delete_topic(LOG)
+    stage.kafka.create_topic(LOG, config={"message.timestamp.type": "LogAppendTime"})
+    with pytest.raises(RedriveError, match="it was created again"):
+        stage.run("p", log_end=end)
+
+
+def test_discarding_needs_no_marks_and_ends_the_doubt() -> None:
+    stage = Stage(20)
+    stage.run()
+    stage.clock.advance(10_000)
+    stage.kafka.truncate(LOG, before_offset=10**6)
+    log = log_of(stage)
+    assert all(log.may_have_lost(record) for record in stage.kafka.records(DLQ))
+    redriver = Redriver(
+        "memory:1", LOG, source=DLQ, plan="d", state="discarded", make=lambda *_: None, clients=stage.clients,
+        progress=RedriveProgress(stage.letters), clock=stage.clock,
+    )  # fmt: skip
+    redriver.run()
+    redriver.close()
+    log = log_of(stage)
+    assert all(log.settled_record(record) is not None for record in stage.kafka.records(DLQ))
+    stage.clock.advance(120_000)
+    later = stage.kafka.append(DLQ, b"later")
+    assert not log_of(stage).may_have_lost(later)
 
 
 @pytest.mark.parametrize("ahead_ms", [-86_400_000, 7_200_000, 86_400_000])

@@ -6,12 +6,16 @@ from pathlib import Path
 import pytest
 
 from rocketshim.admin.record_filter import RecordFilter
+from rocketshim.admin.redrive import read_log
+from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.cli import main
+from rocketshim.cli.parked import _Selection
 from rocketshim.cli.redrive import _plan, _report
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import PlannedLetter, RedrivePlan, RedriveRules
 
 LETTERS = tuple(PlannedLetter(0, offset, "f" * 16, "rmq.retry.g", "Timeout", f"m{offset}") for offset in range(100))
@@ -36,6 +40,27 @@ def test_a_plan_that_does_not_fit_on_its_disk_is_an_error_that_names_the_file() 
     everything = RecordFilter(where=None, tags=None, key=None, since=None)
     with pytest.raises(ConfigError, match="--out /dev/full: the plan could not be written"):
         _plan(open_reader, ("g", None), RedriveRules(), everything, Path("/dev/full"), as_json=False)
+
+
+def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
+    names = TopicNames()
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic(names.parked)
+    kafka.create_topic(names.redrive_log, config={"message.timestamp.type": "LogAppendTime"})
+    parked = kafka.append(names.parked, b"x", headers=[("PARK_REASON", b"forbidden"), ("REAL_TOPIC", b"orders")])
+    kafka.append(names.redrive_log, b"{}")
+    kafka.truncate(names.redrive_log, before_offset=1)
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        log = read_log(reader, names.redrive_log, names.parked)
+        plan = plan_parked(reader, names, "forbidden")
+    assert (plan.letters, [each.reason for each in plan.held_back], plan.log_end) == ((), ["marks-lost"], 1)
+    picked = _Selection(names, log, again=False, plan="parked-a")
+    picked.add(parked)
+    assert picked.letters == []
+    assert "0/0 may have been sent before" in capsys.readouterr().err
+    nevertheless = _Selection(names, log, again=True, plan="parked-b")
+    nevertheless.add(parked)
+    assert len(nevertheless.letters) == 1
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 100), (10, 10), (200, 100)])
