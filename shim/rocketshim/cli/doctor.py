@@ -12,9 +12,9 @@ from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.escaping import plain
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, Quiet, client_settings
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, Quiet, client_settings, seconds
 from rocketshim.cli.records import console
-from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
+from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
 
@@ -46,8 +46,12 @@ def doctor(
         list[Role] | None, typer.Option("--role", help="Check that this principal has the ACLs of a role; repeatable.")
     ] = None,
     consume_timeout: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Longest time a handler in your own poll loop may take: 90s, 15m."),
+        float | None,
+        typer.Option(
+            parser=seconds(),
+            metavar="DURATION",
+            help="Longest time a handler in your own poll loop may take: 90s, 15m.",
+        ),
     ] = None,
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure the brokers' clocks; this writes a record that every reader skips.")
@@ -70,7 +74,7 @@ def doctor(
         topics=topic or (),
         roles=[each.value for each in role or ()],
         client=client_settings(client),
-        consume_timeout_ms=None if consume_timeout is None else parse_duration_ms(consume_timeout),
+        consume_timeout_ms=None if consume_timeout is None else round(consume_timeout * 1_000),
         probe=probe,
     )
     found = examine(facts)

@@ -7,7 +7,6 @@ import typer
 
 from rocketshim.cli.completion import WatchedGroups, complete_topic
 from rocketshim.cli.options import (
-    LONGEST_S,
     Bootstrap,
     Client,
     DelayLevelsText,
@@ -15,6 +14,7 @@ from rocketshim.cli.options import (
     LogLevelOption,
     Namespace,
     client_settings,
+    seconds,
 )
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import DelayLevels, TopicNames
@@ -46,11 +46,16 @@ def exporter(
         ),
     ] = None,
     every: Annotated[
-        float, typer.Option(min=1, max=LONGEST_S, help="Seconds from one look at the cluster to the next.")
+        float,
+        typer.Option(parser=seconds(1), metavar="DURATION", help="Time from one look to the next."),
     ] = 15.0,
     doctor_every: Annotated[
         float,
-        typer.Option(min=0, max=LONGEST_S, help="Seconds from one run of the doctor to the next; 0: it does not run."),
+        typer.Option(
+            parser=seconds(),
+            metavar="DURATION",
+            help="Time from one run of the doctor to the next; 0: it does not run.",
+        ),
     ] = 300.0,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",

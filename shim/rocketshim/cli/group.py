@@ -16,11 +16,11 @@ from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, co
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName
-from rocketshim.cli.options import LONGEST_S, OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings
+from rocketshim.cli.options import OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings, seconds
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames, parse_duration_ms
+from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 app = typer.Typer(
@@ -77,7 +77,9 @@ def lag(
         int | None,
         typer.Option("--max-lag", min=0, help="Exit code 2 if the lag of all partitions together is above this."),
     ] = None,
-    every: Annotated[str, typer.Option(metavar="DURATION", help="Interval of --follow.")] = "5s",
+    every: Annotated[
+        float, typer.Option(parser=seconds(0.001), metavar="DURATION", help="Interval of --follow.")
+    ] = 5.0,
     client: Client = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -90,9 +92,6 @@ def lag(
     the lag is above --max-lag.
     """
     TopicNames(namespace)  # only checks the option: a group's name and offsets have no namespace
-    every_s = parse_duration_ms(every) / 1_000
-    if not 0 < every_s <= LONGEST_S:
-        raise ConfigError(f"--every {every!r}: write a duration above 0 and of at most a day, such as 30s")
     settings = client_settings(client)
     groups = GroupReader(bootstrap, settings)
     with TopicReader(bootstrap, client=settings) as reader:
@@ -106,7 +105,7 @@ def lag(
                 typer.echo(finding, err=True)
             if not follow:
                 break
-            time.sleep(every_s)
+            time.sleep(every)
     if findings:
         raise typer.Exit(FINDING)
 

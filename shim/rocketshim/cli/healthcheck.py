@@ -10,7 +10,7 @@ import typer
 
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.escaping import plain
-from rocketshim.cli.options import LONGEST_S
+from rocketshim.cli.options import seconds
 from rocketshim.errors import ConfigError
 
 app = typer.Typer()
@@ -20,7 +20,9 @@ app = typer.Typer()
 def healthcheck(
     *,
     url: Annotated[str, typer.Argument(metavar="URL", help="What to ask, for example http://127.0.0.1:8080/ready.")],
-    timeout: Annotated[float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for the answer.")] = 3.0,
+    timeout: Annotated[
+        float, typer.Option(parser=seconds(0.1), metavar="DURATION", help="How long to wait for the answer.")
+    ] = 3.0,
 ) -> None:
     """Ask a process for its health: exit code 0 if it answers 200, else 2."""
     if not url.startswith(("http://", "https://")):

@@ -4,12 +4,16 @@ Most of them can also be set by an environment variable or a profile (`rocketshi
 """
 
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 import typer
 
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import client_settings
+from rocketshim_topics import parse_duration_ms
 
 __all__ = [
     "CONFIG_VARIABLE",
@@ -31,6 +35,7 @@ __all__ = [
     "WorkerUrls",
     "client_settings",
     "config_file",
+    "seconds",
 ]
 
 CONNECTION: Final = "Connection"
@@ -41,8 +46,33 @@ OUTPUT: Final = "Output"
 LONGEST_S: Final = 86_400
 """Largest value of an option in seconds. Longer waits, such as `inf`, overflow the system's clocks."""
 
+_BARE_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
 CONFIG_VARIABLE: Final = "ROCKETSHIM_CONFIG"
 PROFILE_VARIABLE: Final = "ROCKETSHIM_PROFILE"
+
+
+def seconds(least: float = 0.0) -> Callable[[str], float]:
+    """Return the parser of an option that is a duration: `30s`, `500ms`, `2m`, or a bare number of seconds.
+
+    Args:
+        least: the least value, in seconds; the largest is a day (`LONGEST_S`).
+    """
+
+    def parse(value: str) -> float:
+        text = str(value)
+        try:
+            found_s = float(text) if _BARE_NUMBER.fullmatch(text) else parse_duration_ms(text) / 1_000
+        except ConfigError as error:
+            raise typer.BadParameter(
+                f"{text!r:.80} is not a duration: write 30s, 500ms, 2m, or a number of seconds"
+            ) from error
+        if not least <= found_s <= LONGEST_S:
+            raise typer.BadParameter(f"{text!r:.80} is not {least:g} to {LONGEST_S} seconds (a day)")
+        return found_s
+
+    return parse
+
 
 LogFormatOption = Annotated[
     Literal["text", "json"],

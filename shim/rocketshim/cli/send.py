@@ -9,7 +9,7 @@ import typer
 
 from rocketshim.admin.times import time_ms
 from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.options import LONGEST_S, Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings, seconds
 from rocketshim.cli.send_lines import LineSender, facts_of, read_lines
 from rocketshim.errors import ConfigError
 
@@ -45,7 +45,8 @@ def send(
         str | None, typer.Option(metavar="TIME", help="Deliver at this time: 2026-11-20T18:00:00Z.")
     ] = None,
     timeout: Annotated[
-        float, typer.Option(min=0.1, max=LONGEST_S, help="Seconds to wait for the delivery report.")
+        float,
+        typer.Option(parser=seconds(0.1), metavar="DURATION", help="How long to wait for the delivery report."),
     ] = 10.0,
     as_json: Json = False,
 ) -> None:

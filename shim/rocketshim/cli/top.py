@@ -9,7 +9,6 @@ import typer
 
 from rocketshim.cli.completion import WatchedGroups
 from rocketshim.cli.options import (
-    LONGEST_S,
     Bootstrap,
     Client,
     DelayLevelsText,
@@ -17,6 +16,7 @@ from rocketshim.cli.options import (
     Namespace,
     WorkerUrls,
     client_settings,
+    seconds,
 )
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.observe.snapshot import Snapshot
@@ -36,7 +36,8 @@ def top(
     group: WatchedGroups = None,
     worker_url: WorkerUrls = None,
     every: Annotated[
-        float, typer.Option(min=1, max=LONGEST_S, help="Seconds from one look at the cluster to the next.")
+        float,
+        typer.Option(parser=seconds(1), metavar="DURATION", help="Time from one look to the next."),
     ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the tables once; so does a pipe.")] = False,
     as_json: Json = False,

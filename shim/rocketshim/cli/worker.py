@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketshim.cli.options import (
-    LONGEST_S,
     Bootstrap,
     Client,
     DelayLevelsText,
@@ -19,6 +18,7 @@ from rocketshim.cli.options import (
     Namespace,
     Supervised,
     client_settings,
+    seconds,
 )
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.errors import RocketshimError, WorkerError
@@ -65,7 +65,8 @@ def worker(
         bool, typer.Option("--no-create-topics", help="End with an error if the worker's topics are missing.")
     ] = False,
     stop_timeout: Annotated[
-        float, typer.Option(min=0, max=LONGEST_S, help="Seconds that a stop waits for messages in flight.")
+        float,
+        typer.Option(parser=seconds(), metavar="DURATION", help="How long a stop waits for messages in flight."),
     ] = 10.0,
     health: Annotated[
         str | None,

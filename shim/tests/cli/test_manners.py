@@ -19,6 +19,7 @@ from rich.text import Text
 import rocketshim.cli
 import rocketshim_local.cli
 from rocketshim.cli.app import COMMANDS, build, main
+from rocketshim.cli.options import seconds
 from rocketshim.cli.records import console
 
 EVERYTHING = "_ROCKETSHIM_COMPLETE"
@@ -284,3 +285,16 @@ def test_a_wait_that_no_clock_can_count_is_a_usage_error(
     monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "127.0.0.1:1")
     assert main([*words, "inf"]) == 1
     assert f"Invalid value for '{words[-1]}'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "found_s"), [("30s", 30.0), ("30", 30.0), ("1.5", 1.5), ("500ms", 0.5), ("2m", 120.0)]
+)
+def test_every_duration_has_the_same_spellings(text: str, found_s: float) -> None:
+    assert seconds()(text) == found_s
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1e3", "soon", "nan", "2 s", "0.9", "2d"])
+def test_what_is_not_a_duration_is_a_usage_error(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match=r"duration|seconds"):
+        seconds(1)(text)
