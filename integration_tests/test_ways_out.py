@@ -165,8 +165,14 @@ def is_stamped_by_senders_while_it_runs(place: Place) -> None:
     place.send(delay="1s")
 
 
-def has_no_redrive_log(place: Place) -> None:
+def is_compacted_while_it_runs(place: Place) -> None:
     place.init()
+    worker = patient_worker(place.bootstrap, place.namespace, "1s 2s")
+    place.running.append(worker)
+    worker.start()
+    worker.step(0)
+    place.send(delay="5s")
+    place.alter(place.names.schedule, "cleanup.policy", "compact")
 
 
 Try = Callable[[Place], None]
@@ -220,6 +226,7 @@ FAULTS: dict[str, tuple[Try, Try]] = {
     "no schedule topic; delayed ls": (lambda _: None, lambda place: place.shell("delayed", "ls")),
     "no parking topic; parked ls": (lambda _: None, lambda place: place.shell("parked", "ls")),
     "the schedule topic is deleted under a worker": (is_deleted_while_it_runs, Place.running_worker),
+    "the schedule topic is compacted under a worker": (is_compacted_while_it_runs, Place.running_worker),
     "the schedule topic is stamped by senders under a worker": (
         is_stamped_by_senders_while_it_runs,
         Place.running_worker,

@@ -17,6 +17,7 @@ from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.clients import ProducerClient, refresh_metadata
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.refusals import compacted
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames, init_command
 
@@ -101,12 +102,14 @@ class Prober:
             now_ns: the monotonic clock, read after the last poll of the producer.
 
         Raises:
-            TopicMismatchError: the schedule topic does not stamp append times.
+            TopicMismatchError: the schedule topic does not stamp append times, or is compacted.
         """
         while self._reports:
             producer, assigned, sent_ns, sent_ms, error, message = self._reports.popleft()
             if producer is self._producer:  # `use` has already dropped the probes of an earlier producer
                 self.outstanding -= 1
+            if error is not None and error.code() == KafkaError.INVALID_RECORD:
+                raise compacted(self.topic)
             if error is not None:
                 self._alarm("worker.probe-failed", partition=assigned.number, error=error.name())
                 continue

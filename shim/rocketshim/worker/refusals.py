@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError
 
+from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.reports import is_unconfirmed
 from rocketshim.worker.hop_group import Kind
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.kafka_codes import TOO_LARGE
+from rocketshim_topics.names import init_command
 
 if TYPE_CHECKING:
     from rocketshim.worker.hop_writer import HopBatch
 
-__all__ = ["REFUSED_RECORD", "RecordMarks", "Refusals", "Verdict"]
+__all__ = ["REFUSED_RECORD", "RecordMarks", "Refusals", "Verdict", "compacted"]
 
 REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     {
@@ -46,6 +48,14 @@ A record that was not sent in time says that the broker is slow. A silent target
 """
 _PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 """Errors caused by a producer's metadata, which may be older than the router's or the consumer's."""
+
+
+def compacted(topic: str) -> TopicMismatchError:
+    """Return the error for a topic that refuses a record as invalid: it has no key, and the topic is compacted."""
+    return TopicMismatchError(
+        f"{topic} has cleanup.policy=compact: it refuses records without a key, and deletes waiting messages with the "
+        f"same key. Set it to delete: {init_command(topic, '--fix')}"
+    )
 
 
 class Verdict(Enum):
@@ -117,6 +127,9 @@ class Refusals:
         Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
             its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
             alone is parked. In a transaction: `worker.transaction_failures`.
+
+        Raises:
+            TopicMismatchError: the schedule topic is compacted.
         """
         if is_unconfirmed(error):
             return Verdict.WAIT
@@ -126,6 +139,8 @@ class Refusals:
         if kind is not Kind.DELIVER:
             if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
                 self._targets.producer_lacks(self._targets.target(topic, now_ns), now_ns)
+            if kind is not Kind.PARK and error.code() == KafkaError.INVALID_RECORD:
+                raise compacted(topic)
             return self._own_hop_refused(record, kind, error)
         self._delivery_refused(record, self._targets.target(topic, now_ns), error, now_ns, alone=batch.alone)
         return Verdict.ROUTE_AGAIN

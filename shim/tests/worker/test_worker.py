@@ -1400,3 +1400,19 @@ def test_a_worker_keeps_nothing_of_the_records_that_it_has_delivered(sim: Any) -
         sim.run(worker, 100)
     sim.until(worker, lambda: len(sim.delivered()) == 10)
     assert batches() - before <= 2, "those of the last turn at most"
+
+
+@pytest.mark.parametrize("what", ["a probe", "a hop"])
+def test_a_worker_ends_when_its_schedule_topic_is_compacted(sim: Any, what: str) -> None:
+    """Ready and silent, it would deliver nothing; a hop is not to be parked for it."""
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.fail_produce(KafkaError(KafkaError.INVALID_RECORD), topic=SCHEDULE, count=1_000)
+    if what == "a probe":
+        worker._prober.probe(worker._assignment.held[0])
+    else:
+        sim.schedule(headers=[("DELAY_MS", b"9000")])
+        sim.clock.advance(5_000)
+    with pytest.raises(TopicMismatchError, match=r"cleanup\.policy=compact.*rocketshim init --fix"):
+        sim.run(worker, 30_000)
+    assert not sim.parked()
