@@ -221,6 +221,8 @@ def write_report(lake: OpenLake, report: Report, *, as_json: bool = False) -> No
     page = target / f"{report.job}.html"
     about = f"{lake.path}, version {lake.version}, positions of {lake.snapshot.taken_at or 'no landing'}"
     unfinished = target / f".{report.job}.{os.getpid()}.html"  # others may read the page, like the tables
+    if report.job.startswith("replay"):
+        unfinished.touch(mode=0o600)  # as every plan's file
     unfinished.write_text(as_html(report, about=about), encoding="utf-8")
     unfinished.replace(page)
     typer.echo(f"page: {page}", err=True)

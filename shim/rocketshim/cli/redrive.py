@@ -130,7 +130,7 @@ def _plan(
         typer.echo(hint, err=True)
     if out is not None:
         try:
-            out.write_text(redrive_plan.to_json(), encoding="utf-8")
+            _write_private(out, redrive_plan.to_json())
         except OSError as error:  # for example: the disk is full
             raise ConfigError(
                 f"--out {out}: the plan could not be written ({error.strerror}); the file is not complete"
@@ -149,6 +149,14 @@ def _plan(
         if out is None
         else f"written to {out}; nothing was changed. To do it: rocketshim dlq apply {out}"
     )
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, as a plan names messages and causes."""
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:  # noqa: PTH123
+        if path.is_file():  # not a pipe or a terminal; it may have existed, with other rights
+            path.chmod(0o600)
+        file.write(text)
 
 
 def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:

@@ -1,5 +1,7 @@
 """`dlq plan` and `dlq apply`: what is checked before a topic is read, and what a dry run reports."""
 
+import os
+import stat
 from functools import partial
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.cli import main
 from rocketshim.cli.parked import _Selection
-from rocketshim.cli.redrive import _plan, _report
+from rocketshim.cli.redrive import _plan, _report, _write_private
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -69,3 +71,14 @@ def test_a_dry_run_reports_as_many_letters_as_the_run_would_send(
 ) -> None:
     _report(PLAN, RedriveProgress(LETTERS, most=most), dry_run=True, as_json=False)
     assert capsys.readouterr().out.startswith(f"would be sent: {count}, ")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
+@pytest.mark.parametrize("exists", [False, True])
+def test_only_its_owner_may_read_a_plan(tmp_path: Path, exists: bool) -> None:
+    file = tmp_path / "plan.json"
+    if exists:
+        file.write_text("an older and longer one")
+        file.chmod(0o644)
+    _write_private(file, "plan")
+    assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("plan", 0o600)
