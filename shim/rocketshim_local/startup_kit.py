@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rocketshim_local.cache import FileSet
 from rocketshim_local.jars import KAFKA_COORDINATES, fetch_jars
-from rocketshim_local.java import JavaRuntime, find_java
+from rocketshim_local.java import JavaRuntime, ready_java
 
 __all__ = ["BOOTSTRAP_CHECKPOINT", "StartupKit", "startup_kit"]
 
@@ -57,5 +57,5 @@ class StartupKit:
 
 
 def startup_kit(*, report: Callable[[str], None] | None = None) -> StartupKit:
-    """Find Java, and download the jars if they are not cached; as `find_java` and `fetch_jars`."""
-    return StartupKit(find_java(), fetch_jars(KAFKA_COORDINATES, report=report))
+    """Find Java, or install it, and download the jars if they are not cached; as `install_java` and `fetch_jars`."""
+    return StartupKit(ready_java(report=report), fetch_jars(KAFKA_COORDINATES, report=report))

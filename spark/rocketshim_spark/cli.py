@@ -20,6 +20,7 @@ from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import SELECTION, Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
 from rocketshim.errors import ConfigError
+from rocketshim.extras import missing_extra
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli_options import (
     Connector,
@@ -60,7 +61,7 @@ def fetch(*, as_json: Json = False) -> None:
     try:
         from rocketshim_spark.session import fetch as fetch_all  # noqa: PLC0415 `--help` works without Spark
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
+        raise missing_extra("rocketshim spark", error, "spark") from error
     jars = fetch_all(report=print_note)
     if as_json:
         typer.echo(json.dumps({"folder": str(jars[0].parent), "jars": [jar.name for jar in jars]}))

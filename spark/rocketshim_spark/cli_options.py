@@ -11,6 +11,7 @@ import typer
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import CONNECTION, OUTPUT, SELECTION
 from rocketshim.errors import ConfigError
+from rocketshim.extras import missing_extra
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -107,7 +108,7 @@ def session(master: str | None, connector: str, driver_memory: str | None) -> It
         from rocketshim_spark.errors import LakeError  # noqa: PLC0415
         from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install 'rocketshim[spark]'") from error
+        raise missing_extra("rocketshim spark", error, "spark") from error
     try:
         settings = SessionSettings.model_validate(
             {"master": master, "connector": connector, "driver_memory": driver_memory}

@@ -112,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         the exit code, as the module describes. The console script passes it to `sys.exit`.
     """
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in {"strict", "surrogateescape"}:
         sys.stdout.reconfigure(errors="backslashreplace")  # a character of a record must not end a listing
     try:
         outcome = build(words)(args=words, prog_name="rocketshim", standalone_mode=False)

@@ -19,6 +19,7 @@ from rocketshim.cli.options import (
     seconds,
 )
 from rocketshim.errors import BrokerUnavailableError, ConfigError
+from rocketshim.extras import missing_extra
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim_topics import DelayLevels, TopicNames
 
@@ -60,7 +61,7 @@ def top(
             try:
                 from rocketshim.cli.top_screen import TopScreen  # noqa: PLC0415 - an optional package
             except ModuleNotFoundError as error:
-                raise ConfigError("top needs Textual: pip install 'rocketshim[top]', or use --once") from error
+                raise ConfigError(f"{missing_extra('top', error, 'top')}, or use --once") from error
             TopScreen(watch).run()
             return
         while (snapshot := watch.wait_newer(None, _LOOK_S)) is None:

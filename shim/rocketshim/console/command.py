@@ -12,6 +12,7 @@ from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace
 from rocketshim.console.people import Token, user_line
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import ConfigError
+from rocketshim.extras import missing_extra
 from rocketshim.health import address
 from rocketshim_topics import DelayLevels
 
@@ -90,7 +91,7 @@ def console(
 ) -> None:
     r"""Show what waits, retries, is dead or parked in a browser; read-only without --operate.
 
-    Needs: pip install 'rocketshim\[console]'. Stop it with Ctrl-C; what it applies can be continued later.
+    Needs the extra `console`. Stop it with Ctrl-C; what it applies can be continued later.
     """
     if new_user is not None:
         name, _, role = new_user.partition(":")
@@ -130,14 +131,23 @@ def _state_dir() -> Path:
     return (Path(base) if base else Path.home() / ".local" / "state") / "rocketshim" / "plans"
 
 
-def _serve(settings: ConsoleSettings) -> None:
+def require_console() -> None:
+    """Raise a `ConfigError` if a package of the console is not installed."""
     try:
-        import uvicorn  # noqa: PLC0415 - an extra, and not needed for --new-user
+        import uvicorn  # noqa: F401, PLC0415
 
-        from rocketshim.console.connections import ImpatientProtocol  # noqa: PLC0415
-        from rocketshim.console.server_app import make_app  # noqa: PLC0415
+        from rocketshim.console import connections, server_app  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the console needs the package {error.name}: pip install 'rocketshim[console]'") from error
+        raise missing_extra("the console", error, "console") from error
+
+
+def _serve(settings: ConsoleSettings) -> None:
+    require_console()
+    import uvicorn  # noqa: PLC0415 - an extra, and not needed for --new-user
+
+    from rocketshim.console.connections import ImpatientProtocol  # noqa: PLC0415
+    from rocketshim.console.server_app import make_app  # noqa: PLC0415
+
     token = Token()
     app = make_app(settings, token=token)
     tls: dict[str, Any] = {}

