@@ -47,7 +47,10 @@ Reason = Annotated[
     typer.Option("--reason", help="Only records whose reason begins with this text.", rich_help_panel=SELECTION),
 ]
 Topic = Annotated[
-    str | None, typer.Option("--topic", "-t", help="Only records for this logical topic.", rich_help_panel=SELECTION)
+    str | None,
+    typer.Option(
+        "--topic", "-t", help="Only records for this topic: %RETRY%g or rmq.retry.g.", rich_help_panel=SELECTION
+    ),
 ]
 
 
@@ -58,8 +61,18 @@ def _select(
         if message is None:
             continue
         entry = parked_record(message)
-        if (reason is None or entry.reason.startswith(reason)) and topic in {None, entry.target}:
+        if (reason is None or entry.reason.startswith(reason)) and _goes_to(entry.target, topic, names):
             yield message
+
+
+def _goes_to(target: str | None, topic: str | None, names: TopicNames) -> bool:
+    """Whether a record's target is this topic, by its logical or its physical name; None: any topic."""
+    if topic is None or target == topic:
+        return True
+    try:
+        return target is not None and names.physical(target) == topic
+    except ConfigError:  # the target is not a name of a topic
+        return False
 
 
 @app.command(epilog="Example: rocketshim parked ls --reason forbidden-target")

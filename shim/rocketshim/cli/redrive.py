@@ -6,6 +6,7 @@ cluster what is already done (`rocketshim.admin.redrive`), so it may be stopped 
 
 import json
 import os
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -42,6 +43,7 @@ from rocketshim_topics.redrive_plan import (
     RedriveRules,
 )
 
+_MOST_NAMED = 20
 PLAN_EXAMPLE = (
     "Example: rocketshim dlq plan --group payments --where \"FAIL_CLASS = 'Timeout'\" --out plan.json; "
     "then: rocketshim dlq apply plan.json"
@@ -236,6 +238,10 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
         "settled_before": progress.settled,
         "failed": progress.failed,
         "failures": dict(progress.failures),
+        "failed_letters": [
+            {"record": f"{redrive_plan.source}/{each.partition}/{each.offset}", "id": each.id, "reason": reason}
+            for each, reason in progress.failed_letters
+        ],
         "dead_again": progress.dead_again,
         "left": progress.waiting,
         "stopped_by": progress.stopped_by if progress.waiting else None,
@@ -255,8 +261,16 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
         )
     for reason, count in progress.failures.most_common():
         echo_safe(f"  {count:7} failed: {reason}")
+    for letter, reason in progress.failed_letters[:_MOST_NAMED]:
+        place = f"{redrive_plan.source}/{letter.partition}/{letter.offset}"
+        echo_safe(f"          {place}  {letter.id or '(no id)'}  {reason}")
+    if progress.failed > _MOST_NAMED:
+        typer.echo(f"          the first {_MOST_NAMED}; --json has all")
     if progress.dead_again:
         typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
+    if progress.sent and redrive_plan.rules.action != "discard":
+        source = shlex.quote(redrive_plan.source)
+        typer.echo(f"what dies again later: rocketshim dlq stats --topic {source} --since 10m")
     if progress.stopped_by == "failures" and progress.waiting:
         typer.echo(
             "stopped: too many failed or are dead again. Fix the cause, make another plan, or raise --stop-ratio",

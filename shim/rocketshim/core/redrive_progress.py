@@ -81,6 +81,7 @@ class RedriveProgress:
         self._has_begun = False
         self._is_stopped = False
         self.failures: Counter[str] = Counter()
+        self.failed_letters: list[tuple[PlannedLetter, str]] = []
 
     @property
     def planned(self) -> int:
@@ -198,6 +199,7 @@ class RedriveProgress:
             self._taken.pop(position, None)
             self._failed.add(position)
             self.failures[reason] += 1
+            self.failed_letters.append((letter, reason))
 
     def died_again(self, partition: int, offset: int) -> None:
         """Count a dead letter that this run sent as dead again, once; ignore those of earlier runs."""

@@ -86,13 +86,15 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object a line: `at`, `level`, `event`, and the facts."""
+    """One JSON object a line: `at` (with milliseconds), `level`, `logger`, `pid`, `event`, and the facts."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return one line."""
         line: dict[str, object] = {
-            "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "at": self.formatTime(record, f"%Y-%m-%dT%H:%M:%S.{int(record.msecs):03d}%z"),
             "level": record.levelname,
+            "logger": record.name,
+            "pid": record.process,
             "event": _event(record),
             **_facts(record),
         }

@@ -23,6 +23,7 @@ from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.group import _lag_findings, _lag_rows
+from rocketshim.cli.parked import _goes_to
 from rocketshim.cli.records import console, counting, echo_safe, find, show_list, show_one, show_raw
 from rocketshim.cli.trace import _show
 from rocketshim.errors import ConfigError, FilterSyntaxError
@@ -363,3 +364,21 @@ def test_a_search_for_a_message_does_not_read_the_logs() -> None:
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
         assert sorted(own_topics(reader, TopicNames())) == sorted(with_messages)
         assert own_topics(reader, TopicNames("pay")) == ["pay.rmq.dlq.g"]
+
+
+@pytest.mark.parametrize(
+    ("target", "topic", "is_chosen"),
+    [
+        ("%RETRY%g", "%RETRY%g", True),
+        ("%RETRY%g", "pay.rmq.retry.g", True),
+        ("%RETRY%g", "rmq.retry.g", False),
+        ("orders", "orders", True),
+        ("no topic\n", "orders", False),
+        (None, "orders", False),
+        (None, None, True),
+    ],
+)
+def test_a_parked_record_is_chosen_by_the_logical_or_physical_name_of_its_target(
+    target: str | None, topic: str | None, is_chosen: bool
+) -> None:
+    assert _goes_to(target, topic, TopicNames("pay")) == is_chosen

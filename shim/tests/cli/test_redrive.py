@@ -1,5 +1,6 @@
 """`dlq plan` and `dlq apply`: what is checked before a topic is read, and what a dry run reports."""
 
+import json
 import os
 import stat
 from functools import partial
@@ -82,3 +83,18 @@ def test_only_its_owner_may_read_a_plan(tmp_path: Path, exists: bool) -> None:
         file.chmod(0o644)
     _write_private(file, "plan")
     assert (file.read_text(), stat.S_IMODE(file.stat().st_mode)) == ("plan", 0o600)
+
+
+def test_a_report_names_what_has_failed(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = RedriveProgress(LETTERS, stop_ratio=1)
+    for letter in LETTERS[:30]:
+        progress.fail(letter, "refused:INVALID_RECORD")
+    _report(PLAN, progress, dry_run=False, as_json=False)
+    shown = capsys.readouterr().out
+    assert "rmq.dlq.g/0/0  m0  refused:INVALID_RECORD\n" in shown
+    assert shown.count("refused:INVALID_RECORD") == 1 + 20
+    assert "the first 20; --json has all" in shown
+    _report(PLAN, progress, dry_run=False, as_json=True)
+    named = json.loads(capsys.readouterr().out)["failed_letters"]
+    assert len(named) == 30
+    assert named[29] == {"record": "rmq.dlq.g/0/29", "id": "m29", "reason": "refused:INVALID_RECORD"}

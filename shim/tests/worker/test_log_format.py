@@ -4,6 +4,8 @@ import ast
 import io
 import json
 import logging
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,8 @@ def test_facts_of_records_cannot_forge_lines() -> None:
     assert "\n" not in line
     assert "\x1b" not in line
     shown = json.loads(JsonLines().format(record(reason="x\ny", partition=3)))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d{4}", shown.pop("at"))
+    assert (shown.pop("logger"), shown.pop("pid")) == ("rocketshim.worker", os.getpid())
     assert (shown["event"], shown["reason"], shown["partition"]) == ("worker.parked", "x\ny", 3)
 
 
