@@ -60,6 +60,7 @@ __all__ = [
 
 _DAY_MS = 86_400_000
 _MIB = 1_048_576
+_WORKER_BYTES = 192 * _MIB  # a worker without records: the program, and what its consumer has fetched
 _YEAR_2286_MS = 10**13  # 14 digits: RocketMQ's 20260101000000 would mean the year 2611
 
 
@@ -315,6 +316,9 @@ class WorkerSettings(ConnectionSettings):
         create_topics: create the schedule topics and the parking topic if they are missing.
         commit_interval_ms: how often confirmed offsets are committed, in ms. Default 200.
         max_delay_ms: a record whose due time is further away than this is parked, in ms. Default 40 days.
+        memory_bytes: memory that the process stays below, in bytes, at least 256 MiB. Default 448 MiB. All queues share
+            what the program and its Kafka clients leave (`buffer_bytes`); if that is used up, only a queue without a
+            record fetches on. With more than 100 queues of large messages it needs more, see docs/capacity.md.
         prefetch_count: waiting records that are buffered per partition. A twentieth of it while the next record is due
             in more than 2 s. Default 5,000.
         prefetch_bytes: bytes of waiting records that are buffered per partition. Also the maximum number of bytes taken
@@ -322,7 +326,8 @@ class WorkerSettings(ConnectionSettings):
         drain_count: maximum number of records taken from one partition at a time. Default 1,000.
         max_in_flight_count: maximum number of records sent and not yet confirmed. Default 20,000. Not used with
             `exactly_once`: a transaction has 5,000 records at most.
-        max_in_flight_bytes: maximum bytes of records sent and not yet confirmed. Default 64 MiB. Not used with
+        max_in_flight_bytes: maximum bytes of records sent and not yet confirmed. Default 64 MiB; at most a third of
+            `buffer_bytes`, which is 42 MiB by default. Not used with
             `exactly_once`.
         target_patience_ms: how long a target may take to accept a record before the record is re-appended, in ms. It
             takes longer while the brokers are slow, and while they throttle the worker. Default 2 s.
@@ -344,6 +349,7 @@ class WorkerSettings(ConnectionSettings):
     create_topics: bool = True
     commit_interval_ms: int = Field(default=200, ge=1)
     max_delay_ms: int = Field(default=40 * _DAY_MS, ge=1)
+    memory_bytes: int = Field(default=448 * _MIB, ge=256 * _MIB)
     prefetch_count: int = Field(default=5_000, ge=1)
     prefetch_bytes: int = Field(default=8 * _MIB, ge=1)
     drain_count: int = Field(default=1_000, ge=1)
@@ -356,6 +362,11 @@ class WorkerSettings(ConnectionSettings):
     instance: str | None = Field(default=None, pattern=r"^[A-Za-z0-9._-]{1,120}$")
     transaction_timeout_ms: int = Field(default=15_000, ge=1_000)
     stop_timeout_ms: int = Field(default=10_000, ge=0)
+
+    @property
+    def buffer_bytes(self) -> int:
+        """How many bytes of records all queues may hold together: a record in flight is there a second time."""
+        return (self.memory_bytes - _WORKER_BYTES) // 2
 
     @model_validator(mode="after")
     def _check_group(self) -> Self:

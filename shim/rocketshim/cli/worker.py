@@ -64,6 +64,12 @@ def worker(
     no_create_topics: Annotated[
         bool, typer.Option("--no-create-topics", help="End with an error if the worker's topics are missing.")
     ] = False,
+    memory: Annotated[
+        int,
+        typer.Option(
+            metavar="MIB", min=256, help="Memory that each process stays below, in MiB: 64 less than the container has."
+        ),
+    ] = 448,
     stop_timeout: Annotated[
         float,
         typer.Option(parser=seconds(), metavar="DURATION", help="How long a stop waits for messages in flight."),
@@ -104,6 +110,7 @@ def worker(
         exactly_once=exactly_once,
         instance=instance,
         create_topics=not no_create_topics,
+        memory_bytes=memory * 1_048_576,
         stop_timeout_ms=round(stop_timeout * 1_000),
         client=client_settings(client),
     )

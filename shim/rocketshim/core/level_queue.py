@@ -14,9 +14,11 @@ Rules:
 * Records that leave together form a *run*, which is in flight until the last of its hops is confirmed. The position to
   commit is the one after the longest confirmed prefix of runs; only confirmations move it. `failed` puts back records
   whose hops failed: they are due immediately, lowest offset first, and their run stays open.
-* Memory is bounded: `offer` accepts everything it is given, and `full` / `hungry` report when to pause and when to
-  resume fetching. There is a gap between the two, so that fetching does not flap. Records that were fetched together
-  are counted with their mean size.
+* Memory is bounded: `offer` accepts everything it is given, and `pauses` / `resumes` report when to stop and when to
+  go on fetching. There is a gap between the two, so that fetching does not flap. A queue whose head is far buffers a
+  twentieth. Records that were fetched together are counted with their mean size.
+* All queues of a process share a `Buffer`. When it is full, only queues that have nothing fetch on, so that each queue
+  knows when its head is due, and none starves.
 
 States of a record: waiting → in flight → confirmed, or in flight → failed (waiting again, and due).
 
@@ -34,12 +36,15 @@ from typing import Final, Generic, Protocol, TypeVar
 from rocketshim.core.offset_tracker import OffsetTracker, Run
 from rocketshim.core.queue_clock import QueueClock, slowed
 
-__all__ = ["Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
+__all__ = ["Buffer", "Due", "LevelQueue", "QueueLimits", "ScheduleRecord"]
 
 _NS: Final = 1_000_000
 _RATE_MARGIN: Final = 1_000  # the second clock waits a thousandth longer, because clocks are slewed by at most 500 ppm
 _APPEND_TIME: Final = 2  # `TIMESTAMP_LOG_APPEND_TIME` of the Kafka client
 _HUNGRY_SHARE: Final = 0.5  # of both limits, at or below which fetching resumes
+_FAR_SHARE: Final = 20  # a queue whose head is far buffers 1/20 of both limits
+_FAR_NS: Final = 2_000_000_000
+_ROOM_SHARE: Final = 0.75  # of the buffer, below which its queues fetch on
 
 
 class ScheduleRecord(Protocol):
@@ -73,6 +78,29 @@ class QueueLimits:
     def __post_init__(self) -> None:
         if self.full_count < 1 or self.full_bytes < 1:
             raise ValueError(f"need full_count, full_bytes >= 1: {self}")
+
+
+@dataclass(slots=True)
+class Buffer:
+    """The memory that all queues of a process share.
+
+    Attributes:
+        limit_bytes: size at which queues that have records stop fetching.
+        held_bytes: records that wait or are in flight.
+    """
+
+    limit_bytes: int = 1 << 60
+    held_bytes: int = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether queues that have records stop fetching."""
+        return self.held_bytes >= self.limit_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether queues that have stopped may fetch on."""
+        return self.held_bytes < self.limit_bytes * _ROOM_SHARE
 
 
 @dataclass(slots=True)
@@ -118,6 +146,7 @@ class LevelQueue(Generic[RecordT]):
     Args:
         delay_ms: the queue's own delay, 0 or more.
         limits: when to pause and resume fetching.
+        buffer: the memory that this queue shares with others; None: it shares none.
 
     Thread-safety: none; one owner thread.
 
@@ -125,20 +154,22 @@ class LevelQueue(Generic[RecordT]):
     """
 
     __slots__ = (
-        "_batches", "_bytes", "_clock", "_count", "_due_ns", "_is_dated", "_last_offset", "_next_ns", "_retry",
-        "_stale", "_tracker", "_unconfirmed_ns", "delay_ms", "limits",
+        "_batches", "_buffer", "_bytes", "_clock", "_count", "_due_ns", "_is_dated", "_last_offset", "_next_ns",
+        "_retry", "_stale", "_tracker", "_unconfirmed_bytes", "_unconfirmed_ns", "delay_ms", "limits",
     )  # fmt: skip
 
-    def __init__(self, delay_ms: int, limits: QueueLimits | None = None) -> None:
+    def __init__(self, delay_ms: int, limits: QueueLimits | None = None, buffer: Buffer | None = None) -> None:
         if delay_ms < 0:
             raise ValueError(f"delay_ms={delay_ms}: a queue cannot wait a negative time")
         self.delay_ms = delay_ms
         self.limits = limits or QueueLimits()
+        self._buffer = buffer or Buffer()
         self._clock = QueueClock()
         self._tracker = OffsetTracker()
         self._batches: deque[_FetchedRun[RecordT]] = deque()
         self._retry: list[Due[RecordT]] = []  # lowest offset first
         self._unconfirmed_ns: dict[Run, int] = {}  # when the runs were due that are in flight or failed
+        self._unconfirmed_bytes: dict[Run, int] = {}
         self._count = 0
         self._bytes = 0
         self._last_offset = -1
@@ -179,6 +210,7 @@ class LevelQueue(Generic[RecordT]):
             self._clock.saw(last, appends_ms[-1], seen_ns)
         self._count += count
         self._bytes += count * mean_bytes
+        self._buffer.held_bytes += count * mean_bytes
         self._stale = True
         if {kind for kind, _ in stamps} == {_APPEND_TIME}:
             return []
@@ -257,6 +289,12 @@ class LevelQueue(Generic[RecordT]):
         """
         self._tracker.finish_all(run)
         del self._unconfirmed_ns[run]
+        self._buffer.held_bytes -= self._unconfirmed_bytes.pop(run)
+
+    def drop(self) -> None:
+        """Give the shared memory back: the queue is taken away, and nothing more is offered or confirmed."""
+        self._buffer.held_bytes -= self._bytes + sum(self._unconfirmed_bytes.values())
+        self._buffer = Buffer()
 
     def failed(self, due: Due[RecordT]) -> None:
         """Put back records whose hops failed: they are due again, before everything else of this queue.
@@ -303,14 +341,38 @@ class LevelQueue(Generic[RecordT]):
 
     @property
     def full(self) -> bool:
-        """Whether fetching should pause."""
+        """Whether the queue buffers as much as its own limits allow."""
         return self._count >= self.limits.full_count or self._bytes >= self.limits.full_bytes
 
     @property
     def hungry(self) -> bool:
-        """Whether fetching should resume after a pause."""
+        """Whether the queue buffers so little that fetching should resume after a pause."""
         limits, share = self.limits, _HUNGRY_SHARE
         return self._count <= limits.full_count * share and self._bytes <= limits.full_bytes * share
+
+    def pauses(self, now_ns: int) -> bool:
+        """Return whether fetching should pause.
+
+        Decides: When does a worker pause a delay queue? When it is full, or has a twentieth of that and its head is due
+            in more than 2 s. When all queues together are full (`Buffer`), each queue that has a record.
+        """
+        count, limits = self._count, self.limits
+        if not count:
+            return self._buffer.is_full and bool(self._unconfirmed_ns)
+        if self._buffer.is_full or count >= limits.full_count or self._bytes >= limits.full_bytes:
+            return True
+        is_enough = count * _FAR_SHARE >= limits.full_count or self._bytes * _FAR_SHARE >= limits.full_bytes
+        return is_enough and self._is_far(now_ns)
+
+    def resumes(self, now_ns: int) -> bool:
+        """Return whether fetching should resume after a pause."""
+        if not self._count:
+            return self._buffer.has_room or not self._unconfirmed_ns
+        return self.hungry and self._buffer.has_room and not self._is_far(now_ns)
+
+    def _is_far(self, now_ns: int) -> bool:
+        next_ns = self.next_ns()
+        return next_ns is not None and next_ns - now_ns > _FAR_NS
 
     def _leave(self, now_ns: int, limit: int, limit_bytes: int) -> Due[RecordT] | None:
         latest_seen_ns = now_ns - self._max_wait_ns
@@ -345,6 +407,7 @@ class LevelQueue(Generic[RecordT]):
         self._bytes -= size_bytes
         run = self._tracker.deliver(records)
         self._unconfirmed_ns[run] = self._due_ns
+        self._unconfirmed_bytes[run] = size_bytes
         return Due(records, appends_ms, seen, run, leader_ns - slowed(now_ns), size_bytes)
 
     def _divide(self, due: Due[RecordT], count: int) -> Due[RecordT]:
@@ -354,12 +417,14 @@ class LevelQueue(Generic[RecordT]):
         first, rest = self._tracker.split(due.run, count)
         due_ns = self._unconfirmed_ns.pop(due.run)
         self._unconfirmed_ns[first] = self._unconfirmed_ns[rest] = due_ns
-        size_bytes = due.size_bytes * count // len(due.records)
+        whole_bytes = self._unconfirmed_bytes.pop(due.run)
+        size_bytes = whole_bytes * count // len(due.records)
+        self._unconfirmed_bytes[first], self._unconfirmed_bytes[rest] = size_bytes, whole_bytes - size_bytes
         parts = [
             Due(due.records[at], due.appends_ms[at], due.seen_ns[at], run, due.clock_offset_ns, size)
             for at, run, size in (
                 (slice(None, count), first, size_bytes),
-                (slice(count, None), rest, due.size_bytes - size_bytes),
+                (slice(count, None), rest, whole_bytes - size_bytes),
             )
         ]
         self._retry.insert(0, parts[1])

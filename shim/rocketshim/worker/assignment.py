@@ -13,8 +13,9 @@
   client has stopped reading, the worker asks every second, and resumes when it knows the committed position.
 * Each assignment of a partition has its own `AssignedPartition`. A revoked one is `gone`, and results that still arrive
   for it are dropped. The same happens if a log starts again below the offsets already read (re-created topic).
-* Fetching pauses when enough records are buffered. The limit is small while the head is due in more than two seconds,
-  so memory does not depend on the backlog. It is larger when the head is near, so draining does not stall.
+* Fetching pauses when enough is buffered (`LevelQueue.pauses`). The limit is small while the head is due in more than
+  two seconds, so memory does not depend on the backlog. It is larger when the head is near, so draining does not stall.
+  All partitions share a buffer, so memory does not depend on their number either, except for one record of each.
 
 Not handled here: which worker gets which partition; the group protocol (cooperative-sticky) decides that.
 """
@@ -27,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.level_queue import LevelQueue, QueueLimits
+from rocketshim.core.level_queue import Buffer, LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.lookups import check_answers, offsets_at
@@ -46,11 +47,9 @@ _TRIES: Final = 20
 _TRY_AGAIN_S: Final = 0.1
 _LOOK_S: Final = 0.5
 _LOOK_NS: Final = 10_000_000_000
-_FAR_NS: Final = 2_000_000_000
 _AGAIN_NS: Final = 1_000_000_000
 _LEVELS_MARK: Final = "rs1-levels;"
 _CLOCK_MARK: Final = ";clock-ahead-ms="
-_FAR_SHARE: Final = 20  # a queue whose head is far buffers 1/20 of the limit
 
 
 def levels_metadata(levels: DelayLevels, clock_ahead_ms: int = 0) -> str:
@@ -147,6 +146,7 @@ class Assignment:
         topic: the schedule topic, physical.
         levels: the worker's level table.
         limits: how many records of one partition are buffered when its head is near.
+        buffer: the memory that all partitions share.
         leave: called with the partitions that are about to be revoked, while they may still be committed, and with an
             empty list before partitions are added; must be bounded in time.
         gone: called with the number of each partition that was revoked, or whose log started again.
@@ -161,6 +161,7 @@ class Assignment:
         topic: str,
         levels: DelayLevels,
         limits: QueueLimits,
+        buffer: Buffer,
         *,
         leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[int], None],
@@ -175,6 +176,7 @@ class Assignment:
         self._levels = levels
         self._metadata = levels_metadata(levels)
         self._limits = limits
+        self._buffer = buffer
         self._leave = leave
         self._gone = gone
         self._alarm = alarm
@@ -230,6 +232,7 @@ class Assignment:
     ) -> None:
         for assigned in leaving:
             assigned.gone = True
+            assigned.queue.drop()
             self.held.pop(assigned.number, None)
             self._unread.discard(assigned.number)
             self._unknown.discard(assigned.number)
@@ -323,7 +326,7 @@ class Assignment:
             due (`worker.router.Router.route`).
         """
         # records of a level that only another worker's longer table has hop again if they are not due after a second
-        queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits)
+        queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits, self._buffer)
         return AssignedPartition(self.topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
@@ -332,6 +335,7 @@ class Assignment:
         """Replace a partition whose log started again: drop its buffered records and return the new one."""
         old = self.held[number]
         old.gone = True
+        old.queue.drop()
         self._gone(number)
         self._alarm("worker.log-restarted", partition=number)
         fresh = self.held[number] = self._new_partition(number, -1)
@@ -362,10 +366,7 @@ class Assignment:
                 assigned.skipped_to = item.offset
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
-        """Pause and resume fetching by the number of buffered records; resume partitions that the client stopped.
-
-        Decides: When does a worker pause a delay queue? When `core.level_queue.LevelQueue.full` says so.
-        """
+        """Pause and resume fetching by what is buffered; resume partitions that the client stopped."""
         if self._unknown and now_ns >= self._unknown_ns:
             self._look_for_positions(consumer, now_ns)
         if (unread := self._unread - self._unknown) and now_ns >= self._unread_ns:
@@ -374,12 +375,10 @@ class Assignment:
         for assigned in self.held.values():
             queue = assigned.queue
             if not assigned.paused:
-                if queue.full or (
-                    queue.waiting_count * _FAR_SHARE >= queue.limits.full_count and self._is_far(queue, now_ns)
-                ):
+                if queue.pauses(now_ns):
                     consumer.pause([TopicPartition(self.topic, assigned.number)])
                     assigned.paused = True
-            elif queue.hungry and (not queue.waiting_count or not self._is_far(queue, now_ns)):
+            elif queue.resumes(now_ns):
                 consumer.resume([TopicPartition(self.topic, assigned.number)])
                 assigned.paused = False
 
@@ -422,11 +421,6 @@ class Assignment:
         for number in numbers:
             self.held[number].paused = False
         self._unread.difference_update(numbers)
-
-    @staticmethod
-    def _is_far(queue: LevelQueue[Any], now_ns: int) -> bool:
-        next_ns = queue.next_ns()
-        return next_ns is not None and next_ns - now_ns > _FAR_NS
 
 
 def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[int, tuple[int, int]]:

@@ -37,7 +37,7 @@ from typing import Final
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.level_queue import QueueLimits
+from rocketshim.core.level_queue import Buffer, QueueLimits
 from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.errors import WorkerError
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
@@ -76,6 +76,8 @@ _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more re
 _STATE_NS: Final = 1_000_000_000
 _SKIP_NS: Final = 5_000_000_000  # exactly once, a transaction of its own commits what it finds
 _CLOCK_NS: Final = 600_000_000_000  # while records wait, the brokers' clock is read at least this often
+_FETCHES: Final = 16  # the least number of fetched batches that fill the buffer
+_FLIGHTS: Final = 3  # share of the buffer in flight: the producer has a copy, and one for a target that was silent
 _LEAVE_S: Final = 2.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
@@ -140,6 +142,7 @@ class DelayWorker:
             self.names.schedule,
             settings.delay_levels,
             QueueLimits(settings.prefetch_count, settings.prefetch_bytes),
+            Buffer(settings.buffer_bytes),
             leave=self._leave,
             gone=self._marks.forget,
             alarm=self._alarm,
@@ -157,7 +160,7 @@ class DelayWorker:
             self.counts,
             clock=self._clock,
             sleep=sleep,
-            prefetch_bytes=settings.prefetch_bytes,
+            prefetch_bytes=min(settings.prefetch_bytes, settings.buffer_bytes // _FETCHES),
             alarm=self._alarm,
         )
         self._state: WorkerState | None = None
@@ -432,7 +435,7 @@ class DelayWorker:
             parts,
             paced(clients.producer_config(), pace, self._clock),
             max_in_flight=settings.max_in_flight_count,
-            max_in_flight_bytes=settings.max_in_flight_bytes,
+            max_in_flight_bytes=min(settings.max_in_flight_bytes, settings.buffer_bytes // _FLIGHTS),
         )
 
     def _started(self) -> tuple[ConsumerClient, Delivery]:

@@ -108,6 +108,7 @@ class WorkerClients:
             "queued.min.messages": 5_000,
             "queued.max.messages.kbytes": 16_384,
             "fetch.message.max.bytes": 1_048_576,
+            "fetch.max.bytes": 16_777_216,  # an answer stays in memory until its last record is read
             "fetch.queue.backoff.ms": 10,
             "session.timeout.ms": session_ms,
             "max.poll.interval.ms": session_ms + _MOST_UNPOLLED_MS,

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from rocketshim.core.level_queue import Due, LevelQueue, QueueLimits
+from rocketshim.core.level_queue import Buffer, Due, LevelQueue, QueueLimits
 
 MS = 1_000_000
 S = 1_000 * MS
@@ -435,6 +435,72 @@ def test_fetching_pauses_and_resumes_without_flapping_and_never_gets_stuck(
     while queue.take(S) is not None:
         pass
     assert queue.hungry
+
+
+@given(
+    limit=st.integers(1, 40),
+    steps=st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(["offer", "take", "confirm", "drop"]), st.integers(0, 9))
+    ),
+)
+def test_queues_share_a_buffer_and_each_can_always_get_a_record(limit: int, steps: list[tuple[int, str, int]]) -> None:
+    """The buffer counts what waits and what is in flight; a queue that has nothing never stays paused."""
+    buffer = Buffer(limit)
+    queues: list[LevelQueue[Record]] = [LevelQueue(0, QueueLimits(100, 100), buffer) for _ in range(5)]
+    waiting: list[list[int]] = [[] for _ in queues]
+    flying: list[list[tuple[Due[Record], int]]] = [[] for _ in queues]
+    offset = 0
+    for number, act, size in steps:
+        queue, offset = queues[number], offset + 1
+        if act == "offer":
+            queue.offer([Record(offset, size=size)], S)
+            waiting[number].append(size)
+        elif act == "take" and (due := queue.take(S, 1)) is not None:
+            if all(each is not due for each, _ in flying[number]):
+                flying[number].append((due, waiting[number].pop(0)))
+        elif act == "confirm" and flying[number]:
+            queue.confirmed(flying[number].pop(0)[0].run)
+        elif act == "drop":
+            queue.drop()
+            queues[number], waiting[number], flying[number] = LevelQueue(0, QueueLimits(100, 100), buffer), [], []
+        held = sum(map(sum, waiting)) + sum(each for taken in flying for _, each in taken)
+        assert buffer.held_bytes == held
+        for each, sizes, taken in zip(queues, waiting, flying, strict=True):
+            if not sizes and not taken:
+                assert each.resumes(S)
+                assert not each.pauses(S)
+            elif held >= limit:
+                assert each.pauses(S)
+                assert not each.resumes(S)
+            assert not (each.pauses(S) and each.resumes(S)), "fetching does not flap"
+
+
+def test_a_run_that_failed_and_leaves_in_parts_gives_all_its_memory_back() -> None:
+    buffer = Buffer()
+    queue: LevelQueue[Record] = LevelQueue(0, QueueLimits(100, 100), buffer)
+    queue.offer([Record(offset, size=3) for offset in range(4)], S)
+    due = queue.take(S)
+    assert due is not None
+    queue.failed(due)
+    for number in (1, 3):
+        part = queue.take(S, number)
+        assert part is not None
+        assert buffer.held_bytes == (12 if number == 1 else 9)
+        queue.confirmed(part.run)
+    assert buffer.held_bytes == 0
+
+
+def test_a_queue_whose_head_is_far_buffers_a_twentieth_by_number_and_by_bytes() -> None:
+    for size, most in ((1, 5), (100, 1)):
+        queue: LevelQueue[Record] = LevelQueue(60_000, QueueLimits(100, 2_000))
+        queue.probed(0, 1_000, S)  # the leader's clock shows 1 s now
+        for offset in range(1, most + 1):
+            assert not queue.pauses(S)
+            queue.offer([Record(offset, 1_000, size=size)], S)
+        queue.probed(most + 1, 1_000, S)
+        assert queue.pauses(S)
+        assert not queue.resumes(S)
+        assert queue.resumes(S + 59 * S), "its head is near"
 
 
 # --- brokers, a worker, and time --------------------------------------------------------------------------------------

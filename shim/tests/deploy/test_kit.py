@@ -153,6 +153,16 @@ def test_a_pod_has_more_time_to_stop_than_its_process_takes(monkeypatch: pytest.
     assert compose()["worker"]["stop_grace_period"] == f"{grace['worker']}s"
 
 
+def test_a_worker_has_64_mib_more_than_it_is_told_to_use() -> None:
+    (worker,) = (container for _, container in containers() if container["name"] == "worker")
+    (memory,) = (int(word.removeprefix("--memory=")) for word in worker["args"] if word.startswith("--memory="))
+    assert worker["resources"]["limits"]["memory"] == f"{memory + 64}Mi"
+    unit = (ROOT / "docs" / "worker.md").read_text()
+    found = re.search(r"--memory (\d+) .*?MemoryMax=(\d+)M", unit, re.DOTALL)
+    assert found is not None
+    assert int(found[2]) == int(found[1]) + 64
+
+
 def test_every_pod_runs_without_rights() -> None:
     for kind, container in containers():
         assert container["securityContext"] == {
