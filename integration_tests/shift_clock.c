@@ -1,17 +1,23 @@
 /*
  * The wall clock of one process, set by SHIFT_S seconds: preload it (LD_PRELOAD) before Python and librdkafka.
+ * With SHIFT_FILE, the number of seconds is the little-endian 64-bit integer at the start of that file, looked at each
+ * time, so that a running process can be set.
  *
  * The monotonic clock is the machine's. Waits until a wall-clock time get the machine's time back, because the kernel
  * does not know the shifted one.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <semaphore.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/time.h>
 #include <threads.h>
 #include <time.h>
+#include <unistd.h>
 
 #define ORIGINAL(result, name, ...)                  \
     static result (*original)(__VA_ARGS__);          \
@@ -21,14 +27,17 @@ enum { DATES_S = 500000000 }; /* a time above this is a date, and not an interva
 
 static time_t shift_s(void)
 {
-    static time_t found;
-    static int is_known;
-    if (!is_known) {
-        const char *text = getenv("SHIFT_S");
-        found = text ? atol(text) : 0;
-        is_known = 1;
+    static int64_t fixed;
+    static volatile int64_t *shift;
+    if (!shift) {
+        const char *text = getenv("SHIFT_S"), *path = getenv("SHIFT_FILE");
+        int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+        void *mapped = file < 0 ? MAP_FAILED : mmap(NULL, sizeof fixed, PROT_READ, MAP_SHARED, file, 0);
+        if (file >= 0) close(file);
+        fixed = text ? atol(text) : 0;
+        shift = mapped == MAP_FAILED ? &fixed : mapped;
     }
-    return found;
+    return *shift;
 }
 
 static struct timespec machines(const struct timespec *until)

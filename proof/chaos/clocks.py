@@ -1,6 +1,7 @@
-"""Set the wall clocks of the brokers of a run, as `integration_tests/stepped_broker.py` does for one broker."""
+"""Set the wall clocks of the brokers and of the clients of a run, as the integration tests do for one of them."""
 
 import mmap
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,9 +9,10 @@ from typing import Final
 
 from rocketshim_local.startup_kit import startup_kit
 
-__all__ = ["BrokerClocks"]
+__all__ = ["BrokerClocks", "ClientClocks"]
 
-_SOURCE: Final = Path(__file__).parents[2] / "integration_tests" / "SystemTime.java"
+_TESTS: Final = Path(__file__).parents[2] / "integration_tests"
+_SOURCE: Final = _TESTS / "SystemTime.java"
 
 
 class BrokerClocks:
@@ -41,3 +43,35 @@ class BrokerClocks:
     def set(self, offset_ms: int) -> None:
         """Set the clocks to this far from the machine's; in force when this returns."""
         self._offset[:8] = offset_ms.to_bytes(8, "little", signed=True)
+
+
+class ClientClocks:
+    """The clocks of all client processes, each set alone: what Python and librdkafka see; needs gcc.
+
+    Args:
+        folder: gets the compiled library and the offsets of the clocks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._library = folder / "shift_clock.so"
+        compiler = shutil.which("gcc")
+        if compiler is None:
+            raise FileNotFoundError("no gcc on PATH: setting the clients' clocks needs it")
+        options = ["-shared", "-fPIC", "-O2", "-o", str(self._library)]
+        subprocess.run([compiler, *options, str(_TESTS / "shift_clock.c"), "-ldl"], check=True)  # noqa: S603 - as above
+
+    def env(self, name: str) -> dict[str, str]:
+        """Return the environment of a process of this name, whose clock is right until it is set."""
+        self.set(name, 0)
+        return {**os.environ, "LD_PRELOAD": str(self._library), "SHIFT_FILE": str(self._file(name))}
+
+    def set(self, name: str, ahead_s: int) -> None:
+        """Set the clock of a process to this far from the machine's; in force when this returns."""
+        path = self._file(name)
+        path.touch()
+        with path.open("r+b") as file:
+            file.write(ahead_s.to_bytes(8, "little", signed=True))
+
+    def _file(self, name: str) -> Path:
+        return self._folder / f"{name}.clock"

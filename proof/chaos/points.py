@@ -1,4 +1,4 @@
-"""Named points at which a process of the run kills itself, and a wall clock that the harness can set.
+"""Named points at which a process of the run kills itself.
 
 The harness arms a process by writing the name of a point into `control/<process>.point`. The process dies, as by
 `kill -9`, the next time it comes there. The points of the Kafka clients lie before and after a call, so they are the
@@ -6,12 +6,11 @@ same for every program:
 
     produce  commit  send_offsets_to_transaction  commit_transaction        each with -before and -after
 
-`listener` and `listener-after` lie in the program itself. The offset of the wall clock is in `control/<process>.skew`.
+`listener` and `listener-after` lie in the program itself.
 """
 
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ import confluent_kafka
 
 from rocketshim.kafka import confluent
 
-__all__ = ["Points", "skew_clock"]
+__all__ = ["Points"]
 
 CONSUMER_CALLS: Final = ("commit",)
 PRODUCER_CALLS: Final = ("produce", "send_offsets_to_transaction", "commit_transaction")
@@ -64,19 +63,3 @@ class Points:
             return answer
 
         return call
-
-
-def skew_clock(control: Path, name: str) -> None:
-    """Let the harness set the wall clock of this process; call it before the library is used."""
-    path, true_ns = control / f"{name}.skew", time.time_ns
-    at_ns = skew_ns = 0
-
-    def time_ns() -> int:
-        nonlocal at_ns, skew_ns
-        now_ns = true_ns()
-        if now_ns - at_ns > 200_000_000:
-            at_ns, skew_ns = now_ns, int(path.read_text() or "0") if path.exists() else 0
-        return now_ns + skew_ns
-
-    time.time_ns = time_ns
-    time.time = lambda: time_ns() / 1e9

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from proof.chaos.plan import LANES, LEASE_MS, LEVELS, SESSION_S, TRANSACTION_MS, fails
-from proof.chaos.points import Points, skew_clock
+from proof.chaos.points import Points
 from proof.folds import observing
 from proof.lines import End, Group, Invoke, Process, digest_of, encoded, headers_to_json
 from proof.simulate.bugs import BUGS, planted
@@ -445,7 +445,6 @@ def main(text: str) -> None:
     job = Job(**json.loads(text))
     control = Path(job.run) / "control"
     points = Points(control, job.name)
-    skew_clock(control, job.name)
     if job.role != "dropin":  # it is a class of confluent_kafka itself; its points are in the program
         points.install()
     with ExitStack() as stack:

@@ -25,7 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 )
 
 from proof.chaos.children import start_module
-from proof.chaos.clocks import BrokerClocks
+from proof.chaos.clocks import BrokerClocks, ClientClocks
 from proof.chaos.plan import LANES, LEVELS, SESSION_S, Lane, Variant
 from proof.chaos.program import Job
 from proof.chaos.proxy import Proxies
@@ -98,6 +98,7 @@ class Stage:
             (run / folder).mkdir()
         self.proxies = Proxies(BROKERS)
         self.clocks = BrokerClocks(run) if clocks else None
+        self.client_clocks = ClientClocks(run / "control")
         home = run / "cluster"
         self.disk = self._small_disk(home / f"node-{SMALL_DISK}", messages)
         self.cluster = LocalCluster(
@@ -209,7 +210,7 @@ class Stage:
             return running
 
     def _popen(self, name: str, *command: str) -> "subprocess.Popen[bytes]":
-        return start_module(command, self._run / "logs" / f"{name}.log")
+        return start_module(command, self._run / "logs" / f"{name}.log", self.client_clocks.env(name))
 
     def of(self, lane: Lane, *roles: str) -> list[Running]:
         """The processes of these roles of a lane that should be running; of no role: all of the lane."""
