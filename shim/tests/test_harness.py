@@ -1,6 +1,7 @@
 """`Harness` runs consumers on a Kafka in memory, and its time passes as on a real one."""
 
 import asyncio
+import functools
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -88,6 +89,38 @@ def test_a_concurrent_listener_may_answer_with_an_orderly_success(
     rocketshim_harness.run(consumer)
     rocketshim_harness.send("orders", b"")
     assert rocketshim_harness.waiting() == []
+
+
+@pytest.mark.parametrize("passes_on", [False, True])
+def test_a_decorator_may_add_an_argument_of_its_own(rocketshim_harness: Harness, passes_on: bool) -> None:
+    """`functools.wraps` shows the arguments of the function in it; one of them is not the context."""
+    seen: list[object] = []
+
+    def with_session(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(message: Any) -> Any:
+            return function(message, "session")
+
+        return call
+
+    def logged(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        return call
+
+    def charge(message: Any, session: str) -> None:
+        seen.append((message.body, session))
+
+    def charge_alone(message: Any) -> None:
+        seen.append((message.body, "session"))
+
+    consumer = PushConsumer("localhost:9092", group="g")
+    consumer.listener("orders")(logged(charge_alone) if passes_on else with_session(charge))
+    rocketshim_harness.run(consumer)
+    rocketshim_harness.send("orders", b"1")
+    assert seen == [(b"1", "session")]
 
 
 def test_a_listener_that_returns_a_coroutine_is_told_to_be_async(rocketshim_harness: Harness) -> None:

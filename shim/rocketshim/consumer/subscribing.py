@@ -11,6 +11,7 @@ from rocketshim.codecs import Codec, codec_of
 from rocketshim.consumer.runner import WithoutContext
 from rocketshim.core.failure_rules import failure_rules
 from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
+from rocketshim.core.user_values import signature_of
 from rocketshim.decoding import decoding
 from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
@@ -36,7 +37,7 @@ def adapt(function: Callable[..., Any]) -> Listener:
                 f"{function!r} contains yield, so that a call of it does nothing: a listener returns, or raises"
             )
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return function
     with suppress(TypeError):

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["as_int", "attribute", "call_problem", "check_hook", "class_name", "safe_text", "takes"]
+__all__ = ["as_int", "attribute", "call_problem", "check_hook", "class_name", "safe_text", "signature_of", "takes"]
 
 _MAX_SHOWN_CHARS: Final = 4_096  # a record stores 1 KiB, and a log line needs no more
 _QUALNAME: Final = type.__dict__["__qualname__"]
@@ -76,7 +76,7 @@ def call_problem(function: object, count: int) -> str:
 def takes(function: Callable[..., object], count: int) -> bool:
     """Return whether a function takes a number of positional arguments; True also if that is not known."""
     try:
-        signature = inspect.signature(function)
+        signature = signature_of(function)
     except (TypeError, ValueError):
         return True
     try:
@@ -84,6 +84,20 @@ def takes(function: Callable[..., object], count: int) -> bool:
     except TypeError:
         return False
     return True
+
+
+def signature_of(function: Callable[..., object]) -> inspect.Signature:
+    """Return the arguments that a function can be called with.
+
+    A decorator with `functools.wraps` shows those of the function in it. They count only if it passes on what it gets;
+    otherwise it adds arguments of its own, such as a session of a database.
+
+    Raises:
+        TypeError, ValueError: they are not known, as of some functions in C.
+    """
+    own = inspect.signature(function, follow_wrapped=False)
+    passes_on = any(each.kind is each.VAR_POSITIONAL for each in own.parameters.values())
+    return inspect.signature(function) if passes_on else own
 
 
 def _name_of(function: object) -> str:
