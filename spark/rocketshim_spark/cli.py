@@ -18,7 +18,16 @@ import typer
 
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import SELECTION, Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import (
+    SELECTION,
+    Bootstrap,
+    Client,
+    DelayLevelsText,
+    Json,
+    Namespace,
+    checked_bootstrap,
+    client_settings,
+)
 from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
 from rocketshim_spark import cli_replay
@@ -322,6 +331,7 @@ def dlq_trend(
             "--bootstrap",
             "-b",
             envvar="ROCKETSHIM_BOOTSTRAP",
+            callback=checked_bootstrap,
             help="Read the retention of dead-letter topics from these brokers.",
         ),
     ] = None,

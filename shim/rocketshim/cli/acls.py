@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rocketshim.admin.acls import Role, bindings, commands, grants
-from rocketshim.cli.options import Json, Namespace
+from rocketshim.cli.options import Json, Namespace, checked_bootstrap
 from rocketshim_topics import TopicNames
 
 app = typer.Typer()
@@ -40,6 +40,7 @@ def acls(
             "--bootstrap",
             "-b",
             envvar="ROCKETSHIM_BOOTSTRAP",
+            callback=checked_bootstrap,
             help="Broker address to print in the commands; it is not contacted.",
         ),
     ] = "localhost:9092",

@@ -33,6 +33,7 @@ __all__ = [
     "Quiet",
     "Supervised",
     "WorkerUrls",
+    "checked_bootstrap",
     "client_settings",
     "config_file",
     "seconds",
@@ -84,7 +85,7 @@ LogLevelOption = Annotated[
 ]
 
 
-def _checked_bootstrap(context: typer.Context, text: str | None) -> str | None:
+def checked_bootstrap(context: typer.Context, text: str | None) -> str | None:
     """Refuse addresses before anything is asked; the shell, which asks for completions, gets no error."""
     if text is None or context.resilient_parsing:
         return text
@@ -100,7 +101,7 @@ Bootstrap = Annotated[
         "-b",
         envvar="ROCKETSHIM_BOOTSTRAP",
         metavar="HOST:PORT,…",
-        callback=_checked_bootstrap,
+        callback=checked_bootstrap,
         help="Addresses of the Kafka brokers.",
         rich_help_panel=CONNECTION,
     ),

@@ -23,6 +23,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "an empty variable, reading": (["dlq", "stats", "--group", "g", "-b", ""], "is a variable not set?"),
     "an empty variable, worker": (["worker", "--allow", "orders", "-b", ""], "bootstrap is empty"),
     "kafka://": (["group", "ls", "--bootstrap", "kafka://b:9092"], "an address is not a URL. Write b:9092"),
+    "kafka://, only printed": (
+        ["acls", "--role", "consumer", "--group", "g", "--bootstrap", "kafka://b:9092"],
+        "Write b:9092",
+    ),
     "http://": (["init", "--bootstrap", "http://b:9092"], "Kafka's protocol is not HTTP"),
     "a typo of a command": (["sned", "orders", "x"], "No such command 'sned'. Did you mean 'send'?"),
     "a typo of a command below": (["dlq", "stat", *AT], "Did you mean 'stats'"),
