@@ -86,12 +86,16 @@ LogLevelOption = Annotated[
 
 
 def checked_bootstrap(context: typer.Context, text: str | None) -> str | None:
-    """Refuse addresses before anything is asked; the shell, which asks for completions, gets no error."""
-    if text is None or context.resilient_parsing:
+    """Refuse what was given as addresses, before anything is asked; the shell gets no error for its completions."""
+    source = context.get_parameter_source("bootstrap")
+    if text is None or context.resilient_parsing or source is None or source.name == "DEFAULT":
         return text
     from rocketshim.kafka.client_config import check_bootstrap  # noqa: PLC0415 - `--help` does without
 
-    return check_bootstrap(text)
+    try:
+        return check_bootstrap(text)
+    except ConfigError as error:
+        raise ConfigError(f"--bootstrap: {error}") from error
 
 
 Bootstrap = Annotated[

@@ -43,8 +43,10 @@ _Record = TypeVar("_Record", bound=_HasHeaders)
 
 _ALL: Final = "*"
 _SEPARATOR: Final = "||"
-_OF_LISTS: Final = re.compile(r",|\s\|\s")
-_OF_SQL: Final = re.compile(r"[=<>]|\s(?:AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s", re.IGNORECASE)
+_OF_LISTS: Final = re.compile(r"(,)|\s(\|)\s")
+_OF_SQL: Final = re.compile(
+    r"\w\s*([=<>]+)\s*['\w(+-]|\s(AND|OR|NOT|IN|IS|BETWEEN|CONTAINS|STARTSWITH|ENDSWITH)\s", re.IGNORECASE
+)
 
 
 class TagFilter:
@@ -187,8 +189,8 @@ def check_tags(expression: str | None) -> TagFilter:
                 f"{made.expression!r:.200} is not a tag expression, since {hint}. A tag that really has such a name is "
                 "selected by SQL: TAGS = '…'",
                 expression=made.expression,
-                position=found.start(),
-                token=found[0].strip(),
+                position=found.start(found.lastindex or 0),
+                token=found[found.lastindex or 0],
                 expected="tags, separated by ||",
             )
     return made

@@ -19,7 +19,7 @@ def typo():
 
 MISTAKES: dict[str, tuple[list[str], str]] = {
     "no brokers": (["send", "orders", "x"], "Missing option '--bootstrap'"),
-    "an empty variable": (["send", "orders", "x", "--bootstrap", ""], "bootstrap is empty: write host:port"),
+    "an empty variable": (["send", "orders", "x", "--bootstrap", ""], "--bootstrap: bootstrap is empty: write host"),
     "an empty variable, reading": (["dlq", "stats", "--group", "g", "-b", ""], "is a variable not set?"),
     "an empty variable, worker": (["worker", "--allow", "orders", "-b", ""], "bootstrap is empty"),
     "kafka://": (["group", "ls", "--bootstrap", "kafka://b:9092"], "an address is not a URL. Write b:9092"),

@@ -120,3 +120,11 @@ def test_a_command_names_the_namespace_only_where_it_can(stage: Stage) -> None:
     assert "--namespace pay" in console.command("dlq stats")
     assert "--namespace" not in console.command("dlq apply", "plan.json", namespace=None)
     assert_is_a_command(shlex.split(console.command("trace", "x"))[1:])
+
+
+def test_a_line_for_a_new_user_needs_no_cluster(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("typer.prompt", lambda *_, **__: "a long password")
+    assert main(["console", "--new-user", "ada:viewer"]) == 0
+    assert capsys.readouterr().out.startswith("ada:")

@@ -1,5 +1,6 @@
 """Tag expressions, rule by rule (RocketMQ `FilterAPI.buildSubscriptionData` and the client's second check)."""
 
+import re
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.filters import TagFilter
+from rocketshim.filters.tag import check_tags
 
 tags = st.text(st.characters(codec="utf-8", exclude_characters="|"), min_size=1).filter(
     lambda tag: tag.strip("".join(map(chr, range(0x21)))) == tag
@@ -220,3 +222,33 @@ def test_str_and_repr_of_a_filter() -> None:
     assert str(selected) == "A || B"
     assert repr(selected) == "TagFilter('A || B')"
     assert selected.expression_type == "TAG"
+
+
+@pytest.mark.parametrize(
+    "expression", [None, "", "*", "A", "A || B", "A|B", "a b", "o'clock", "50% <off>", "v1.2-rc/3", "android"]
+)
+def test_what_a_person_may_mean_as_tags_is_accepted(expression: str | None) -> None:
+    assert check_tags(expression) == TagFilter(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "position", "token", "hint"),
+    [
+        ("a,b", 1, ",", "write 'a || b'"),
+        ("a, b || c", 1, ",", "write 'a || b'"),
+        ("a | b", 2, "|", "write 'a || b'"),
+        ("price>5", 5, ">", "SQL"),
+        ("price <> 5", 6, "<>", "SQL"),
+        ("region = 'EU'", 7, "=", "SQL"),
+        ("vip is not null", 4, "is", "SQL"),
+        ("Tag=test AND creator=xx", 3, "=", "SQL"),
+    ],
+)
+def test_another_language_than_tags_is_refused_with_a_hint(
+    expression: str, position: int, token: str, hint: str
+) -> None:
+    """RocketMQ takes it for one tag, which no message has: the subscription would select nothing."""
+    with pytest.raises(FilterSyntaxError, match=re.escape(hint)) as caught:
+        check_tags(expression)
+    assert caught.value.expression == expression
+    assert (caught.value.position, caught.value.token) == (position, token)
