@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
 from rocketshim.core.subscriptions import Listener, Subscription
-from rocketshim.core.user_values import safe_text
+from rocketshim.core.user_values import class_name, safe_text
+from rocketshim.errors import FilterEvaluationError
 from rocketshim.logs import safe_logger
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue
@@ -71,7 +72,7 @@ class FilterMessageHook(Protocol):
     """
 
     def filter_message(self, message: MessageView) -> bool:
-        """Return whether the listener gets this message."""
+        """Return whether the listener gets this message: True or False. With any other answer the message fails."""
         ...
 
 
@@ -122,7 +123,7 @@ class Hooks:
                 return False
             if selects is not None and not selects(message):
                 return False
-            return all(hook.filter_message(message) for hook in hooks)
+            return all(_is_wanted(hook, message) for hook in hooks)
 
         return all_want
 
@@ -166,6 +167,20 @@ class Hooks:
             )
             for hook in reversed(self.consuming):
                 _quietly(hook.consume_message_after, seen)
+
+
+def _is_wanted(hook: FilterMessageHook, message: MessageView) -> bool:
+    """Return the answer of a hook. A message that it forgot to answer for must not count as handled.
+
+    Raises:
+        FilterEvaluationError: the answer is neither True nor False; the message has failed.
+    """
+    wanted: object = hook.filter_message(message)
+    if wanted is True or wanted is False:
+        return wanted
+    raise FilterEvaluationError(
+        f"filter hook {class_name(hook)} returned {safe_text(wanted, repr):.200}: it must return True or False"
+    )
 
 
 def _quietly(hook: Callable[[ConsumeMessageContext], None], seen: ConsumeMessageContext) -> None:

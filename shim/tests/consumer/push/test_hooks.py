@@ -156,6 +156,20 @@ def test_a_message_whose_filter_hook_raises_is_retried() -> None:
     assert run(hooks, lambda message: None, 2) == ["OSError", "OSError"]  # noqa: ARG005
 
 
+@pytest.mark.parametrize("answer", [None, 1, "yes", []])
+def test_a_message_whose_filter_hook_answers_neither_true_nor_false_is_retried(answer: Any) -> None:
+    """A hook that forgets to return would otherwise let each message count as handled."""
+
+    class Forgets:
+        def filter_message(self, message: Any) -> Any:
+            del message
+            return answer
+
+    hooks = Hooks(900_000)
+    hooks.filtering.append(Forgets())
+    assert run(hooks, lambda message: None, 2) == ["FilterEvaluationError"] * 2  # noqa: ARG005
+
+
 def test_an_async_listener_has_hooks_too() -> None:
     lines: list[str] = []
     hooks = Hooks(900_000)
