@@ -17,6 +17,7 @@ from rocketshim import Message, MessageView
 from rocketshim.codecs import JsonCodec
 from rocketshim.contrib.django import consumer, listener, producer, send_on_commit
 from rocketshim.contrib.django.consume import GROUP_VARIABLE
+from rocketshim.contrib.django.consume import consumer as run_command_of_group
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.harness import Harness
 
@@ -163,3 +164,14 @@ def test_the_command_names_the_groups_that_have_listeners(
     assert "no listener has group='billing'; groups with listeners in <app>/listeners.py: payments" in (
         capsys.readouterr().err
     )
+
+
+def test_settings_of_a_group_that_is_a_typo_are_refused(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would have no effect. A group that resembles none may have its listeners in another deployment."""
+    del harness
+    monkeypatch.setenv(GROUP_VARIABLE, "payments")
+    monkeypatch.setattr(settings, "ROCKETSHIM", {"bootstrap": "memory:1", "groups": {"reports": {}}})
+    assert run_command_of_group().settings.group == "payments"
+    monkeypatch.setattr(settings, "ROCKETSHIM", {"bootstrap": "memory:1", "groups": {"payment": {}}})
+    with pytest.raises(ConfigError, match=r"'payment', and no listener has this group: did you mean payments\?"):
+        run_command_of_group()

@@ -11,6 +11,7 @@ from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
 
 from rocketshim import ConsumeMessageContext, Producer, ProducerSettings, PushConsumer, PushConsumerSettings
+from rocketshim.core.options import advice
 from rocketshim.errors import ConfigError
 
 __all__ = ["RocketshimConfig"]
@@ -44,6 +45,20 @@ class RocketshimConfig(AppConfig):
             made.register_consume_message_hook(_CloseOldConnections())
             self.consumers[group] = made
         return self.consumers[group]
+
+    def check_groups(self) -> None:
+        """Refuse settings of a group whose name is a typo of a group with listeners; they would have no effect.
+
+        Other groups without listeners are none of this program's business: their listeners may run elsewhere.
+
+        Raises:
+            ConfigError: there are such settings.
+        """
+        groups = _configured()[2]
+        for name in groups:
+            meant = advice(name, [each for each in self.consumers if each not in groups])
+            if name not in self.consumers and meant:
+                raise ConfigError(f"ROCKETSHIM['groups'] has {name!r}, and no listener has this group: {meant}")
 
     def producer(self) -> Producer:
         """Return the producer of this process; a forked process gets its own."""

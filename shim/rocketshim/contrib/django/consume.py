@@ -19,10 +19,12 @@ def consumer() -> PushConsumer:
     """Set Django up and return the consumer of the group.
 
     Raises:
-        ConfigError: the group has no listener.
+        ConfigError: the group has no listener, or `ROCKETSHIM["groups"]` has a typo of a group.
     """
     django.setup()
-    group, consumers = os.environ[GROUP_VARIABLE], apps.get_app_config("rocketshim").consumers
+    group, config = os.environ[GROUP_VARIABLE], apps.get_app_config("rocketshim")
+    consumers = config.consumers
+    config.check_groups()
     if group not in consumers:
         known = ", ".join(sorted(consumers)) or "none"
         raise ConfigError(f"no listener has group={group!r}; groups with listeners in <app>/listeners.py: {known}")
