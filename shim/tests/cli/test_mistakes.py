@@ -39,7 +39,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a property without a value": (["send", "orders", "x", "--property", "a", *AT], "write NAME=VALUE"),
     "two tags": (["send", "orders", "x", "--tag", "a||b", *AT], "a message has one tag"),
     "a topic with a blank": (["send", "my orders", "x", *AT], "Kafka accepts 1 to 249 of"),
-    "a negative time-out": (["send", "orders", "x", "--timeout", "-1", *AT], "greater than or equal to 0.1"),
+    "a negative time-out": (["send", "orders", "x", "--timeout", "-1", *AT], "write 30s, 500ms, 2m, or a number"),
     "a client setting without a value": (["send", "orders", "x", "-c", "acks", *AT], "--client: write NAME=VALUE"),
     "a client file that is missing": (["send", "orders", "x", "-c", "@nope", *AT], "--client @nope: cannot read the"),
     "a client setting with underscores": (["send", "orders", "x", "-c", "linger_ms=1", *AT], "No such configuration"),
