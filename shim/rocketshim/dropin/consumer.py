@@ -157,6 +157,17 @@ class Consumer(confluent_kafka.Consumer):
         """
         return self._shim_view(message).reconsume_times
 
+    def is_retried(self, message: Message) -> bool:
+        """Return whether the message came from the group's retry topic, whose partitions no callback names.
+
+        A program that keeps a table by partition, filled in `on_assign`, finds no entry for such a message. The
+        partition that it was first delivered from (`origin`) may belong to another member. False if retry is off.
+
+        Thread-safety: any thread.
+        """
+        state = getattr(self, "_rocketshim", None)
+        return state is not None and message.topic() == state.retries.topic
+
     def origin(self, message: Message) -> Origin:
         """Return topic, partition and offset of the first delivery; the message's own if it has not failed before.
 

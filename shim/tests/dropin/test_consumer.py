@@ -57,6 +57,7 @@ def test_only_headers_of_retry_records_are_trusted() -> None:
         assert consumer.reconsume_times(Message("orders", 0, 1, headers=headers)) == 0
         retried = Message("rmq.retry.g", 0, 1, headers=headers)
         assert (consumer.reconsume_times(retried), str(consumer.origin(retried))) == (3, "orders/1/7")
+        assert [consumer.is_retried(each) for each in (retried, Message("orders", 0, 1))] == [True, False]
         with pytest.raises(MalformedRecordError):
             consumer.reconsume_times(Message("rmq.retry.g", 0, 1, headers=[("RECONSUME_TIMES", b"three")]))
 
