@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, settings
 
 pytest_plugins = [
     "pytester",
-    "test_support.dropin_consumer",
     "test_support.root_logger",
     "test_support.schedule",
     "test_support.spark_session",

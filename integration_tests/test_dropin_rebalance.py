@@ -11,8 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import TopicNames
-from rocketshim.dropin import Consumer, rebalancing
-from rocketshim.dropin.rebalancing import RebalancingConsumer
+from rocketshim.dropin import Consumer, retries
 from rocketshim.errors import StaleMessageError
 from rocketshim_local import Broker
 
@@ -25,6 +24,11 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "cooperative": {**SOON, "partition.assignment.strategy": "cooperative-sticky"},
     "KIP-848": {"group.protocol": "consumer"},
 }
+
+
+def state_of(consumer: Consumer) -> retries.Retries:
+    assert consumer._rocketshim is not None
+    return consumer._rocketshim
 
 
 class Stage:
@@ -223,7 +227,7 @@ def test_what_retention_has_left_of_the_retry_topic_is_read_whatever_the_reset_s
     stage: Stage, admin: AdminClient
 ) -> None:
     consumer = stage.consumer(**{"auto.offset.reset": "latest"})
-    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
+    state_of(consumer).ensure_topics()
     stage.send(b"handled", b"deleted", b"left", topic=stage.retry)
     stage.commit(TopicPartition(stage.retry, 0, 1))
     (deleted,) = admin.delete_records([TopicPartition(stage.retry, 0, 2)]).values()
@@ -238,7 +242,7 @@ def test_retention_that_overtakes_a_member_while_it_reads_the_retry_topic_is_the
 ) -> None:
     """A limit that the documentation tells: the client resets by itself, and says so to nobody but its log."""
     consumer = stage.consumer(**{"auto.offset.reset": reset})
-    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
+    state_of(consumer).ensure_topics()
     stage.send(b"handled", topic=stage.retry)
     consumer.subscribe([stage.topic])
     assert got(consumer).value() == b"handled"
@@ -261,25 +265,25 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, protocol: str
 ) -> None:
     consumer = stage.consumer(**PROTOCOLS[protocol])
-    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
+    state_of(consumer).ensure_topics()
     stage.send(b"handled", b"waits", topic=stage.retry)
     stage.commit(TopicPartition(stage.retry, 0, 1))
     consumer.subscribe([stage.topic])
-    state = consumer._rocketshim
+    partitions = state_of(consumer).partitions
 
     def unanswered(*_: object, **__: object) -> None:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     with monkeypatch.context() as patched:
-        patched.setattr(RebalancingConsumer, "_shim_committed", unanswered)
-        until(lambda: state.retries.awaiting_start, consumer)
+        patched.setattr(retries, "check_answers", unanswered)
+        until(partitions.awaiting_start, consumer)
         held = [each.offset for each in confluent_kafka.Consumer.assignment(consumer) if each.topic == stage.retry]
         assert held == [0], "no look-up of the client's is under way: its late answer would undo the seek"
         stage.send(b"a")
         assert got(consumer).value() == b"a"
         assert consumer.poll(0.5) is None
     assert got(consumer).value() == b"waits"
-    assert not state.retries.awaiting_start
+    assert not partitions.awaiting_start()
     stage.send(b"b", topic=stage.retry)
     assert got(consumer).value() == b"b"
 
@@ -288,13 +292,13 @@ def test_a_handled_retry_is_not_read_again_if_a_broker_does_not_know_the_partiti
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumer = stage.consumer(**{"auto.offset.reset": "latest"})
-    consumer._shim_ensure_topics()  # type: ignore[attr-defined]
+    state_of(consumer).ensure_topics()
     stage.send(b"handled", b"waits", topic=stage.retry)
     stage.commit(TopicPartition(stage.retry, 0, 1))
     consumer.subscribe([stage.topic])
     asked: list[object] = []
     with monkeypatch.context() as patched:
-        patched.setattr(rebalancing, "listed_offsets", lambda *_, **__: asked.append(_) or {})
+        patched.setattr(retries, "listed_offsets", lambda *_, **__: asked.append(_) or {})
         until(lambda: asked, consumer)
     assert got(consumer).value() == b"waits"
 

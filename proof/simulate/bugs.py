@@ -22,11 +22,10 @@ from rocketshim.core.orderly_partition import StoppedKeys
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.queue_lock import QueueLockHolder
 from rocketshim.core.redrive_progress import RedriveProgress
-from rocketshim.dropin.buffered import Buffered
-from rocketshim.dropin.rebalancing import RebalancingConsumer
-from rocketshim.dropin.retrying_consumer import RetryingConsumer
+from rocketshim.dropin import Consumer as DropinConsumer
+from rocketshim.dropin.partitions import Partitions
+from rocketshim.dropin.retries import Retries
 from rocketshim.dropin.send_back import HopStore
-from rocketshim.dropin.send_back_tracker import SendBackTracker
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka import lookups
 from rocketshim.kafka.record_sender import RecordSender
@@ -447,20 +446,18 @@ BUGS: Final = (
     Bug("the drop-in does not wait for a report", HopStore, "store", dropin_bugs.sent_back_without_report, DROPIN),
     Bug(
         "the drop-in forgets what it could not send back",
-        SendBackTracker,
+        Partitions,
         "end",
         dropin_bugs.failed_is_forgotten,
         DROPIN,
     ),
-    Bug("the drop-in stores what it returns", RetryingConsumer, "poll", dropin_bugs.stored_when_returned, DROPIN),
-    Bug(
-        "the drop-in stores past buffered messages", Buffered, "first_offsets", dropin_bugs.nothing_is_buffered, DROPIN
-    ),
-    Bug("buffered messages survive a revocation", RetryingConsumer, "poll", dropin_bugs.reads_ahead, DROPIN),
+    Bug("the drop-in stores what it returns", DropinConsumer, "poll", dropin_bugs.stored_when_returned, DROPIN),
+    Bug("the drop-in stores past buffered messages", Retries, "_ask", dropin_bugs.nothing_is_buffered, DROPIN),
+    Bug("buffered messages survive a revocation", DropinConsumer, "poll", dropin_bugs.reads_ahead, DROPIN),
     Bug(
         "the retry topic is read again after a rebalance",
-        RebalancingConsumer,
-        "_shim_resets",
+        Retries,
+        "_resets",
         dropin_bugs.from_the_beginning,
         DROPIN,
     ),

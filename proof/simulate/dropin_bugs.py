@@ -1,8 +1,9 @@
 """Planted defects of the drop-in consumer (`bugs`): each function makes a defective attribute from the original."""
 
+from collections import deque
 from typing import Any
 
-from rocketshim.dropin import retrying_consumer
+from rocketshim.dropin import consumer as consumer_module
 
 __all__ = [
     "failed_is_forgotten",
@@ -27,7 +28,7 @@ def failed_is_forgotten(original: Any) -> Any:
     """Let offsets pass a message that could not be sent back."""
 
     def end(self: Any, key: Any, offset: int, future: Any, error: Any) -> None:
-        held = self._assigned.get(key)
+        held = self.held.get(key)
         if held is not None:
             held.failing.discard(offset)
         original(self, key, offset, future, error)
@@ -40,29 +41,37 @@ def stored_when_returned(original: Any) -> Any:
 
     def call(self: Any, *values: Any) -> Any:
         found = original(self, *values)
-        self._rocketshim.offsets.dirty = True
-        self._shim_settle()
+        self._rocketshim.is_dirty = True
+        self._rocketshim.settle(self)
         return found
 
     return call
 
 
-def nothing_is_buffered(_: Any) -> Any:
+def nothing_is_buffered(original: Any) -> Any:
     """Count messages as handled that are only buffered."""
-    return lambda self: {}  # noqa: ARG005
+
+    def ask(self: Any, consumer: Any) -> Any:
+        buffered, self.messages = self.messages, deque()
+        try:
+            return original(self, consumer)
+        finally:
+            self.messages = buffered
+
+    return ask
 
 
 def reads_ahead(_: Any) -> Any:
     """Read ahead, and hand out after a revocation what was read before it."""
 
     def poll(self: Any, timeout: float = -1) -> Any:
-        buffered = self._rocketshim.buffered
-        if buffered.messages:
-            self._shim_wait(retrying_consumer._consume, 0, 0)  # noqa: SLF001 - the callbacks of the group
+        retries = self._rocketshim
+        if retries.messages:
+            retries.wait(self, consumer_module._consume, 0, 0)  # noqa: SLF001 - the callbacks of the group
         else:
-            buffered.messages.extend(self.consume(8, timeout))
-        self._rocketshim.offsets.dirty = True
-        return next(iter(buffered.take(1)), None)
+            retries.messages.extend(self.consume(8, timeout))
+        retries.is_dirty = True
+        return retries.messages.popleft() if retries.messages else None
 
     return poll
 

@@ -23,9 +23,8 @@ import rocketshim.dropin.consumer as consumer_module
 from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.virtual_time import replaced, time_of
 from proof.simulate.world import World
-from rocketshim.dropin import handled_offsets, rebalancing, retrying_consumer, send_back, state
+from rocketshim.dropin import retries, send_back
 from rocketshim.dropin.consumer import Consumer
-from rocketshim.dropin.retrying_consumer import RetryingConsumer
 
 __all__ = ["DropinClients"]
 
@@ -57,7 +56,7 @@ class DropinClients:
         """Make the consumer of a process."""
         self._processes[process.name] = process
         made = self._program({**config, "client.id": process.name})
-        made._rocketshim.ensured = True  # noqa: SLF001 - an admin client would ask for the topics; they exist
+        made._rocketshim.has_topics = True  # noqa: SLF001 - an admin client would ask for the topics; they exist
         return made
 
     @contextmanager
@@ -73,16 +72,14 @@ class DropinClients:
     def on_memory(self) -> Iterator[None]:
         """Let the drop-in's modules use the Kafka in memory and the virtual clock."""
         client, clock = self._client, self._world.clock
-        retrying: Any = type("Consumer", (Consumer, RetryingConsumer, client), {"__slots__": ()})
         time = time_of(clock)
         items: list[tuple[Any, str, Any]] = [
-            (consumer_module, "_with_retry", lambda _: retrying),
-            (retrying_consumer, "_poll", client.poll),
-            (retrying_consumer, "_consume", client.consume),
-            (retrying_consumer, "monotonic", time.monotonic),
-            (rebalancing, "_Original", client),
-            (handled_offsets, "monotonic", time.monotonic),
-            (state, "Producer", self._producer),
+            (consumer_module, "_poll", client.poll),
+            (consumer_module, "_consume", client.consume),
+            (consumer_module, "monotonic", time.monotonic),
+            (retries, "_Original", client),
+            (retries, "monotonic", time.monotonic),
+            (retries, "Producer", self._producer),
             (send_back, "time", time),
             (send_back, "random", SimpleNamespace(Random=lambda: Random(0))),  # noqa: S311 - repeatable
             (send_back, "SystemClock", lambda: clock),
@@ -135,7 +132,7 @@ class _Reported(Future[Any]):
 
 
 def _client_class(processes: dict[str, ProcessClients]) -> Any:
-    """Make the class that overrides confluent_kafka's: it has no slots, so that objects may change their class."""
+    """Make the class that overrides confluent_kafka's."""
     clients: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def init(self: Any, config: dict[str, Any]) -> None:

@@ -217,7 +217,7 @@ class HopMaker:
 
         Decides: What if a member cannot handle a retried message, but another one may? It is sent on, uncounted, for a
             day, by the append times of its records. Which messages these are: `consumer.runner.Runner` (no listener; a
-            body that only another member could decode), `dropin.retry_partitions.RetryPartitions.topic_of_others`.
+            body that only another member could decode), `dropin.partitions.Partitions.topic_of_others`.
         """
         if failed.failure.exception_class != NO_LISTENER and envelope.fail_class in _NOT_DECODED:
             return None  # its last failure does not show that another member could decode it

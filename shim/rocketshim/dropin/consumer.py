@@ -1,48 +1,39 @@
-"""`Consumer`: `confluent_kafka.Consumer` with retry, and the original in every call until retry is enabled.
+"""`Consumer`: `confluent_kafka.Consumer` with retry.
 
-`Consumer` overrides no method of the original except the constructor. So each call goes directly to the C client while
-retry is off. With `rocketshim.retry.enable` the constructor changes the class of the object: `RetryingConsumer` comes
-behind `Consumer` and the program's subclass. So a subclass that overrides `poll` and calls `super().poll()` reaches our
-`poll`.
+Each method that retry changes asks first whether it is enabled; if not, it calls the original. What there is to do
+otherwise is in `dropin.retries`, which exists only then. The original's methods are called as functions of the class,
+so that the methods of a program's subclass are called by the program only.
 
-`__new__` cannot choose the class instead: it sees the arguments of the subclass's constructor, and the configuration is
-known only when that one has called ours.
-
-Private names here, in `RetryingConsumer` and in `Producer` begin with `_shim_`, except `_rocketshim`. The program's
-subclass has private names of its own, such as `_on_delivery`, and must not replace ours by accident.
+Private names here and in `Producer` begin with `_shim_`, except `_rocketshim`. The program's subclass has private names
+of its own, such as `_on_delivery`, and must not replace ours by accident.
 """
 
-import functools
-import weakref
+from collections.abc import Callable, Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Protocol, Self, cast
+from time import monotonic
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import confluent_kafka
-from confluent_kafka import Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.dropin.fetched import viewed
+from rocketshim.core.consume_concurrently import retry_delay_ms
+from rocketshim.core.user_values import as_int, safe_text
 from rocketshim.dropin.original import OriginalConsumer
 from rocketshim.dropin.settings import ConsumerDropinSettings, take
-from rocketshim.errors import FeatureNotEnabledError
+from rocketshim.errors import ConfigError, FeatureNotEnabledError, NotSupportedError
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message import MessageView, Origin
+from rocketshim_topics.wire import read_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from rocketshim.dropin.state import State
+    from rocketshim.dropin.retries import Retries
     from rocketshim.health import Metric
 
 __all__ = ["Consumer"]
 
-
-class Retrying(Protocol):
-    """What the object of a `Consumer` can do with retry enabled."""
-
-    def _shim_reconsume_later(
-        self, message: Message, error: BaseException | str | None, *, level: int | None, delay: timedelta | str | None
-    ) -> None: ...
-
-    def _shim_dead_letter(self, message: Message, reason: BaseException | str) -> None: ...
+_poll: Final = OriginalConsumer.poll
+_consume: Final = OriginalConsumer.consume
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -63,37 +54,28 @@ class Consumer(confluent_kafka.Consumer):
     """
 
     __slots__ = ("_rocketshim",) if OriginalConsumer.__weakrefoffset__ else ("__weakref__", "_rocketshim")
-    _rocketshim: "State"
+    _rocketshim: "Retries | None"
 
-    if TYPE_CHECKING:
+    if not TYPE_CHECKING:  # type checkers use the original's constructor
 
-        def subscribe(
-            self,
-            topics: list[str],
-            on_assign: Callable[[Self, list[TopicPartition]], None] | None = None,
-            on_revoke: Callable[[Self, list[TopicPartition]], None] | None = None,
-            on_lost: Callable[[Self, list[TopicPartition]], None] | None = None,
-        ) -> None:
-            """As the original; the first argument of a callback may have this class as its type."""
-
-    else:
+        def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+            """Make a consumer whose retry is off, until the constructor has read the configuration."""
+            made = super().__new__(cls, *args, **kwargs)
+            made._rocketshim = None
+            return made
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             values, args, kwargs = take(args, kwargs)
-            if not values:
-                super().__init__(*args, **kwargs)
-                return
-            settings = ConsumerDropinSettings.make(**values)
-            if not settings.retry_enable:
-                super().__init__(*args, **kwargs)
-                return
-            from rocketshim.dropin.state import prepare  # noqa: PLC0415 - loaded only if retry is enabled
+            if values and (settings := ConsumerDropinSettings.make(**values)).retry_enable:
+                from rocketshim.dropin.retries import prepare  # noqa: PLC0415 - loaded only if retry is enabled
 
-            state, config = prepare(settings, args, kwargs)
-            super().__init__(config)
-            self._rocketshim = state
-            self.__class__ = _with_retry(type(self))
-            state.consumer = weakref.ref(self)
+                retries, config = prepare(settings, args, kwargs)
+                super().__init__(config)
+                self._rocketshim = retries
+            else:
+                super().__init__(*args, **kwargs)
+
+    # --- what retry adds ---------------------------------------------------------------------------------------------
 
     def reconsume_later(
         self,
@@ -129,7 +111,23 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        self._shim_retrying("reconsume_later")._shim_reconsume_later(message, error, level=level, delay=delay)  # noqa: SLF001
+        retries = self._shim_retries("reconsume_later")
+        if level is not None and delay is not None:
+            raise ValueError("both level and delay are given: give one of them")
+        asked_level = as_int(level)
+        if level is not None and (asked_level is None or isinstance(level, bool)):
+            raise ConfigError(
+                f"level={safe_text(level, repr):.80} is not a delay level: give a whole number, or leave it out"
+            )
+        delay_ms = None if delay is None else retry_delay_ms(delay)
+        checked(message)
+        if not retries.reads_retry_topic:
+            raise NotSupportedError(
+                "with assign() the group's retry topic is not read, so a message that was sent back would stay there: "
+                "use subscribe(), or dead_letter()"
+            )
+        send_back = retries.send_back.reconsume_later
+        retries.send(message, lambda: send_back(message, error, level=asked_level, delay_ms=delay_ms))
 
     def dead_letter(self, message: Message, reason: BaseException | str) -> None:
         """Send a message to the group's dead letters; return when it is stored.
@@ -143,7 +141,8 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        self._shim_retrying("dead_letter")._shim_dead_letter(message, reason)  # noqa: SLF001
+        retries = self._shim_retries("dead_letter")
+        retries.send(checked(message), lambda: retries.send_back.dead_letter(message, reason))
 
     def reconsume_times(self, message: Message) -> int:
         """Return the failed attempts so far: 0 at the first delivery, and always 0 if retry is off.
@@ -165,8 +164,8 @@ class Consumer(confluent_kafka.Consumer):
 
         Thread-safety: any thread.
         """
-        state = getattr(self, "_rocketshim", None)
-        return state is not None and message.topic() == state.retries.topic
+        retries = self._rocketshim
+        return retries is not None and message.topic() == retries.partitions.retry_topic
 
     def origin(self, message: Message) -> Origin:
         """Return topic, partition and offset of the first delivery; the message's own if it has not failed before.
@@ -199,45 +198,243 @@ class Consumer(confluent_kafka.Consumer):
         """
         return self._shim_view(message).msg_id
 
-    def metrics(self) -> "Iterable[Metric]":
+    def metrics(self) -> Iterable["Metric"]:
         """Return the counts of what was sent back, for `MetricsCollector`; nothing if retry is off.
 
         Thread-safety: any thread.
         """
-        state = getattr(self, "_rocketshim", None)
-        return () if state is None else state.send_back.counts.metrics(state.group)
+        retries = self._rocketshim
+        return () if retries is None else retries.send_back.counts.metrics(retries.facts.group)
 
     def _shim_view(self, message: Message) -> MessageView:
-        state = getattr(self, "_rocketshim", None)
-        return viewed(message, trusted=state is not None and message.topic() == state.retries.topic)
+        read_again(checked(message))
+        return MessageView(message, self.is_retried(message))
 
-    def _shim_retrying(self, method: str) -> Retrying:
-        """Return this object as what it is with retry enabled.
+    def _shim_retries(self, method: str) -> "Retries":
+        """Return what retry has.
 
         Raises:
             FeatureNotEnabledError: it is not enabled.
         """
-        if hasattr(self, "_rocketshim"):
-            return cast("Retrying", self)
+        if self._rocketshim is not None:
+            return self._rocketshim
         raise FeatureNotEnabledError(
             f"{method}() needs the setting rocketshim.retry.enable: set 'rocketshim.retry.enable': True in the "
             "consumer's configuration, and run a worker (rocketshim dev has one)"
         )
 
+    # --- what retry changes: messages --------------------------------------------------------------------------------
 
-class _NoHook:
-    """Keeps the `__init_subclass__` of a program from being called for a class that it did not write."""
+    def poll(self, timeout: float = -1) -> Message | None:
+        """As the original."""
+        retries = self._rocketshim
+        if retries is None:
+            return _poll(self, timeout)
+        if retries.is_slow:
+            return self._shim_poll_slowly(retries, timeout)
+        message = None
+        if retries.is_dirty:
+            if monotonic() >= retries.store_at_s:
+                retries.settle(self)
+            message = _poll(self, 0.0)
+        if message is None and not retries.errors:
+            message = retries.wait(self, _poll, timeout)
+        if message is None or retries.errors:
+            retries.hand_out(self, [] if message is None else [message])
+            return None
+        partitions, topic = retries.partitions, message.topic()
+        if topic == partitions.retry_topic:
+            return message if retries.hand_out(self, [message]) else self._shim_poll_slowly(retries, timeout)
+        retries.is_dirty = True  # from here on `hand_out` written out, since it is done for each message
+        held = partitions.held.get((topic, message.partition()))  # type: ignore[call-overload]  # a key is such a tuple
+        if held is not None and message.error() is None:
+            held.last = message
+        return message
 
-    __slots__ = ()
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        """As the original."""
+        retries = self._rocketshim
+        if retries is None:
+            return _consume(self, num_messages, timeout)
+        if not retries.is_slow:
+            came: list[Message] = retries.wait(self, _consume, num_messages, timeout)
+            found = retries.hand_out(self, came)
+            if found or not came:
+                return found
+        return retries.take(self, num_messages, timeout, lambda count, left: retries.wait(self, _consume, count, left))
 
-    def __init_subclass__(cls) -> None:
-        """Call no hook."""
+    def _shim_poll_slowly(self, retries: "Retries", timeout: float) -> Message | None:
+        found = retries.take(self, 1, timeout, lambda _, left: retries.wait(self, _poll, left))
+        return found[0] if found else None
+
+    # --- what retry changes: offsets ---------------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:  # the original has overloads
+
+        def commit(self, *args: Any, **kwargs: Any) -> Any:
+            """As the original; without arguments, everything that was handed out counts as handled."""
+            retries = self._rocketshim
+            if retries is not None and not any(
+                each is not None for each in (*args[:2], kwargs.get("message"), kwargs.get("offsets"))
+            ):
+                retries.settle(self)
+            return super().commit(*args, **kwargs)
+
+    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+        """As the original; what belongs to a revoked partition of the retry topic is left out."""
+        retries = self._rocketshim
+        is_right = isinstance(offsets, list) if message is None else offsets is None and isinstance(message, Message)
+        if retries is None or retries.is_closing or not is_right:
+            super().store_offsets(message, offsets)
+            return
+        if retries.facts.stores:
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
+                    "StoreOffsets failed: Local: Invalid argument or configuration",
+                )
+            )
+        if offsets is not None:
+            kept = [each for each in offsets if retries.still_held(each)]
+            if kept or not offsets:
+                super().store_offsets(offsets=kept)
+        elif retries.still_held(message):
+            super().store_offsets(message)
+
+    def seek(self, partition: TopicPartition) -> None:
+        """As the original; messages before the target count as handled."""
+        retries = self._rocketshim
+        if retries is None or not isinstance(partition, TopicPartition):
+            super().seek(partition)
+        else:
+            retries.seek(self, partition)
+
+    def consumer_group_metadata(self) -> Any:
+        """As the original; refused with retry: offsets in a transaction and stored retries do not fit together."""
+        found = super().consumer_group_metadata()  # after close() it raises
+        if self._rocketshim is None:
+            return found
+        raise NotSupportedError(
+            "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message that is sent back is "
+            "stored immediately, even if the transaction that commits its offset is aborted. Use a consumer without it"
+        )
+
+    # --- what retry changes: the assignment --------------------------------------------------------------------------
+
+    if not TYPE_CHECKING:
+
+        def subscribe(self, topics: list[str], *args: Any, **kwargs: Any) -> None:
+            """As the original, and to the group's retry topic."""
+            retries = self._rocketshim
+            if retries is None:
+                super().subscribe(topics, *args, **kwargs)
+            else:
+                retries.subscribe(self, topics, *args, **kwargs)
+
+    else:
+
+        def subscribe(
+            self,
+            topics: list[str],
+            on_assign: Callable[[Self, list[TopicPartition]], None] | None = None,
+            on_revoke: Callable[[Self, list[TopicPartition]], None] | None = None,
+            on_lost: Callable[[Self, list[TopicPartition]], None] | None = None,
+        ) -> None:
+            """As the original; the first argument of a callback may have this class as its type."""
+
+    def unsubscribe(self) -> None:
+        """As the original."""
+        super().unsubscribe()
+        if self._rocketshim is not None:
+            self._rocketshim.subscribed = False
+
+    def assignment(self) -> list[TopicPartition]:
+        """As the original, without the retry topic."""
+        found, retries = super().assignment(), self._rocketshim
+        if retries is None or not retries.partitions.reads_retries:
+            return found
+        return [each for each in found if not retries.partitions.is_internal(each.topic)]
+
+    def assign(self, partitions: list[TopicPartition], /) -> None:
+        """As the original; in a rebalance callback, also the retry topic's partitions."""
+        retries = self._rocketshim
+        if retries is None:
+            super().assign(partitions)
+        else:
+            retries.assign(self, partitions)
+
+    def incremental_assign(self, partitions: list[TopicPartition], /) -> None:
+        """As the original; in a rebalance callback, also the retry topic's partitions."""
+        retries = self._rocketshim
+        if retries is None:
+            super().incremental_assign(partitions)
+        else:
+            retries.incremental_assign(self, partitions)
+
+    def unassign(self) -> None:
+        """As the original, with the retry topic's partitions."""
+        retries = self._rocketshim
+        super().unassign()
+        if retries is not None:
+            retries.unassigned()
+
+    def incremental_unassign(self, partitions: list[TopicPartition], /) -> None:
+        """As the original; in a rebalance callback, also the retry topic's partitions."""
+        retries = self._rocketshim
+        if retries is None:
+            super().incremental_unassign(partitions)
+        else:
+            retries.incremental_unassign(self, partitions)
+
+    def pause(self, partitions: list[TopicPartition]) -> None:
+        """As the original; the retry topic is paused while all of the program's partitions are."""
+        super().pause(partitions)
+        retries = self._rocketshim
+        if retries is not None:
+            keys = {TopicPartitionKey.of(each) for each in partitions}
+            retries.partitions.paused |= keys & set(retries.partitions.keys())
+            retries.follow_pauses(self, asked=True)
+
+    def resume(self, partitions: list[TopicPartition]) -> None:
+        """As the original, and the retry topic with it."""
+        super().resume(partitions)
+        retries = self._rocketshim
+        if retries is not None:
+            retries.partitions.paused -= {TopicPartitionKey.of(each) for each in partitions}
+            retries.follow_pauses(self)
+
+    # --- what retry changes: the end ---------------------------------------------------------------------------------
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """As the original, also for the clients that send messages back."""
+        super().set_sasl_credentials(username, password)
+        if self._rocketshim is not None:
+            self._rocketshim.hop_store.set_sasl_credentials(username, password)
+
+    def close(self) -> None:
+        """As the original; offsets of handled messages are stored before."""
+        retries = self._rocketshim
+        if retries is None:
+            super().close()
+        else:
+            retries.close(self)
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc_value: BaseException | None, exc_traceback: TracebackType | None
+    ) -> bool | None:
+        Consumer.close(self)  # as the original: it does not call a subclass's close()
+        return None
 
 
-@functools.cache
-def _with_retry(cls: type[Consumer]) -> type[Consumer]:
-    """Return the class with `RetryingConsumer` between it and the original."""
-    from rocketshim.dropin.retrying_consumer import RetryingConsumer  # noqa: PLC0415 - loaded only if retry is enabled
+def checked(message: Message) -> Message:
+    """Return the message if it is a fetched message.
 
-    names = {"__slots__": (), "__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (_NoHook, cls, RetryingConsumer), names)
+    Raises:
+        ValueError: it carries an error, or was never fetched.
+    """
+    error = message.error()
+    if error is not None:
+        raise ValueError(f"this is not a message but the event {error.name()}: check error() first")
+    if message.topic() is None or message.partition() is None or message.offset() is None:
+        raise ValueError("this message was never fetched: it has no topic, partition or offset")
+    return message

@@ -7,6 +7,7 @@ the original treats it as before, errors included.
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -15,16 +16,19 @@ from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, flat, merge
 from rocketshim.kafka.clients import real_clients
 from rocketshim.settings import Levels, Settings, with_environment
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX
+from rocketshim_topics.names import check_consumer_group
 
 __all__ = [
     "PREFIX",
+    "ClientFacts",
     "ConsumerDropinSettings",
     "ProducerDropinSettings",
+    "client_facts",
     "connection",
     "inner_producer_config",
     "is_true",
@@ -32,6 +36,8 @@ __all__ = [
 ]
 
 PREFIX: Final = "rocketshim."
+_ISOLATION: Final = "isolation.level"
+_STORE: Final = "enable.auto.offset.store"
 _PRODUCER_PREFIX: Final = "rocketshim.producer."
 _CONNECTION: Final = re.compile(
     r"bootstrap\.servers|metadata\.broker\.list|security\.protocol|sasl\..*|ssl\..*|enable\.ssl\..*"
@@ -171,6 +177,55 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any],
 
 def _is_ours(key: object) -> bool:
     return isinstance(key, str) and key.startswith(PREFIX)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientFacts:
+    """What the configuration of a consumer with retry enabled says.
+
+    Attributes:
+        connection: librdkafka settings for another client of the same program.
+        group: the consumer group.
+        stores: the program lets the client store offsets, so we store them.
+        is_cooperative: the rebalance protocol is incremental.
+        resets_to_beginning: `auto.offset.reset` is `earliest`, by one of its names.
+        sees_ends: the client reports the ends of partitions; those of the retry topic must be filtered out.
+    """
+
+    connection: dict[str, Any]
+    group: str
+    stores: bool
+    is_cooperative: bool
+    resets_to_beginning: bool
+    sees_ends: bool
+
+
+def client_facts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClientFacts, dict[str, Any]]:
+    """Return what the configuration of a consumer says, and the one of its client, which stores no offsets itself.
+
+    Raises:
+        TypeError: there is no configuration dict; the text is the original's.
+        ConfigError: a client setting does not work with retries.
+    """
+    if len(args) > 1 or not all(isinstance(each, dict) for each in args):
+        raise TypeError("expected configuration dict")
+    config = flat({**METADATA_REFRESH, **(args[0] if args else {}), **kwargs})
+    group = config.get("group.id")
+    if not group:
+        raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")
+    check_consumer_group(group)
+    if str(config.get(_ISOLATION, "read_committed")).lower() != "read_committed":
+        raise ConfigError(f"{_ISOLATION} must be read_committed with rocketshim.retry.enable: leave it out")
+    protocol = str(config.get("group.protocol", "classic")).lower()
+    facts = ClientFacts(
+        connection=connection(config),
+        group=str(group),
+        stores=is_true(config.get(_STORE, True)),
+        is_cooperative=protocol == "consumer" or "cooperative" in str(config.get("partition.assignment.strategy", "")),
+        resets_to_beginning=config.get("auto.offset.reset") in {"earliest", "smallest", "beginning"},
+        sees_ends=is_true(config.get("enable.partition.eof", False)),
+    )
+    return facts, {**config, _STORE: False}
 
 
 def connection(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,8 @@ import pytest
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.dropin.rebalancing import _on_lost
-from rocketshim.dropin.retrying_consumer import RetryingConsumer
-from rocketshim.dropin.state import Rebalance
+from rocketshim.dropin import retries as retries_module
+from rocketshim.dropin.retries import Rebalance, Retries, _on_lost
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -22,6 +21,32 @@ NOWHERE = {"bootstrap.servers": "127.0.0.1:1", "group.id": "g", "log_level": 0}
 ON = {**NOWHERE, "rocketshim.retry.enable": True}
 PARTITION = TopicPartitionKey("t", 0)
 PLACE = TopicPartition("t", 0, 1)
+
+
+def retries_of(consumer: Consumer) -> Retries:
+    assert consumer._rocketshim is not None
+    return consumer._rocketshim
+
+
+def nine_handed_out(consumer: Consumer) -> Retries:
+    """Assign a partition, as if nine messages of it were handed out."""
+    retries = retries_of(consumer)
+    retries.partitions.add({PARTITION: 0})
+    retries.partitions.handed_out(Message("t", 0, 8, value=b"x"))
+    return retries
+
+
+class Acts:
+    """The original's methods that change an assignment, which are noted and not called."""
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, list[tuple[str, int, int]]]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        def act(_: Consumer, *given: list[TopicPartition]) -> None:
+            self.done.append((name, [(each.topic, each.partition, each.offset) for part in given for each in part]))
+
+        return act
 
 
 @pytest.mark.parametrize("config", [NOWHERE, {**NOWHERE, "rocketshim.retry.enable": "false"}])
@@ -88,7 +113,8 @@ def test_a_setting_of_the_inner_producer_that_the_client_refuses_is_an_error_at_
 def test_settings_in_the_former_form_count_like_the_others() -> None:
     nested = {"enable.auto.offset.store": False, "group.id": "nested"}
     with Consumer({**ON, "default.topic.config": nested}) as consumer:
-        assert (consumer._rocketshim.stores, consumer._rocketshim.retries.topic) == (False, "rmq.retry.nested")
+        retries = retries_of(consumer)
+        assert (retries.facts.stores, retries.partitions.retry_topic) == (False, "rmq.retry.nested")
 
 
 def test_a_missing_configuration_is_refused_as_by_the_original() -> None:
@@ -103,24 +129,7 @@ def test_a_subclass_keeps_its_name_and_identity() -> None:
     with Mine(ON) as consumer:
         assert isinstance(consumer, Mine)
         assert isinstance(consumer, confluent_kafka.Consumer)
-        assert type(consumer).__qualname__ == Mine.__qualname__
-    with Mine(ON) as second:
-        assert type(second) is type(consumer)
-
-
-def test_a_hook_for_subclasses_is_called_for_the_programs_classes_only() -> None:
-    topics: list[str] = []
-
-    class Base(Consumer):
-        def __init_subclass__(cls, *, topic: str) -> None:
-            topics.append(topic)
-
-    class Orders(Base, topic="orders"):
-        pass
-
-    with Orders(ON) as consumer:
-        assert isinstance(consumer, RetryingConsumer)
-    assert topics == ["orders"]
+        assert type(consumer) is Mine
 
 
 def test_calls_after_close_are_the_originals_errors() -> None:
@@ -142,7 +151,7 @@ def test_calls_after_close_are_the_originals_errors() -> None:
 
 def test_a_consumer_that_was_never_closed_leaves_no_thread() -> None:
     consumer = Consumer(ON)
-    consumer._rocketshim.hop_store._sender._open()
+    retries_of(consumer).hop_store._sender._open()
     (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-dropin-reports"]
     del consumer
     gc.collect()
@@ -159,7 +168,7 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
 
     config = {**ON, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
     with Consumer({**config, "sasl.username": "old", "sasl.password": "old"}) as consumer:
-        store, before, after = consumer._rocketshim.hop_store, Client(), Client()
+        store, before, after = retries_of(consumer).hop_store, Client(), Client()
         store.tell_credentials(before)
         consumer.set_sasl_credentials("new", "secret")
         store.tell_credentials(after)
@@ -168,19 +177,14 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
         consumer.set_sasl_credentials("newer", "secret")
 
 
-def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_sends_back(
-    at_once: type[Any],
-) -> None:
+def test_a_callback_may_wait_for_a_thread_that_sends_back() -> None:
     begun, refused = threading.Event(), threading.Event()
     in_time: list[bool] = []
 
-    def revoked(_: Consumer, __: list[TopicPartition]) -> None:
-        begun.set()
-        in_time.append(refused.wait(60))
-
     def failed(_: KafkaError) -> None:  # that nobody listens there; a callback that comes without a broker
         if not begun.is_set():
-            consumer._shim_call(revoked, [TopicPartition("t", 0)], Rebalance([], {}))
+            begun.set()
+            in_time.append(refused.wait(60))
 
     def work() -> None:
         begun.wait(60)
@@ -188,53 +192,27 @@ def test_a_callback_of_a_poll_that_does_not_wait_may_wait_for_a_thread_that_send
             consumer.dead_letter(Message("t", 0, 3, value=b"x"), "why")
         refused.set()
 
-    consumer = at_once({**ON, "error_cb": failed})
-    consumer.waits = False
-    assert isinstance(consumer, RetryingConsumer)
-    consumer._rocketshim.tracker.add({TopicPartitionKey("t", 0): 0})
+    consumer = Consumer({**ON, "error_cb": failed})
+    retries_of(consumer).partitions.add({PARTITION: 0})
     thread = threading.Thread(target=work)
     thread.start()
     deadline = time.monotonic() + 60
     while not in_time:
-        assert consumer.poll() is None
+        assert consumer.poll(0) is None
         assert time.monotonic() < deadline
     thread.join(60)
     assert in_time == [True]
-    assert not consumer._rocketshim.gate.waiting
     consumer.close()
-
-
-@pytest.mark.parametrize("was", [False, True], ids=["outside", "in a callback, or closed"])
-def test_a_signal_handler_that_raises_as_a_poll_begins_does_not_leave_it_waiting(*, was: bool) -> None:
-    class Interrupted:
-        def __enter__(self) -> None: ...
-
-        def __exit__(self, *_: object) -> None:
-            raise InterruptedError
-
-    with Consumer(ON) as consumer:
-        gate = consumer._rocketshim.gate
-        gate._lock, lock = Interrupted(), gate._lock  # type: ignore[assignment]
-        gate.waiting = was
-        with pytest.raises(InterruptedError):
-            consumer.poll(0)
-        gate._lock = lock
-        assert gate.waiting is was
-        assert consumer.poll(0) is None
-        assert gate.waiting is was
 
 
 @pytest.mark.parametrize("wrong", ["3", 2.5, float("nan"), -0.5, True, b"1", [3]])
 def test_a_level_that_is_not_a_whole_number_is_refused_and_blocks_no_offset(wrong: Any) -> None:
     with Consumer(ON) as consumer:
-        assert isinstance(consumer, RetryingConsumer)
-        state = consumer._rocketshim
-        state.retries.is_read = True
-        state.tracker.add({PARTITION: 0})
-        state.tracker.sought(PARTITION, 0, 9)  # nine were handed out
+        retries = nine_handed_out(consumer)
+        retries.partitions.reads_retries = True
         with pytest.raises(ConfigError, match=re.escape(f"level={wrong!r} is not a delay level: give a whole number")):
             consumer.reconsume_later(Message("t", 0, 3, value=b"x"), "why", level=wrong)
-        assert state.tracker.to_store({PARTITION: 9}) == {PARTITION: 9}
+        assert retries.partitions.to_store({PARTITION: 9}) == {PARTITION: 9}
 
 
 def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
@@ -247,51 +225,49 @@ def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
         refused.append(True)
 
     with Consumer(ON) as consumer:
-        assert isinstance(consumer, RetryingConsumer)
-        state = consumer._rocketshim
-        state.callbacks = (None, None, lost)
-        state.tracker.add({TopicPartitionKey("t", 0): 0})
-        state.tracker.sought(TopicPartitionKey("t", 0), 0, 9)  # nine were handed out
-        state.send_back = None  # type: ignore[assignment]  # nothing is sent
+        retries = nine_handed_out(consumer)
+        retries.callbacks = (None, None, lost)
+        retries.send_back = None  # type: ignore[assignment]  # nothing is sent
         _on_lost(consumer, [TopicPartition("t", 0)])
-        assert (refused, list(state.buffered.errors)) == ([True], [])
+        assert (refused, list(retries.errors)) == ([True], [])
 
 
-def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list() -> None:
-    class Watched(Consumer):
-        def _shim_finish(self, act: Any, *arguments: Any) -> None:
-            acts.append((act.__name__, [each.topic for each in arguments[0]]))
-
-    acts: list[tuple[str, list[str]]] = []
-    with Watched(ON) as consumer:
-        state = consumer._rocketshim
-        state.retries.is_read = True
-        state.tracker.add({TopicPartitionKey(state.retries.topic, 0): 0})
-        consumer.pause(consumer.assignment())
-        consumer.resume(consumer.assignment())
-        assert acts == [("pause", [state.retries.topic]), ("resume", [state.retries.topic])]
+def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    acts = Acts()
+    with Consumer(ON) as consumer:
+        partitions = retries_of(consumer).partitions
+        partitions.reads_retries = True
+        partitions.add({TopicPartitionKey(partitions.retry_topic, 0): 0})
+        with monkeypatch.context() as patched:
+            patched.setattr(retries_module, "_Original", acts)
+            consumer.pause(consumer.assignment())
+            consumer.resume(consumer.assignment())
+        topic = partitions.retry_topic
+    assert [(name, [topic for topic, _, _ in given]) for name, given in acts.done] == [
+        ("pause", [topic]),
+        ("resume", [topic]),
+    ]
 
 
 @pytest.mark.parametrize("is_cooperative", [False, True])
-def test_a_callback_that_changes_its_list_changes_no_assignment(*, is_cooperative: bool) -> None:
-    class Watched(Consumer):
-        def _shim_finish(self, act: Any, *arguments: Any) -> None:
-            acts.append((act.__name__, [(each.partition, each.offset) for given in arguments for each in given]))
-
+def test_a_callback_that_changes_its_list_changes_no_assignment(
+    monkeypatch: pytest.MonkeyPatch, *, is_cooperative: bool
+) -> None:
     def changed(_: Consumer, partitions: list[TopicPartition]) -> None:
         partitions[0].offset = OFFSET_END
         while len(partitions) > 1:
             partitions.pop()
 
-    acts: list[tuple[str, list[tuple[int, int]]]] = []
-    with Watched(ON) as consumer:
-        assert isinstance(consumer, RetryingConsumer)
-        consumer._rocketshim.cooperative = is_cooperative
-        consumer._rocketshim.callbacks = (changed, changed, None)
-        consumer._shim_assigned([TopicPartition("t", 0), TopicPartition("t", 1)])
-        consumer._shim_released([TopicPartition("t", 0), TopicPartition("t", 1)], changed)
-    both = [(0, OFFSET_INVALID), (1, OFFSET_INVALID)]
-    assert acts == (
+    acts = Acts()
+    strategy = "cooperative-sticky" if is_cooperative else "range"
+    with Consumer({**ON, "partition.assignment.strategy": strategy}) as consumer, monkeypatch.context() as patched:
+        patched.setattr(retries_module, "_Original", acts)
+        retries = retries_of(consumer)
+        retries.callbacks = (changed, changed, None)
+        retries.assigned(consumer, [TopicPartition("t", 0), TopicPartition("t", 1)])
+        retries.released(consumer, [TopicPartition("t", 0), TopicPartition("t", 1)], changed)
+    both = [("t", 0, OFFSET_INVALID), ("t", 1, OFFSET_INVALID)]
+    assert acts.done[:2] == (
         [("incremental_assign", both), ("incremental_unassign", both)]
         if is_cooperative
         else [("assign", both), ("unassign", [])]
@@ -300,12 +276,12 @@ def test_a_callback_that_changes_its_list_changes_no_assignment(*, is_cooperativ
 
 def test_a_callback_whose_assign_is_refused_has_not_assigned() -> None:
     with Consumer(ON) as consumer:
-        state = consumer._rocketshim
-        state.rebalance = Rebalance([], {})
+        retries = retries_of(consumer)
+        retries.rebalance = Rebalance([], {})
         with pytest.raises(TypeError):
             consumer.assign(["t"])  # type: ignore[list-item]
-        assert not state.rebalance.done
-        state.rebalance = None
+        assert not retries.rebalance.done
+        retries.rebalance = None
 
 
 def test_subscribing_to_nothing_is_refused_as_by_the_original() -> None:
@@ -354,10 +330,7 @@ def test_a_wrong_argument_is_refused_as_by_the_original(call: Callable[[Any], No
 
 def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
     with Consumer(ON) as consumer:
-        assert isinstance(consumer, RetryingConsumer)
-        state, (old, kept) = consumer._rocketshim, (TopicPartition("t", 0, 100), TopicPartition("t", 1, 7))
-        state.tracker.add({TopicPartitionKey("t", 0): 0, TopicPartitionKey("t", 1): 0})
-        state.offsets.positions = {TopicPartitionKey("t", 0): old, TopicPartitionKey("t", 1): kept}
-        state.tracker.remove([TopicPartitionKey("t", 0)])
-        consumer._shim_begin([TopicPartition("t", 0)], {TopicPartitionKey("t", 0): 50})
-        assert state.offsets.positions == {TopicPartitionKey("t", 1): kept}
+        retries = nine_handed_out(consumer)
+        retries.partitions.remove([PARTITION])
+        retries.partitions.add({PARTITION: 50})
+        assert retries.partitions.positions() == {}

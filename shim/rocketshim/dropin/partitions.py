@@ -1,0 +1,388 @@
+"""What is known of the partitions of a consumer with retry enabled. Pure.
+
+A partition has an entry from its assignment to its loss, so an entry *is* the epoch. A message belongs to it if its
+offset lies between the start of the assignment and the last message that was handed out. A message object may come from
+this assignment or from an earlier one with the same offsets. The two cannot be distinguished, and it does not matter:
+the message was delivered again, or is about to be.
+
+Which messages were sent back, and which of them limit the offset that is stored:
+
+* `sent`: a send-back is in progress (its future is not done) or stored. A second call for the message waits for the
+  first and has no effect of its own. Bounded: above 10,000 entries, the oldest stored ones are removed.
+* `failing`: a send-back is in progress or was not stored. The stored offset never passes the lowest of them.
+* `redelivering`: failing messages before which the program has moved by `seek`. They count until they are handed out
+  again.
+
+The group's retry topic is read beside the program's partitions. The program sees neither its partitions nor those of
+other rocketshim topics that only a pattern matched; the latter are never assigned. Two rules pause the retry topic:
+
+* While all of the program's partitions are paused, it is paused, too: the program wants no messages. A program that has
+  only partitions of the retry topic sees no partition that it could pause. It pauses an empty list, and then gets no
+  message until the next `resume` or rebalance.
+* A partition whose start is not known yet is paused until it is (`awaits_start`).
+
+The client keeps a pause across assignments, so a partition that is not to be paused is resumed explicitly.
+
+Thread-safety: any thread may send a message back; one lock guards what it changes, and nothing is called while it is
+held. The assignment and `Partition.last` belong to the poll thread, and any thread may read them.
+"""
+
+import re
+import threading
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import Future
+from typing import Final, NamedTuple
+
+from confluent_kafka import OFFSET_INVALID, Message, TopicPartition
+
+from rocketshim.errors import StaleMessageError
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.message import MessageView
+from rocketshim_topics.names import TopicNames
+
+__all__ = ["Partition", "Partitions", "Split"]
+
+_KEPT_COUNT: Final = 10_000
+
+
+class Split(NamedTuple):
+    """Partitions of one rebalance.
+
+    Attributes:
+        theirs: the program's.
+        retries: those of the retry topic.
+    """
+
+    theirs: list[TopicPartition]
+    retries: list[TopicPartition]
+
+
+class Partition:
+    """One partition in one assignment.
+
+    Attributes:
+        last: the message that was handed out last since the client was asked, since a seek, or since the assignment;
+            None: none was.
+        asked: the client's position when it was asked; None: it was not, or before a seek.
+        awaits_start: the partition is paused until its start is known.
+    """
+
+    __slots__ = (
+        "_before_seek",
+        "asked",
+        "awaits_start",
+        "began_at",
+        "failing",
+        "last",
+        "redelivering",
+        "sent",
+        "stored",
+    )
+
+    def __init__(self, began_at: int, *, awaits_start: bool = False) -> None:
+        self.began_at = began_at
+        self.awaits_start = awaits_start
+        self.last: Message | None = None
+        self.asked: TopicPartition | None = None
+        self.stored = -1
+        self.sent: dict[int, Future[None]] = {}
+        self.failing: set[int] = set()
+        self.redelivering: set[int] = set()
+        self._before_seek = -1  # the highest position before a seek
+
+    @property
+    def position(self) -> TopicPartition | None:
+        """The offset after the message that was handed out last, with its leader's epoch; None: none was."""
+        last = self.last
+        if last is None:
+            return self.asked
+        key, offset = (last.topic() or "", _number(last.partition())), _number(last.offset()) + 1
+        epoch = last.leader_epoch()
+        return TopicPartition(*key, offset) if epoch is None else TopicPartition(*key, offset, leader_epoch=epoch)
+
+    def answered(self, position: TopicPartition) -> None:
+        """Note the client's position, unless a later message was handed out meanwhile."""
+        last = self.last
+        if last is None or _number(last.offset()) < position.offset:
+            self.asked, self.last = position, None
+
+    def has_handed_out(self, offset: int) -> bool:
+        """Return whether this assignment has handed out the message at an offset."""
+        position = self._offset()
+        self.observe(position)
+        return self.began_at <= offset < max(position, self._before_seek)
+
+    def _offset(self) -> int:
+        position = self.position
+        return OFFSET_INVALID if position is None else position.offset
+
+    def observe(self, position: int) -> None:
+        """Handle a position before the start: the topic was created again, and the client has reset the offset."""
+        if 0 <= position < self.began_at:
+            self.began_at = 0
+
+    def seek(self, target: int) -> None:
+        """Note that messages from an offset on are handed out again, and may be sent back again."""
+        self._before_seek = max(self._before_seek, self._offset())
+        self.began_at = min(self.began_at, target)
+        self.last = self.asked = None
+        self.stored = -1
+        again = {each for each in self.failing if each >= target and _is_done(self.sent.get(each))}
+        self.failing -= again
+        self.redelivering |= again
+        for each in [each for each, future in self.sent.items() if each >= target and future.done()]:
+            del self.sent[each]
+
+    def storable(self, position: int) -> int:
+        """Return the position, or the lowest failing offset if that is lower."""
+        self.observe(position)
+        if self.redelivering:
+            self.redelivering = {each for each in self.redelivering if each >= position}
+        return min((position, *self.failing, *self.redelivering))
+
+
+class Partitions:
+    """The partitions of one consumer's assignment.
+
+    Args:
+        retry_topic: physical name of the group's retry topic.
+        names: topic names of the namespace.
+
+    Attributes:
+        held: the assigned partitions.
+        known: topics and patterns that the program has ever subscribed to.
+        named: topics that the program subscribes to by name.
+        paused: partitions that the program has paused.
+        reads_retries: the retry topic is read, too.
+    """
+
+    def __init__(self, retry_topic: str, names: TopicNames) -> None:
+        self.retry_topic = retry_topic
+        self.held: dict[TopicPartitionKey, Partition] = {}
+        self.known: frozenset[str] = frozenset()
+        self.named: frozenset[str] = frozenset()
+        self.paused: set[TopicPartitionKey] = set()
+        self.reads_retries = False
+        self._names = names
+        self._once_held: set[TopicPartitionKey] = set()
+        self._lock = threading.Lock()
+
+    # --- the assignment ----------------------------------------------------------------------------------------------
+
+    def keys(self) -> list[TopicPartitionKey]:
+        """Return every assigned partition."""
+        with self._lock:
+            return [*self.held]
+
+    def was_held(self, key: TopicPartitionKey) -> bool:
+        """Return whether an earlier assignment had this partition, so that the program may still have its messages."""
+        with self._lock:
+            return key in self._once_held
+
+    def add(self, began_at: Mapping[TopicPartitionKey, int], awaiting: Collection[TopicPartitionKey] = ()) -> None:
+        """Begin a partition's epoch.
+
+        Args:
+            began_at: lowest offset that each partition can hand out; 0 if it is not known.
+            awaiting: those whose start is not known yet.
+        """
+        with self._lock:
+            for key, offset in began_at.items():
+                if key not in self.held:
+                    self.held[key] = Partition(offset, awaits_start=key in awaiting)
+
+    def remove(self, keys: Iterable[TopicPartitionKey]) -> None:
+        """End the epoch of these partitions; their unfinished send-backs no longer have an effect here."""
+        with self._lock:
+            for key in keys:
+                if self.held.pop(key, None) is not None:
+                    self._once_held.add(key)
+
+    def subscribed(self, topics: Iterable[str]) -> None:
+        """Record that the program subscribes to these topics and patterns instead of the former ones."""
+        self.named = frozenset(each for each in topics if not each.startswith("^"))
+        self.known |= frozenset(topics)
+        self.reads_retries = True
+
+    def topic_of_others(self, message: Message) -> str | None:
+        """Return the topic of a retried message that the program never subscribed to; None for any other message.
+
+        A pattern that Python cannot read, since the client's patterns are POSIX, counts as one that matches.
+        """
+        if message.topic() != self.retry_topic or message.error() is not None:
+            return None
+        try:
+            topic = MessageView(message, trusted=True).topic
+        except MalformedRecordError:
+            return None  # the program sends it back, and then it is parked
+        is_known = topic == self.retry_topic or topic in self.known
+        return None if is_known or any(_matches(each, topic) for each in self.known if each[0] == "^") else topic
+
+    def is_internal(self, topic: str) -> bool:
+        """Return whether a topic is internal: the group's retry topic, or a rocketshim topic that a pattern matched."""
+        return topic == self.retry_topic or (topic not in self.named and self._names.is_ours(topic))
+
+    def split(self, partitions: Iterable[TopicPartition]) -> Split:
+        """Return the program's partitions and those of the retry topic; others are left out."""
+        split = Split([], [])
+        for each in partitions:
+            if each.topic == self.retry_topic:
+                split.retries.append(each)
+            elif not self.is_internal(each.topic):
+                split.theirs.append(each)
+        return split
+
+    def of_retry_topic(self) -> list[TopicPartition]:
+        """Return the assigned partitions of the retry topic."""
+        return [TopicPartition(*key) for key in self.keys() if key.topic == self.retry_topic]
+
+    def awaiting_start(self) -> list[TopicPartition]:
+        """Return the assigned partitions whose start is not known yet."""
+        with self._lock:
+            return [TopicPartition(*key) for key, held in self.held.items() if held.awaits_start]
+
+    def pauses(self, *, asked: bool = False) -> list[tuple[TopicPartition, bool]]:
+        """Return each partition of the retry topic, and whether it is to be paused; otherwise it is to be resumed.
+
+        Args:
+            asked: the program has just called `pause`.
+
+        Decides: Are retried messages handed out while the program has paused all its partitions? No.
+        """
+        if not self.reads_retries:
+            return []
+        assigned = self.keys()
+        theirs = {key for key in assigned if not self.is_internal(key.topic)}
+        waits = theirs <= self.paused and (asked or bool(theirs))
+        return [
+            (TopicPartition(*key), waits or self.held[key].awaits_start)
+            for key in assigned
+            if key.topic == self.retry_topic and key not in self.paused
+        ]
+
+    # --- sending back ------------------------------------------------------------------------------------------------
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> tuple[Future[None], bool]:
+        """Begin a send-back, or find the one that was begun before.
+
+        Returns:
+            The send-back's future, and whether the caller must do the send-back and call `end`.
+
+        Raises:
+            StaleMessageError: the message was not handed out by this assignment. Nothing has changed.
+        """
+        with self._lock:
+            held = self.held.get(key)
+            if held is None or not held.has_handed_out(offset):
+                raise StaleMessageError(
+                    f"the message at {key}/{offset} does not belong to the current assignment: its "
+                    "partition was revoked, or the consumer was closed. Drop the message: the new owner of the "
+                    "partition gets it again, unless it was committed"
+                )
+            known = held.sent.get(offset)
+            if known is not None:
+                return known, False
+            future: Future[None] = Future()
+            held.sent[offset] = future
+            held.failing.add(offset)
+            held.redelivering.discard(offset)
+            if len(held.sent) > _KEPT_COUNT:
+                _forget_oldest(held.sent)
+            return future, True
+
+    def end(self, key: TopicPartitionKey, offset: int, future: Future[None], error: BaseException | None) -> None:
+        """End a send-back: it is stored, or `error` is the reason why not, and a later call may try again."""
+        with self._lock:
+            held = self.held.get(key)
+            if held is not None and held.sent.get(offset) is future:
+                if error is None:
+                    held.failing.discard(offset)
+                else:
+                    del held.sent[offset]
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+
+    # --- positions and stored offsets --------------------------------------------------------------------------------
+
+    def handed_out(self, message: Message) -> None:
+        """Note that the program gets a message."""
+        held = self.held.get(TopicPartitionKey(message.topic() or "", _number(message.partition())))
+        if held is not None and message.error() is None:
+            held.last = message
+
+    def positions(self) -> dict[TopicPartitionKey, TopicPartition]:
+        """Return the offset after the message that was handed out last, of each partition where one was."""
+        with self._lock:
+            found = {key: held.position for key, held in self.held.items()}
+        return {key: position for key, position in found.items() if position is not None}
+
+    def answered(self, positions: Mapping[TopicPartitionKey, TopicPartition]) -> None:
+        """Note the client's positions: they also pass the marks of transactions behind the last message."""
+        with self._lock:
+            for key, position in positions.items():
+                held = self.held.get(key)
+                if held is not None and position.offset >= 0:
+                    held.answered(position)
+
+    def sought(self, key: TopicPartitionKey, offset: int) -> None:
+        """Note a seek to an offset; a negative (logical) one counts as 0."""
+        with self._lock:
+            held = self.held.get(key)
+            if held is not None:
+                held.seek(max(offset, 0))
+
+    def to_store(self, positions: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
+        """Return the offsets to store, if they differ from those stored before; call `stored` with them afterwards.
+
+        Args:
+            positions: the offset after the last message that counts as handled, negative for none.
+
+        Returns:
+            For each partition the position, or the lowest failing offset if that is lower.
+
+        Decides: Which offset does the drop-in store? Never beyond a message whose sending back failed, until it is sent
+            back or its partition is lost.
+        """
+        with self._lock:
+            found = {
+                key: held.storable(position)
+                for key, position in positions.items()
+                if position >= 0 and (held := self.held.get(key)) is not None
+            }
+            return {key: offset for key, offset in found.items() if offset != self.held[key].stored}
+
+    def stored(self, offsets: Mapping[TopicPartitionKey, int]) -> None:
+        """Note that these offsets were stored.
+
+        Several threads may store at the same time, in another order than their calls of `to_store`. So each caller
+        calls `to_store` again after this, and stores the result. Then no stored offset stays above a failing one.
+        """
+        with self._lock:
+            for key, offset in offsets.items():
+                held = self.held.get(key)
+                if held is not None:
+                    held.stored = offset
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    try:
+        return re.match(pattern, topic) is not None
+    except re.error:
+        return True
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
+
+
+def _is_done(future: Future[None] | None) -> bool:
+    return future is None or future.done()
+
+
+def _forget_oldest(sent: dict[int, Future[None]]) -> None:
+    for offset in list(sent)[: _KEPT_COUNT // 10]:
+        if sent[offset].done():
+            del sent[offset]

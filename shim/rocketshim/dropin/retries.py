@@ -1,0 +1,679 @@
+"""What a consumer with retry enabled does beside the original client: the retry topic, offsets, and messages sent back.
+
+**The assignment.** `subscribe` adds the group's retry topic. The client's three rebalance callbacks are always ours.
+Each of them separates the program's partitions from the others (`dropin.partitions`), calls the program's callback with
+its partitions, and then assigns or unassigns all of them. If the program's callback has done so itself, its call has
+included ours. All callbacks run in the program's thread, inside its `poll`, `consume` or `close`. There it must not
+call `list_topics`, `poll` or `consume` of the same client: the next callback ends the process (`kafka.confluent`).
+
+A partition of the retry topic starts at the beginning if it has no committed offset, or one that is no longer in its
+log, regardless of `auto.offset.reset`: the messages there belong to this group. If this cannot be found out in time,
+the partition is assigned paused, and a later `poll` seeks to its start.
+
+**Offsets.** The client stores a message's offset when it returns the message. Here that happens at the next `poll`,
+`consume` or `close`: the caller has come back, so it has handled its messages. It also happens at a `commit()` without
+arguments, which means the same. While messages keep coming, offsets are stored every 100 ms, and always before a call
+that may wait. While none comes, they are stored about once a second, because the client's position also passes the
+marks of transactions and aborted records. The stored offset does not pass a message whose send-back is in progress or
+has failed.
+
+**Threads.** confluent_kafka lets one call into a consumer at a time, and a `poll` may wait forever. So a thread that
+sends a message back asks the client nothing: the thread that polls notes the last message of each partition when it
+hands it out. While a call waits, nothing of it is handed out yet, so offsets are stored by what was noted, also if a
+callback of that call asks for it. At other times the client's own position counts, which also passes the marks of
+transactions behind the last message.
+
+**Errors of callbacks.** If an error escapes from a callback into the client, the client drops the message that it was
+about to return. So our callbacks let no error escape. The call in which it happened raises it (one error a call), and
+the next calls return the messages that came with it.
+
+**Retries of others.** Any member of the group may get a retried message. One of a topic that the program never
+subscribed to is sent on, uncounted, to the other members, and the program does not see it.
+
+Not handled: a message may be delivered twice if one thread sends it back at the moment when another loses its
+partition, as at any loss of a partition.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from time import monotonic, sleep
+from typing import Any, Final
+
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    OFFSET_END,
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    KafkaError,
+    KafkaException,
+    Message,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.dropin.original import OriginalConsumer as _Original
+from rocketshim.dropin.partitions import Partitions
+from rocketshim.dropin.send_back import DropinSendBack, HopStore
+from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
+from rocketshim.errors import RocketshimError, StaleMessageError
+from rocketshim.kafka.clients import ProducerClient, with_log
+from rocketshim.kafka.confluent import Producer
+from rocketshim.kafka.lookups import check_answers
+from rocketshim.kafka.positions import EARLIEST, LATEST, listed_offsets
+from rocketshim.logs import safe_logger
+from rocketshim_topics import provision
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import coordinates
+
+__all__ = ["Rebalance", "Retries", "prepare"]
+
+_LOG = safe_logger("rocketshim.dropin")
+_COMMITTED_TIMEOUT_S: Final = 10.0
+_START_TIMEOUT_S: Final = 1.0
+_STORE_INTERVAL_S: Final = 0.1
+_IDLE_INTERVAL_S: Final = 1.0
+_PAUSE_S: Final = 1.0
+_TOPIC: Final = Message.topic  # 0.03 µs a message in `map`, with `methodcaller` 0.12 µs (our measurement)
+_FEW: Final = 20  # one question to the client costs as much as noting this number of messages
+_PAUSED_AT: Final = 0  # not "the beginning": a late answer to the client's look-up of it would undo the seek
+_NOT_READ: Final = "dropin.retry-topic-not-read"
+_COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
+_CALLBACKS: Final = ("on_assign", "on_revoke", "on_lost")
+_Callback = Callable[..., Any] | None
+
+
+@dataclass(slots=True)
+class Rebalance:
+    """A rebalance callback in progress.
+
+    Attributes:
+        retries: its partitions of the retry topic, ready to be assigned.
+        starts: lowest offset that each partition can hand out, if it is known.
+        awaiting: partitions of the retry topic whose start is not known yet.
+        done: the program's callback has itself assigned or unassigned the partitions, and ours with them.
+    """
+
+    retries: list[TopicPartition]
+    starts: Mapping[TopicPartitionKey, int]
+    awaiting: frozenset[TopicPartitionKey] = frozenset()
+    done: bool = False
+
+
+class Retries:
+    """The part of one consumer that exists if retry is enabled.
+
+    The consumer is an argument of each method, so that no cycle of references keeps it alive.
+
+    Args:
+        settings: the drop-in settings.
+        facts: what the client's configuration says.
+        names: topic names of the namespace.
+        hop_store: stores the hops of messages that are sent back.
+        send_back: makes them.
+
+    Attributes:
+        partitions: the assignment, and what was sent back.
+        is_dirty: a message was handed out or sent back since offsets were last stored.
+        store_at_s: when offsets are stored next while messages keep coming, monotonic time in seconds.
+        is_slow: a message is buffered, an error is to be raised, a start is awaited, or ends are to be filtered out.
+        waiting: the client is in a call that may wait, or closed.
+        messages: returned by the client, not yet by us; in order.
+        errors: of callbacks; in order.
+        callbacks: the program's callbacks for assign, revoke and lost.
+        rebalance: the callback in progress.
+        has_topics: the rocketshim topics are known to exist.
+        is_closing: `close` was called.
+        subscribed: `subscribe` was called, and `unsubscribe` not since.
+
+    Thread-safety: the poll thread's. Any thread may call `send`, and store or commit as with the original.
+    """
+
+    def __init__(
+        self,
+        settings: ConsumerDropinSettings,
+        facts: ClientFacts,
+        names: TopicNames,
+        hop_store: HopStore,
+        send_back: DropinSendBack,
+    ) -> None:
+        self._settings = settings
+        self.facts = facts
+        self._names = names
+        self.hop_store = hop_store
+        self.send_back = send_back
+        self.partitions = Partitions(names.retry(facts.group), names)
+        self.is_dirty = False
+        self.store_at_s = 0.0
+        self.is_slow = facts.sees_ends
+        self.waiting = False
+        self.messages: deque[Message] = deque()
+        self.errors: deque[BaseException] = deque()
+        self.callbacks: tuple[_Callback, ...] = (None, None, None)
+        self.rebalance: Rebalance | None = None
+        self.has_topics = False
+        self.is_closing = False
+        self.subscribed = False
+
+    # --- sending back ------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message, store: Callable[[], None]) -> None:
+        """Send a message back once, and let no stored offset pass it before it is stored.
+
+        Raises:
+            StaleMessageError: it does not belong to the assignment; `store` was not called.
+            BaseException: what `store` raised.
+        """
+        key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
+        offset = _number(message.offset())
+        future, is_ours = self.partitions.begin(key, offset)
+        if not is_ours:
+            future.result()
+            return
+        self.is_dirty = True  # the offset may be stored already: it must be lowered again
+        try:
+            self.ensure_topics()
+            store()
+        except BaseException as error:
+            self.partitions.end(key, offset, future, error)
+            raise
+        self.partitions.end(key, offset, future, None)
+        self.is_dirty = True
+
+    @property
+    def reads_retry_topic(self) -> bool:
+        """Whether a message that is sent back would come again to this consumer."""
+        return self.partitions.reads_retries or bool(self.partitions.of_retry_topic())
+
+    # --- messages ----------------------------------------------------------------------------------------------------
+
+    def wait(self, consumer: Any, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a client call that may wait, after the offsets of returned messages were stored."""
+        if self.is_dirty:
+            self.settle(consumer)
+        was = self.waiting
+        try:
+            self.waiting = True  # a signal handler may raise here
+            return call(consumer, *args)
+        finally:
+            self.waiting = was
+
+    def take(
+        self, consumer: Any, count: int, timeout_s: float, fetch: Callable[[int, float], Message | list[Message] | None]
+    ) -> list[Message]:
+        """Return messages, buffered ones first, without the ends of the retry topic.
+
+        Args:
+            consumer: the consumer.
+            count: maximum number of messages.
+            timeout_s: as the caller gave it; negative: forever.
+            fetch: takes the remaining count and time; returns one message, a list or None.
+        """
+        self.hand_out(consumer, [])
+        if self.partitions.awaiting_start():
+            self._start_awaiting(consumer)
+        deadline = monotonic() + timeout_s if timeout_s >= 0 else None
+        while True:
+            if self.messages and count > 0:
+                self.settle(consumer)
+                buffered = [self.messages.popleft() for _ in range(min(count, len(self.messages)))]
+                messages = self.hand_out(consumer, buffered)
+                self._update_slow()
+                if messages or (deadline is not None and monotonic() >= deadline):
+                    return messages
+                if self.messages:  # one could not be sent on
+                    sleep(_PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - monotonic())))
+                continue
+            found = fetch(count, timeout_s)
+            came = [found] if isinstance(found, Message) else found or []
+            messages = self.hand_out(consumer, [each for each in came if not self._is_end(each)])
+            if messages or not came:
+                return messages
+            timeout_s = -1.0 if deadline is None else max(0.0, deadline - monotonic())
+
+    def hand_out(self, consumer: Any, messages: list[Message]) -> list[Message]:
+        """Return the messages that the client has just returned and that are the program's, and note them.
+
+        If a callback has failed, buffer them and raise its error.
+
+        Raises:
+            BaseException: the error that a callback raised.
+
+        Decides: What if a callback of the program raises while a poll has a message? This poll raises, the next one
+            returns the message.
+        """
+        if messages or monotonic() >= self.store_at_s + _IDLE_INTERVAL_S:
+            self.is_dirty = True
+        if self.errors:
+            self.messages.extend(messages)
+            error = self.errors.popleft()
+            self._update_slow()
+            raise error
+        if self.partitions.retry_topic in map(_TOPIC, messages):
+            return self._mine(messages)
+        if len(messages) > _FEW and not self.waiting and not self.messages:
+            self._ask(consumer)
+        else:
+            for message in messages:
+                self.partitions.handed_out(message)
+        return messages
+
+    def _mine(self, messages: list[Message]) -> list[Message]:
+        """Return the messages that the program subscribes to; send retries of other topics on to other members.
+
+        If one cannot be sent on now, it and those after it wait in the buffer, and the next poll tries again.
+        """
+        mine: list[Message] = []
+        for at, message in enumerate(messages):
+            self.partitions.handed_out(message)
+            topic = self.partitions.topic_of_others(message)
+            if topic is None:
+                mine.append(message)
+                continue
+            try:
+                self.send(message, partial(self.send_back.send_on, message, topic))
+            except StaleMessageError:
+                continue  # its partition was taken away: the next owner gets it
+            except (RocketshimError, KafkaException) as error:
+                _LOG.warning("dropin.not-sent-on", extra={"record": coordinates(message), "error": str(error)})
+                self.messages.extendleft(reversed(messages[at:]))
+                self._update_slow()
+                break
+        return mine
+
+    def _is_end(self, message: Message) -> bool:
+        error = message.error()
+        return (
+            error is not None
+            and error.code() == KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+            and message.topic() == self.partitions.retry_topic
+        )
+
+    def _raise_later(self, error: BaseException) -> None:
+        self.errors.append(error)
+        self.is_slow = True
+
+    def _update_slow(self) -> None:
+        awaits = bool(self.partitions.awaiting_start())
+        self.is_slow = self.facts.sees_ends or bool(self.messages or self.errors) or awaits
+
+    # --- offsets -----------------------------------------------------------------------------------------------------
+
+    def settle(self, consumer: Any) -> None:
+        """Store the offsets of all messages that were handed out: the program has handled them."""
+        self.is_dirty = False
+        self.store_at_s = monotonic() + _STORE_INTERVAL_S
+        self.store(consumer, self._handled(consumer))
+
+    def _handled(self, consumer: Any) -> dict[TopicPartitionKey, TopicPartition]:
+        if self.waiting or not self.partitions.held:
+            return self.partitions.positions()
+        return self._ask(consumer)
+
+    def _ask(self, consumer: Any) -> dict[TopicPartitionKey, TopicPartition]:
+        """Ask the client how far it has returned messages, and note it for other threads."""
+        keys = self.partitions.keys()
+        positions = _Original.position(consumer, [TopicPartition(*key) for key in keys])
+        found = {TopicPartitionKey.of(each): each for each in positions}  # with the leader's epoch
+        for message in reversed(self.messages):
+            if message.error() is None:
+                key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
+                found[key] = TopicPartition(*key, _number(message.offset()))
+        self.partitions.answered(found)
+        return found
+
+    def store(self, consumer: Any, positions: Mapping[TopicPartitionKey, TopicPartition]) -> None:
+        """Store these positions, or the lowest failing offset if that is lower."""
+        if not self.facts.stores:
+            return
+        while to_store := self.partitions.to_store({key: each.offset for key, each in positions.items()}):
+            stores = [
+                positions[key] if positions[key].offset == offset else TopicPartition(*key, offset)
+                for key, offset in to_store.items()
+            ]
+            done = {TopicPartitionKey.of(each): each.offset for each in _store_each(consumer, stores)}
+            self.partitions.stored(done)
+            positions = {key: positions[key] for key in done}  # another thread may have stored offsets meanwhile
+
+    def seek(self, consumer: Any, partition: TopicPartition) -> None:
+        """Seek as the original; messages before the target count as handled."""
+        key = TopicPartitionKey.of(partition)
+        before = self.partitions.positions().get(key, TopicPartition(*key, OFFSET_INVALID))
+        _Original.seek(consumer, partition)
+        if not self.messages:
+            goes_on = partition.offset >= before.offset or partition.offset == OFFSET_END
+            self.store(consumer, {key: before if goes_on else TopicPartition(*key, partition.offset)})
+        self.partitions.sought(key, partition.offset)
+
+    def still_held(self, each: object) -> bool:
+        """Return False for what belongs to a revoked partition of the retry topic; no callback tells the user of it."""
+        match each:
+            case Message():
+                key = TopicPartitionKey(each.topic() or "", _number(each.partition()))
+            case TopicPartition():
+                key = TopicPartitionKey.of(each)
+            case _:
+                return True
+        return key.topic != self.partitions.retry_topic or key in self.partitions.held
+
+    # --- the assignment ----------------------------------------------------------------------------------------------
+
+    def subscribe(self, consumer: Any, topics: list[str], *args: Any, **kwargs: Any) -> None:
+        """Subscribe to the program's topics and to the retry topic; the original refuses wrong arguments."""
+        given = dict(zip(_CALLBACKS, args, strict=False)) | kwargs
+        wrong = given.keys() - set(_CALLBACKS) or not all(map(callable, given.values()))
+        if wrong or not is_a(topics, list) or not topics or len(given) < len(args) + len(kwargs):
+            _Original.subscribe(consumer, topics, *args, **kwargs)  # the original raises the error
+            return
+        topics = [str(each) for each in topics]  # as the client does
+        self.ensure_topics()
+        retry_topic = self.partitions.retry_topic
+        _Original.subscribe(
+            consumer,
+            [*(each for each in topics if each != retry_topic), retry_topic],
+            on_assign=_on_assign,
+            on_revoke=_on_revoke,
+            on_lost=_on_lost,
+        )
+        self.partitions.subscribed(topics)
+        self.callbacks = tuple(given.get(name) for name in _CALLBACKS)
+        self.subscribed = True
+
+    def assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Replace the assignment, and keep the retry topic's partitions if the program subscribes."""
+        rebalance = self.rebalance
+        if rebalance is None:
+            ours = self.partitions.of_retry_topic() if self.subscribed else []
+            rebalance = Rebalance(self._starts(consumer, ours, [], _COMMITTED_TIMEOUT_S)[0], {})
+        both = _joined(partitions, rebalance.retries)
+        _Original.assign(consumer, both)
+        rebalance.done = True
+        self.partitions.reads_retries = self.subscribed or self.rebalance is not None
+        self.partitions.remove(self.partitions.keys())
+        self._begin(consumer, both, rebalance)
+
+    def incremental_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Add to the assignment; in a callback for new partitions, also those of the retry topic."""
+        rebalance = self.rebalance or Rebalance([], {})
+        both = _joined(partitions, [] if rebalance.done else rebalance.retries)
+        _Original.incremental_assign(consumer, both)
+        rebalance.done = True
+        self._begin(consumer, both, rebalance)
+
+    def unassigned(self) -> None:
+        """Note that the program has ended its assignment, and that of the retry topic with it."""
+        if self.rebalance is not None:
+            self.rebalance.done = True
+        self.partitions.remove(self.partitions.keys())
+
+    def incremental_unassign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Take from the assignment; in a callback for lost partitions, also those of the retry topic."""
+        rebalance = self.rebalance or Rebalance([], {})
+        both = _joined(partitions, [] if rebalance.done else rebalance.retries)
+        _Original.incremental_unassign(consumer, both)
+        rebalance.done = True
+        self.partitions.remove([TopicPartitionKey.of(each) for each in both])
+        self.follow_pauses(consumer)
+
+    def follow_pauses(self, consumer: Any, *, asked: bool = False) -> None:
+        """Pause and resume the retry topic by the rules of `dropin.partitions`.
+
+        Args:
+            consumer: the consumer.
+            asked: the program has called `pause`.
+        """
+        for each, is_paused in self.partitions.pauses(asked=asked):
+            self._try(consumer, _Original.pause if is_paused else _Original.resume, [each])
+
+    def _begin(self, consumer: Any, partitions: list[TopicPartition], rebalance: Rebalance) -> None:
+        began_at = {
+            TopicPartitionKey.of(each): rebalance.starts.get(TopicPartitionKey.of(each), 0)
+            if each.offset in _COMMITTED
+            else max(each.offset, 0)
+            for each in partitions
+        }
+        self.partitions.add(began_at, rebalance.awaiting)
+        self._update_slow()
+        self.follow_pauses(consumer)
+
+    def _starts(
+        self, consumer: Any, retries: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
+    ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
+        """Return the starts of partitions: those of the retry topic, and the program's that were assigned before.
+
+        Raises:
+            KafkaException: the committed offsets were not available in time.
+        """
+        asked = [*retries, *(each for each in theirs if self.partitions.was_held(TopicPartitionKey.of(each)))]
+        if not asked:
+            return [], {}
+        plain = [TopicPartition(*TopicPartitionKey.of(each)) for each in asked]
+        committed = check_answers(_Original.committed(consumer, plain, timeout=timeout_s))
+        offsets = {TopicPartitionKey.of(each): each.offset for each in committed if each.offset >= 0}
+        resets = self._resets([TopicPartitionKey.of(each) for each in retries], offsets, timeout_s)
+        ready = [
+            TopicPartition(*key, OFFSET_BEGINNING) if key in resets else each
+            for each in retries
+            for key in (TopicPartitionKey.of(each),)
+        ]
+        return ready, offsets
+
+    def _resets(
+        self, retries: list[TopicPartitionKey], committed: Mapping[TopicPartitionKey, int], timeout_s: float
+    ) -> set[TopicPartitionKey]:
+        """Return the partitions without a committed offset that is still in their log: the client would reset them.
+
+        A client of its own asks for the bounds. This one would wait half a second for each of them, behind its fetch.
+
+        Raises:
+            KafkaException: a broker does not know the bounds of a partition (yet).
+        """
+        missing = set(retries) - committed.keys()
+        asked = [key for key in retries if key in committed]
+        if self.facts.resets_to_beginning or not asked:
+            return missing
+        admin = self._admin()
+        low = listed_offsets(admin, asked, EARLIEST, timeout_s=timeout_s)
+        high = listed_offsets(admin, asked, LATEST, committed=False, timeout_s=timeout_s)
+        if unknown := [key for key in asked if key not in low or key not in high]:
+            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{unknown}"))  # noqa: SLF001
+        return missing | {key for key in asked if not low[key] <= committed[key] <= high[key]}
+
+    def _start_awaiting(self, consumer: Any) -> None:
+        """Start the retry-topic partitions whose committed offsets were not available when they were assigned.
+
+        They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
+        """
+        try:
+            ready, committed = self._starts(consumer, self.partitions.awaiting_start(), [], _START_TIMEOUT_S)
+            for each in ready:
+                key, offset = TopicPartitionKey.of(each), each.offset
+                _Original.seek(consumer, TopicPartition(*key, committed[key] if offset in _COMMITTED else offset))
+        except KafkaException as error:  # the next poll tries again
+            _LOG.warning(_NOT_READ, extra={"error": str(error)})
+            return
+        for each in ready:
+            self.partitions.held[TopicPartitionKey.of(each)].awaits_start = False
+        self._update_slow()
+        self.follow_pauses(consumer)
+
+    # --- rebalance callbacks, inside of poll, consume and close ------------------------------------------------------
+
+    def assigned(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Assign the partitions that the group gives, after the program's callback."""
+        theirs, ours = self.partitions.split(partitions)
+        try:
+            rebalance = Rebalance(*self._starts(consumer, ours, theirs, _COMMITTED_TIMEOUT_S))
+        except KafkaException as error:
+            _LOG.warning(_NOT_READ, extra={"error": str(error)})
+            keys = [TopicPartitionKey.of(each) for each in ours]
+            rebalance = Rebalance([TopicPartition(*key, _PAUSED_AT) for key in keys], {}, frozenset(keys))
+            # paused until their start is known, and before they are assigned: a later pause is too late for a fetch
+            _Original.position(consumer, rebalance.retries)  # the client pauses only what it knows
+            _Original.pause(consumer, rebalance.retries)
+        self._call(consumer, self.callbacks[0], theirs, rebalance)
+        if not rebalance.done:
+            partitions = [*theirs, *rebalance.retries]
+            is_cooperative = self.facts.is_cooperative
+            self._try(consumer, _Original.incremental_assign if is_cooperative else _Original.assign, partitions)
+            if not is_cooperative:
+                self.partitions.remove(self.partitions.keys())
+            self._begin(consumer, partitions, rebalance)
+        self.follow_pauses(consumer)
+
+    def released(self, consumer: Any, partitions: list[TopicPartition], callback: _Callback) -> None:
+        """Unassign the partitions that the group takes, after the program's callback."""
+        theirs, ours = self.partitions.split(partitions)
+        rebalance = Rebalance(ours, {})
+        if theirs or not ours:
+            self._call(consumer, callback, theirs, rebalance)
+        if self.is_dirty:  # the callback has sent a message back, and the client is about to commit stored offsets
+            self.settle(consumer)
+        if not rebalance.done:
+            if self.facts.is_cooperative:
+                self._try(consumer, _Original.incremental_unassign, [*theirs, *ours])
+            else:
+                self._try(consumer, _Original.unassign)
+        self.partitions.remove([TopicPartitionKey.of(each) for each in partitions])
+        self.follow_pauses(consumer)
+
+    def _call(self, consumer: Any, callback: _Callback, partitions: list[TopicPartition], rebalance: Rebalance) -> None:
+        if callback is None:
+            return
+        self.rebalance = rebalance
+        was = self.waiting
+        try:
+            self.waiting = True
+            # copies: as in the original, what the callback does to its list changes no assignment
+            callback(consumer, [TopicPartition(*TopicPartitionKey.of(each), each.offset) for each in partitions])
+        except BaseException as error:  # noqa: BLE001 - user code; the call in which it happened raises it
+            self._raise_later(error)
+        finally:
+            self.rebalance = None
+            self.waiting = was
+
+    def _try(self, consumer: Any, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
+        try:
+            act(consumer, *arguments)
+        except KafkaException as error:
+            self._raise_later(error)
+
+    # --- other clients -----------------------------------------------------------------------------------------------
+
+    def ensure_topics(self) -> None:
+        """Create the rocketshim topics that are missing, or check that they exist, once."""
+        if self.has_topics:
+            return
+        layout = Layout(self._names, self._settings.delay_levels)
+        specs = (*layout.shared(), *layout.for_group(self.facts.group, with_log=False))
+        provision.ensure_topics(self._admin(), specs, create=self._settings.create_topics)
+        self.has_topics = True
+
+    def _admin(self) -> AdminClient:
+        admin = AdminClient(with_log(self.facts.connection))
+        self.hop_store.tell_credentials(admin)
+        return admin
+
+    def close(self, consumer: Any) -> None:
+        """Store offsets, leave the group, and close what belongs to the consumer; raise the error of a callback."""
+        self.settle(consumer)
+        if self.rebalance is not None:
+            self.rebalance.done = True
+        self.is_closing = self.waiting = True
+        try:
+            _Original.close(consumer)
+        finally:
+            self.partitions.remove(self.partitions.keys())
+            self.hop_store.close()
+        if self.errors:
+            raise self.errors.popleft()
+
+
+def prepare(
+    settings: ConsumerDropinSettings, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Retries, dict[str, Any]]:
+    """Make the retries of a consumer and the configuration of its client.
+
+    Args:
+        settings: drop-in settings with retry enabled.
+        args: positional arguments of the constructor, without our keys.
+        kwargs: keyword arguments, likewise.
+
+    Raises:
+        TypeError: there is no configuration dict; the text is the original's.
+        ConfigError: a client setting does not work with retries.
+        KafkaException: the client refuses a setting of the inner producer.
+    """
+    facts, config = client_facts(args, kwargs)
+    names = TopicNames(settings.namespace)
+    timeout_s = settings.hop_timeout_ms / 1_000
+    make_producer = partial(_make_producer, inner_producer_config(config, settings))
+    if settings.producer:
+        make_producer()  # what the client refuses is an error now, and not at the first message that fails
+    store = HopStore(make_producer, timeout_s, names)
+    send_back = DropinSendBack(
+        store,
+        names=names,
+        levels=settings.delay_levels,
+        group=facts.group,
+        limit=settings.max_reconsume_times,
+        send_on_timeout_ms=settings.send_on_timeout_ms,
+        timeout_s=timeout_s,
+        fail_stack=settings.fail_stack,
+    )
+    return Retries(settings, facts, names, store, send_back), config
+
+
+def is_a(value: object, kind: type) -> bool:
+    """Return `isinstance`, for an argument whose type the signature promises but a caller may get wrong."""
+    return isinstance(value, kind)
+
+
+def _on_assign(consumer: Any, partitions: list[TopicPartition]) -> None:
+    consumer._rocketshim.assigned(consumer, partitions)  # noqa: SLF001 - not bound: the client would keep the consumer
+
+
+def _on_revoke(consumer: Any, partitions: list[TopicPartition]) -> None:
+    retries: Retries = consumer._rocketshim  # noqa: SLF001
+    if retries.is_dirty:
+        retries.settle(consumer)
+    retries.released(consumer, partitions, retries.callbacks[1])
+
+
+def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
+    retries: Retries = consumer._rocketshim  # noqa: SLF001
+    retries.partitions.remove([TopicPartitionKey.of(each) for each in partitions])  # another member already has them
+    retries.released(consumer, partitions, retries.callbacks[2] or retries.callbacks[1])  # as the client
+
+
+def _store_each(consumer: Any, stores: Iterable[TopicPartition]) -> list[TopicPartition]:
+    """Store offsets; return those that were stored."""
+    given = list(stores)
+    try:
+        _Original.store_offsets(consumer, offsets=given)
+    except KafkaException:
+        done = []
+        for each in given:
+            try:
+                _Original.store_offsets(consumer, offsets=[each])
+                done.append(each)
+            except KafkaException as error:  # the partition is being revoked now
+                _LOG.debug("dropin.not-stored", extra={"partition": str(each), "error": str(error)})
+        return done
+    return given
+
+
+def _joined(partitions: list[TopicPartition], retries: list[TopicPartition]) -> list[TopicPartition]:
+    """Return both in one list; anything but a list is returned as it is, and the original refuses it."""
+    return [*partitions, *retries] if is_a(partitions, list) else partitions
+
+
+def _make_producer(config: dict[str, Any]) -> ProducerClient:
+    return Producer(with_log(config))
+
+
+def _number(value: int | None) -> int:
+    return -1 if value is None else value
