@@ -192,13 +192,14 @@ class LitePullConsumer:
         """Return the next messages, `pull_batch_size` at most; the messages of the previous poll count as done.
 
         Args:
-            timeout_ms: time to wait for a message, in ms; 0: do not wait; None: `poll_timeout_ms`.
+            timeout_ms: time to wait for a message, in ms, 0 or more; 0: do not wait; None: `poll_timeout_ms`.
 
         Returns:
             The messages of one or several queues, in order within each queue. Empty if none came in time, or if the
             consumer was stopped meanwhile.
 
         Raises:
+            ConfigError: the time is below 0, or not a number; nothing changed.
             ConsumerError: the consumer is not running, or cannot continue, or another thread is in a call.
             NotAuthorizedError: the client may not read a topic or the group.
             TopicMissingError: a subscribed topic no longer exists.
@@ -209,6 +210,8 @@ class LitePullConsumer:
             that it may call the consumer.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
+        if not isinstance(wait_ms, int | float) or not wait_ms >= 0:  # as it is for NaN
+            raise ConfigError(f"poll({timeout_ms!r:.80}): give a time of 0 ms or more, or None for poll_timeout_ms")
         session, partitions = self._session, self._partitions
         if partitions.watched:
             with session.call():

@@ -107,6 +107,7 @@ class PushConsumer:
         self._event_loop: asyncio.AbstractEventLoop | None = None  # of run_async
         self._lock = threading.RLock()  # a signal handler may call stop() in the thread that is in start()
         self._stopped = False
+        self._starts_suspended = False
         self._starting_thread: int | None = None
         self._stop_timeout_s: float | None = None  # of a stop() during start()
         self._loop: PollLoop[Any] | None = None
@@ -316,6 +317,7 @@ class PushConsumer:
             self.settings, self.names, self._subscriptions, self._hooks, self._clients or confluent_clients(),
             self._clock, self._timestamp_ms, self._event_loop,
         ).build()  # fmt: skip
+        loop.reader.is_suspended = self._starts_suspended
         name = f"rocketshim-poll-{self.settings.group}"
         thread = threading.Thread(target=self._run_loop, args=(loop,), name=name, daemon=True)
         self._loop, self._topics, self._thread = loop, topics, thread
@@ -387,20 +389,32 @@ class PushConsumer:
     def suspend(self) -> None:
         """Stop reading until `resume`; messages already read are handled, the membership is kept. Safe to call twice.
 
+        Before `start`: the consumer starts suspended. It joins the group, and its starts are chosen.
+
         Raises:
-            ConsumerError: the consumer is not running.
+            ConsumerError: the consumer has stopped.
 
         Source: `DefaultMQPushConsumer#suspend` of RocketMQ.
         """
-        self._ask(PollLoop.suspend)
+        if not self._set_before_start(suspended=True):
+            self._ask(PollLoop.suspend)
 
     def resume(self) -> None:
         """Continue to read after `suspend`. Safe to call twice.
 
         Raises:
-            ConsumerError: the consumer is not running.
+            ConsumerError: the consumer has stopped.
         """
-        self._ask(lambda loop: loop.reader.resume())
+        if not self._set_before_start(suspended=False):
+            self._ask(lambda loop: loop.reader.resume())
+
+    def _set_before_start(self, *, suspended: bool) -> bool:
+        """Note for `start` whether to begin suspended; return whether that is possible: it was not called yet."""
+        with self._lock:
+            is_early = self._loop is None and not self._stopped
+            if is_early:
+                self._starts_suspended = suspended
+            return is_early
 
     def seek(self, queue: MessageQueue, offset: int) -> None:
         """Move the position of a queue that this consumer reads, back or forth; it is committed when this returns.

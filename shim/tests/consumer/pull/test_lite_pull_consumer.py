@@ -1,5 +1,6 @@
 """The lite pull consumer on the in-memory Kafka, in one thread; waiting moves the virtual clock."""
 
+import math
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -103,6 +104,18 @@ def test_poll_returns_subscribed_messages_in_batches(kafka: InMemoryKafka, make:
             sizes.append(len(messages))
         assert sizes == [10, 10, 5]
         assert consumer.assignment() == {Q0, Q1}
+
+
+@pytest.mark.parametrize("time_ms", [-1, -0.5, math.nan, "1000"])
+def test_a_poll_with_a_time_that_is_negative_or_no_number_is_an_error(
+    kafka: InMemoryKafka, make: Make, time_ms: Any
+) -> None:
+    fill(kafka, 1)
+    with make() as consumer:
+        consumer.subscribe("orders")
+        with pytest.raises(ConfigError, match="0 ms or more"):
+            consumer.poll(time_ms)
+        assert len(drain(consumer)) == 1
 
 
 def test_two_members_share_the_queues(make: Make) -> None:

@@ -493,12 +493,41 @@ def test_the_number_of_listener_threads_changes_while_it_runs(live: InMemoryKafk
         consumer.update_core_pool_size(2)
 
 
-def test_suspend_and_resume_need_a_running_consumer(live: InMemoryKafka) -> None:
+@pytest.mark.parametrize("orderly", [False, True])
+def test_a_consumer_that_was_suspended_before_start_reads_nothing_until_it_is_resumed(
+    live: InMemoryKafka, orderly: bool
+) -> None:
+    seen: list[bytes | None] = []
     consumer = consumer_of(live)
-    with pytest.raises(ConsumerError, match="not running"):
+    live.create_topic(consumer.names.group_log("g"), config={"message.timestamp.type": "LogAppendTime"})
+    live.append("orders", b"1")
+    consumer.register_message_listener("orders", lambda message: seen.append(message.body), orderly=orderly)
+    consumer.resume()
+    consumer.suspend()
+    consumer.suspend()
+    consumer.start(wait_s=GUARD_S)
+    assert consumer.wait_assigned(0)
+    assert _until(lambda: consumer.state is not None and consumer.state.suspended)
+    for _ in range(20):  # turns of its loop
         consumer.suspend()
+    assert seen == []
+    consumer.resume()
+    assert _until(lambda: seen == [b"1"])
+    consumer.stop()
+    for act in (consumer.suspend, consumer.resume):
+        with pytest.raises(ConsumerError, match="not running"):
+            act()
+
+
+def test_suspend_and_resume_may_be_called_twice_and_the_last_word_before_start_counts(live: InMemoryKafka) -> None:
+    consumer = consumer_of(live)
+    consumer.suspend()
+    consumer.resume()
     consumer.register_message_listener("orders", print)
     with consumer:
+        assert _until(lambda: consumer.state is not None)
+        assert consumer.state is not None
+        assert not consumer.state.suspended
         consumer.suspend()
         consumer.suspend()
         consumer.resume()
