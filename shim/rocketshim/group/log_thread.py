@@ -317,6 +317,7 @@ class GroupLogThread:
             self._observe(self._log.skip(offset, append_ms))
         else:
             self._checks.check_lease(record)
+            self._checks.check_client_id(record)
             self._observe(self._log.fold(offset, append_ms, record))
 
     def _observe(self, folded: Folded) -> None:

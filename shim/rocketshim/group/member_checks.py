@@ -1,4 +1,4 @@
-"""Check in the group-log thread that the members work by the same rules: allocation of queues, length of leases."""
+"""Check in the group-log thread that the members fit together: allocation of queues, length of leases, client ids."""
 
 from typing import Final
 
@@ -6,7 +6,7 @@ from rocketshim.core.group_log import GroupLog
 from rocketshim.core.lease_rules import Owner
 from rocketshim.errors import ConsumerError
 from rocketshim.logs import safe_logger
-from rocketshim_topics.group_log import GroupRecord
+from rocketshim_topics.group_log import GroupRecord, MemberRecord
 
 __all__ = ["MemberChecks"]
 
@@ -29,6 +29,8 @@ class MemberChecks:
         self._lease_ms = lease_ms
         self._other_leases: set[Owner] = set()
         self._other_strategies: set[Owner] = set()
+        self._namesakes: set[Owner] = set()
+        self._has_joined = False
 
     def check_strategies(self, log: GroupLog) -> None:
         """Check how the live members allocate queues. Two strategies are unfair, but safe: they are logged.
@@ -63,3 +65,17 @@ class MemberChecks:
                 "group.leases-differ",
                 extra={"client_id": owner.client_id, "theirs_ms": record.lease_ms, "mine_ms": self._lease_ms},
             )
+
+    def check_client_id(self, record: GroupRecord) -> None:
+        """Log another member with this member's client id. Shares go by client id, so one of the two gets no queue.
+
+        Only a heartbeat after our own first one counts: before, it may be from this member's killed predecessor.
+        """
+        if self._strategy is None or not isinstance(record, MemberRecord) or record.client_id != self._owner.client_id:
+            return
+        owner = Owner(record.client_id, record.incarnation)
+        if owner == self._owner:
+            self._has_joined = True
+        elif self._has_joined and owner not in self._namesakes:
+            self._namesakes.add(owner)
+            _LOG.error("group.client-id-shared", extra={"client_id": owner.client_id})

@@ -210,7 +210,11 @@ class LitePullConsumer:
             that it may call the consumer.
         """
         wait_ms = self.settings.poll_timeout_ms if timeout_ms is None else timeout_ms
-        if not isinstance(wait_ms, int | float) or not wait_ms >= 0:  # as it is for NaN
+        try:
+            is_time = wait_ms >= 0  # NaN is not
+        except TypeError:
+            is_time = False
+        if not is_time:
             raise ConfigError(f"poll({timeout_ms!r:.80}): give a time of 0 ms or more, or None for poll_timeout_ms")
         session, partitions = self._session, self._partitions
         if partitions.watched:

@@ -7,6 +7,7 @@ with either. Rules:
   it is damaged. A crash at any instant leaves the old offsets or the new ones.
 * A damaged file never counts as "no offsets" (in RocketMQ it does, and consumption starts at the end). `.bak` is used
   if it is intact, which repeats some seconds of messages; else it is an error.
+* If the folder is deleted while the consumer runs, it is made again, with its lock, by the next write or at the end.
 * A lock file excludes a second process with the same client id: the two would overwrite each other's offsets.
 * A write that fails (disk full) is a refused commit: it is logged, counted, and repeated with the next commit.
 
@@ -39,6 +40,8 @@ PROCESS_VARIABLE: Final = "ROCKETSHIM_PROCESS"
 
 _LOG = safe_logger("rocketshim.consumer")
 _FILE: Final = "offsets.json"
+_LOCK: Final = "offsets.lock"
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9@_-]")
 
 
@@ -81,7 +84,7 @@ class LocalOffsetStore:
         self._topic_id = topic_id
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(folder / "offsets.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            self._lock = os.open(folder / _LOCK, _LOCK_FLAGS, 0o644)
         except OSError as error:
             why = f"cannot store offsets in {folder}: {error}; choose another offset_store_dir"
             raise OffsetStoreError(why) from error
@@ -95,6 +98,11 @@ class LocalOffsetStore:
     def close(self) -> None:
         """Release the file for other processes. A second call does nothing."""
         self._topic_id = lambda _: ""  # it may keep an admin client alive
+        if self._lock >= 0 and self._content.positions and not self._path.exists():
+            try:
+                self._write(encode(self._content))
+            except OSError:
+                _LOG.exception("consumer.offset-file-not-written", extra={"path": str(self._path)})
         lock, self._lock = self._lock, -1
         if lock >= 0:
             os.close(lock)
@@ -144,6 +152,23 @@ class LocalOffsetStore:
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, str(os.getpid()).encode(), 0)
 
+    def _renew_lock(self) -> None:
+        """Make the folder and the lock again if somebody has deleted them. Raises OSError: another process has it."""
+        folder = self._path.parent
+        with suppress(FileNotFoundError):
+            if os.path.samestat((folder / _LOCK).stat(), os.fstat(self._lock)):
+                return
+        folder.mkdir(parents=True, exist_ok=True)
+        former, self._lock = self._lock, os.open(folder / _LOCK, _LOCK_FLAGS, 0o644)
+        try:
+            self._take_lock()
+        except OffsetStoreError as error:
+            os.close(self._lock)
+            self._lock = former
+            raise BlockingIOError(str(error)) from error
+        os.close(former)
+        _LOG.warning("consumer.offset-folder-made-again", extra={"path": str(folder)})
+
     def _read(self, cluster: str) -> OffsetFile:
         content = self._newest() or OffsetFile("")
         if cluster and content.cluster not in {"", cluster}:
@@ -175,6 +200,7 @@ class LocalOffsetStore:
         return None
 
     def _write(self, data: bytes) -> None:
+        self._renew_lock()
         beside = self._path.with_name(f"{_FILE}.tmp")
         with beside.open("wb") as file:
             file.write(data)

@@ -1,6 +1,7 @@
 """The local file of positions: whatever stops the process, the old positions or the new ones are there."""
 
 import os
+import shutil
 import subprocess
 import sys
 from contextlib import closing
@@ -36,6 +37,46 @@ def test_positions_survive_the_process(tmp_path: Path) -> None:
     with closing(store_of(tmp_path)) as again:
         assert offsets(again, 0, 1, 2) == [6, 7, OFFSET_INVALID]
         assert again.committed([TopicPartition("t", 0)])[0].metadata == "m"
+
+
+@pytest.mark.parametrize("what", ["folder", "files"])
+def test_a_folder_that_is_deleted_while_it_is_used_is_made_again_with_all_positions(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "client" / "group"
+    with closing(store_of(folder)) as store:
+        store.commit(offsets=[at(5), at(7, 1)])
+        for file in list(folder.iterdir()):
+            file.unlink()
+        if what == "folder":
+            folder.rmdir()
+            folder.parent.rmdir()
+        store.commit(offsets=[at(6)])
+        with pytest.raises(OffsetStoreError, match="in use"):
+            store_of(folder)
+    with closing(store_of(folder)) as again:
+        assert offsets(again, 0, 1) == [6, 7]
+
+
+def test_positions_of_a_deleted_folder_are_written_when_the_store_is_closed(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "f")
+    store.commit(offsets=[at(5)])
+    shutil.rmtree(tmp_path / "f")
+    store.close()
+    with closing(store_of(tmp_path / "f")) as again:
+        assert offsets(again, 0) == [5]
+
+
+def test_after_a_deletion_the_positions_of_another_process_are_not_overwritten(tmp_path: Path) -> None:
+    first = store_of(tmp_path / "f")
+    first.commit(offsets=[at(5)])
+    shutil.rmtree(tmp_path / "f")
+    with closing(store_of(tmp_path / "f")) as second:
+        second.commit(offsets=[at(9)])
+        with pytest.raises(KafkaException, match="in use by process"):
+            first.commit(offsets=[at(6)])
+        first.close()
+        second.commit(offsets=[at(10)])
+    with closing(store_of(tmp_path / "f")) as again:
+        assert offsets(again, 0) == [10]
 
 
 def test_a_second_store_is_refused_until_the_first_is_closed(tmp_path: Path) -> None:

@@ -19,9 +19,11 @@ from rocketshim.core.allocate import (
     AllocateMessageQueueConsistentHash,
     Allocation,
 )
+from rocketshim.core.lease_rules import Owner
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.errors import ConfigError, ConsumerError
+from rocketshim.group.member_checks import MemberChecks
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -29,6 +31,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import (
     ClaimRecord,
     LeaseEntry,
+    MemberRecord,
     ReleaseRecord,
     decode_group_record,
     encode_group_record,
@@ -392,6 +395,33 @@ def test_differing_strategies_are_logged_and_no_queue_has_two_consumers(
         ("a", "AVG", "AVG_BY_CIRCLE")
     ]
     assert held(first) == {("orders", 0), ("orders", 1), ("orders", 2), (RETRY, 0)}
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_two_members_with_one_client_id_are_logged(
+    kafka: InMemoryKafka, start: Callable[..., PushConsumer], caplog: pytest.LogCaptureFixture, orderly: bool
+) -> None:
+    """One of the two never gets a queue."""
+    locks = {"lock_lease_ms": 6_000, "lock_hold_ms": 3_000, "lock_renew_ms": 100}
+    with caplog.at_level(logging.ERROR, "rocketshim.group"):
+        first = start(Heard(), "same", orderly=orderly, **locks)
+        kafka.wait_until(lambda: len(held(first)) == QUEUES + 1, guard_s=GUARD_S)
+        assert "group.client-id-shared" not in caplog.text
+        start(Heard(), "same", orderly=orderly, **locks)
+        kafka.wait_until(lambda: caplog.text.count("group.client-id-shared: client_id=same") == 2, guard_s=GUARD_S)
+
+
+def test_a_killed_predecessor_with_the_same_client_id_is_no_other_member() -> None:
+    checks = MemberChecks(Owner("same", "b"), "AVG", 60_000)
+    records = [MemberRecord(client_id="same", incarnation=each, seq=1, lease_ms=60_000) for each in ("a", "b")]
+    assert [_said(checks, record) for record in records] == [False, False]
+    assert _said(checks, records[0])
+
+
+def _said(checks: MemberChecks, record: MemberRecord) -> bool:
+    before = len(checks._namesakes)
+    checks.check_client_id(record)
+    return len(checks._namesakes) > before
 
 
 def test_a_queue_with_a_lost_lease_is_not_committed_and_starts_again_with_a_new_one(
