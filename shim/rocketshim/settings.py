@@ -446,8 +446,9 @@ class PushConsumerSettings(ConnectionSettings):
 
     Attributes:
         group: the consumer group.
-        message_model: `CLUSTERING` (default) or `BROADCASTING`. In broadcasting every member gets every message, failed
-            messages are dropped (orderly listeners: at their limit), and offsets are stored in a local file.
+        message_model: `CLUSTERING` (default) or `BROADCASTING`, or its name as text. In broadcasting every member gets
+            every message, failed messages are dropped (orderly listeners: at their limit), and offsets are stored in a
+            local file.
         client_id: this member's name. None: `host@pid@n`; in broadcasting `host@DEFAULT`, because offsets are stored
             under this name. There it must stay the same after a restart, and each process needs its own.
         offset_store_dir: directory of the offsets in broadcasting. None: `~/.rocketshim_offsets`.
@@ -457,7 +458,7 @@ class PushConsumerSettings(ConnectionSettings):
         rebalance_interval_ms: how often topics and queues are looked up where Kafka does not announce changes
             (broadcasting, patterns, strategies), in ms. Default 20 s.
         consume_from_where: where a group starts on a topic that it has never consumed. Default: at the end of each
-            queue, but at the start of a young queue (`LAST_OFFSET`).
+            queue, but at the start of a young queue (`LAST_OFFSET`). A member's name as text is accepted, too.
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
         young_queue_max_messages: with `LAST_OFFSET`, a queue from which nothing was ever deleted, and which has at most
             this number of messages, is young: a new group begins at its start. 0: none is. It has no meaning in
@@ -617,7 +618,7 @@ class LitePullConsumerSettings(ConnectionSettings):
     Attributes:
         group: the consumer group.
         consume_from_where: where a group starts on a topic that it has never consumed. Default: at the end of each
-            queue, but at the start of a young queue (`LAST_OFFSET`).
+            queue, but at the start of a young queue (`LAST_OFFSET`). A member's name as text is accepted, too.
         consume_timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`. None: 30 minutes before the consumer is made.
         young_queue_max_messages: with `LAST_OFFSET`, a queue from which nothing was ever deleted, and which has at most
             this number of messages, is young: a new group begins at its start. 0: none is. Default 10,000.
