@@ -178,8 +178,6 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
             if self.care.is_careful(key, queue.next_offset):
                 waiting[key], running[key] = self._take_carefully(key, queue)
             else:
-                for task in self._kept.pop(key, ()):
-                    self.pool.submit(task)
                 others.append(queue)
         begin = self.care.next(waiting, running, lambda: any(map(self._is_in_progress, others)), self._now_ms())
         for key in waiting:
@@ -188,7 +186,12 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
                 self.pool.submit(tasks.pop(0))
             if not tasks:
                 self._kept.pop(key, None)
-        return [] if self.care.holds_others else others
+        if self.care.holds_others:
+            return []
+        for queue in others:
+            for task in self._kept.pop(TopicPartitionKey.of(queue), ()):  # it was careful until now
+                self.pool.submit(task)
+        return others
 
     def _take_carefully(self, key: TopicPartitionKey, queue: QueueT) -> tuple[list[int], set[int]]:
         """Take as many messages of a careful queue as may be noted; return those that wait, and those in progress."""

@@ -13,11 +13,13 @@ the partition begins *carefully*:
 
 1. The last owner was not careful, so the message is not known. Messages are handed out as before, to all threads, but
    only after a commit has noted them: at most `window` of all careful partitions at a time. This lasts for 10,000
-   offsets, and for twice as many after each further death. Positions are committed soon.
+   offsets, and for twice as many after each further death, but not beyond the end that the log has now: what is written
+   later has killed nobody. Positions are committed soon.
 2. If the process dies again, the noted messages are *suspects*. A suspect is handed out alone: nothing else of this
    consumer is in progress, and the commit that notes it counts one more process. If it finishes, it is no suspect any
-   more; so all but one are cleared in one pass. A suspect whose turn has come waits until nothing is in progress, 30 s
-   at most; then it is handed out all the same, but not counted, because another message may be the cause.
+   more, and nothing else begins before a commit says so. So all but one are cleared in one pass. A suspect whose turn
+   has come waits until nothing is in progress, 30 s at most; then it is handed out all the same, but not counted,
+   because another message may be the cause.
 3. A suspect that `max_deaths` processes have begun has failed, with the cause `ProcessDied`, before it is handed out
    again. Each of these processes counts as a failed attempt. The usual rules follow: a retry, or a dead letter.
 
@@ -27,8 +29,9 @@ plus what the first one had not committed. A process that is killed from outside
 else; the suspects of two such ends in a row are cleared by one pass. A partition that moves in good order keeps its
 suspects. A seek, and a log that was cut, end the care.
 
-Not handled: a message whose call has timed out (it was sent back, and is a suspect when it comes again), and work that
-a listener leaves running when it returns.
+Not handled: a message that kills the process before it is handed out (its fetch takes too much memory), one whose call
+has timed out (it was sent back, and is a suspect when it comes again), and work that a listener leaves running when it
+returns.
 """
 
 import re
@@ -153,18 +156,22 @@ class CarefulStart:
         self._alone: tuple[TopicPartitionKey, int] | None = None  # the suspect whose turn it is
         self._alone_since_ms = 0
         self._alone_has_begun = self._alone_counts = False
+        self._cleared: tuple[TopicPartitionKey, int] | None = None  # it has returned, and the last commit counts it
         self.dirty: set[TopicPartitionKey] = set()
         self.holds_others = False
 
     # --- partitions --------------------------------------------------------------------------------------------------
 
-    def begin(self, key: TopicPartitionKey, start: int, found: Handling | None) -> Mapping[int, int]:
+    def begin(
+        self, key: TopicPartitionKey, start: int, found: Handling | None, end: int | None = None
+    ) -> Mapping[int, int]:
         """Begin a partition at an offset; return its suspects, with the number of processes that each has ended.
 
         Args:
             key: the partition.
             start: offset of the first message to be read.
             found: what the last commit carried; None: nothing that we know.
+            end: offset of the end of the log; None: not known.
 
         Decides: Did the last owner of a partition die? It did not give it back; then messages are handed out with care.
         """
@@ -175,6 +182,8 @@ class CarefulStart:
         deaths = found.deaths + 1 if found.is_open else 0
         suspects = {offset: times for offset, times in found.begun if offset >= start}
         until = start + (_SPAN << min(deaths - 1, _DOUBLINGS)) if found.is_open else start
+        if end is not None:
+            until = min(until, max(start, end))
         until = max([until, *(offset + 1 for offset in suspects)])
         self._partitions[key] = CarefulPartition(until, deaths, suspects)
         if until > start:
@@ -207,6 +216,8 @@ class CarefulStart:
     def _no_longer_alone(self, key: TopicPartitionKey) -> None:
         if self._alone is not None and self._alone[0] == key:
             self._alone, self.holds_others = None, False
+        if self._cleared is not None and self._cleared[0] == key:
+            self._cleared, self.holds_others = None, False
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
@@ -234,8 +245,8 @@ class CarefulStart:
 
     @property
     def is_active(self) -> bool:
-        """Return whether messages of a partition are handed out with care."""
-        return bool(self._careful)
+        """Return whether messages of a partition are handed out with care, or others have to wait."""
+        return bool(self._careful) or self._cleared is not None
 
     @property
     def share(self) -> int:
@@ -251,7 +262,8 @@ class CarefulStart:
             return True
         for offset in [offset for offset in partition.suspects if offset < position]:
             del partition.suspects[offset]  # it was finished, or does not exist any more
-        if partition.suspects or position < partition.until:
+        turn = self._alone or self._cleared
+        if partition.suspects or position < partition.until or (turn is not None and turn[0] == key):
             return True
         partition.noted, partition.deaths = {}, 0
         self._careful.discard(key)
@@ -299,6 +311,9 @@ class CarefulStart:
         Decides: Which message killed a process, and may it be handed out? A suspect, alone, once a commit counts that.
         """
         self._choose_alone(waiting, running, now_ms)
+        if self._is_still_noted():
+            self.holds_others = True
+            return set()
         if self._alone is None:
             self.holds_others = False
             return self._next_of_all(waiting, running)
@@ -332,10 +347,22 @@ class CarefulStart:
                 partition.suspects.pop(offset, None)
                 partition.noted.pop(offset, None)
                 self._changed(key, partition)
+                self._cleared = self._alone
         first = ((key, offsets[0]) for key, offsets in waiting.items() if offsets)
         self._alone = next((each for each in first if self.is_suspect(*each)), None)
         self._alone_since_ms = now_ms
         self._alone_has_begun, self._alone_counts = False, True
+
+    def _is_still_noted(self) -> bool:
+        """Return whether a suspect that has returned would still be blamed if the process died now."""
+        if self._cleared is None:
+            return False
+        key, offset = self._cleared
+        partition = self._partitions.get(key)
+        stored = None if partition is None else partition.stored
+        if stored is None or all(each != offset for each, _ in stored.begun):
+            self._cleared = None
+        return self._cleared is not None
 
     def _next_of_all(
         self, waiting: Mapping[TopicPartitionKey, Sequence[int]], running: Mapping[TopicPartitionKey, Collection[int]]

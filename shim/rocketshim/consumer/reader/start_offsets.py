@@ -9,13 +9,14 @@ Owned by the poll thread.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from types import UnionType
 from typing import Final
 
-from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
@@ -145,21 +146,29 @@ class StartOffsets:
                     if commit is not None and commit.handling is not None:
                         handlings[key] = commit.handling
         offsets = self._offsets(resolved, timeout_s)
-        self._begin(offsets, handlings)
+        self._begin(offsets, handlings, timeout_s)
         chosen = [f"{key}/{at}" for key, at in offsets.items() if key not in self.found_tokens]
         if chosen:
             extra = {"where": rules.where.name, "starts": chosen[:_MAX_LOGGED], "count": len(chosen)}
             _LOG.info("consumer.start-chosen", extra=extra)
         return offsets
 
-    def _begin(self, starts: Mapping[TopicPartitionKey, int], handlings: Mapping[TopicPartitionKey, Handling]) -> None:
+    def _begin(
+        self,
+        starts: Mapping[TopicPartitionKey, int],
+        handlings: Mapping[TopicPartitionKey, Handling],
+        timeout_s: float,
+    ) -> None:
         """Begin partitions with or without care, and log how their last owners ended, if that was not in good order."""
+        left_open, ends = [key for key, each in handlings.items() if each.is_open], {}
+        with suppress(KafkaException):  # then the care lasts longer
+            ends = offsets_at(self._lookups, left_open, OFFSET_END, timeout_s) if left_open else {}
         new = {key for key, each in handlings.items() if self._logged.get(key) != each}  # not at each attempt to start
         self._logged.update(handlings)
         unclean = [str(key) for key in starts if key in new and handlings[key].is_open]
         suspects: list[str] = []
         for key, start in starts.items():
-            found = self._care.begin(key, start, handlings.get(key))
+            found = self._care.begin(key, start, handlings.get(key), ends.get(key))
             for offset, times in found.items() if key in new else ():
                 suspects.append(f"{key}/{offset}")
                 if times > 1:  # it was alone when the last process died
