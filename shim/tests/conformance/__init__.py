@@ -47,6 +47,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario(records.too_large_for_the_client_is_refused_by_produce),
     Scenario(records.too_large_for_the_topic_fails_by_report, needs=("topic_settings",)),
     Scenario(records.a_compacted_topic_wants_keys, needs=("topic_settings",)),
+    Scenario(records.a_time_too_far_ahead_of_the_broker_is_refused, needs=("topic_settings",)),
     Scenario(records.a_full_queue_is_a_buffer_error),
     Scenario(reading.position_follows_what_was_handed_out),
     Scenario(reading.seek_needs_an_assignment),
