@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient
 
+from rocketshim import AllocateMessageQueueAveragely, PushConsumer
 from rocketshim_local import Broker
 from rocketshim_topics import Layout, Message, TopicNames, provision
 from rocketshim_topics.levels import DelayLevels
@@ -108,6 +109,26 @@ def test_every_other_part_works_with_a_clock_that_is_a_day_off(
         for record in (*stage.read(names.dead_letter("consume")), *stage.read(names.dead_letter("dropin_consume"))):
             assert began_ms <= record.timestamp()[1] <= _now_ms() + 1_000
     _redrive(stage, env, tmp_path, consumed)
+
+
+def test_a_reset_with_a_clock_that_is_ahead_sees_that_members_of_the_group_log_run(
+    stage: WorkerStage, topic: Callable[..., str], shifted_clock: ShiftedClock
+) -> None:
+    """They are no members of Kafka's group, so only the time since their last record tells that they run."""
+    consumed = topic(1)
+    consumer = PushConsumer(
+        stage.bootstrap, group="consume_orderly", namespace=stage.names.namespace, delay_levels=LEVELS,
+        allocate_message_queue_strategy=AllocateMessageQueueAveragely(),
+    )  # fmt: skip
+    consumer.listener(consumed)(print)
+    consumer.start()
+    try:
+        words = ["group", "reset", "consume_orderly", "--topic", consumed, "--to", "earliest"]
+        for ahead_s in (-DAY_S, 0, DAY_S):
+            done = _command(stage, shifted_clock.env(ahead_s), *words)
+            assert "stop them first" in done.stdout + done.stderr, done
+    finally:
+        consumer.stop()
 
 
 def _redrive(stage: WorkerStage, env: dict[str, str], tmp_path: Path, target: str) -> None:

@@ -19,11 +19,12 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
+from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, typed_error
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
-from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.lookups import ask_again
 from rocketshim.kafka.positions import EARLIEST, LATEST
@@ -37,6 +38,7 @@ __all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTar
 
 _TIMEOUT_S: Final = 10.0
 _CLOCKS_MS: Final = 10_000
+_PROBE_S: Final = 10.0
 _JOINED: Final = frozenset(
     {KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS}
 )
@@ -106,7 +108,7 @@ class ResetFacts:
         lows, ends: earliest and end offsets of the partitions that exist.
         at_time: first offset of the asked time; absent or negative: no record is as late.
         log: the group's log; None: it has none.
-        now_ms: current time, epoch ms.
+        now_ms: the brokers' clock, epoch ms; this machine's if the group's log has no member.
     """
 
     standing: GroupStanding
@@ -164,7 +166,7 @@ def _target(key: TopicPartitionKey, facts: ResetFacts, target: ResetTarget) -> i
 
 
 def _members(facts: ResetFacts) -> tuple[str, ...]:
-    """Return the running members; those in the log only as long as their leases may last, by this machine's clock."""
+    """Return the running members; those in the log only as long as their leases may last, by the brokers' clock."""
     found = set(facts.standing.members)
     if facts.log is not None and facts.log.last_append_ms is not None:
         idle_ms = facts.now_ms - facts.log.last_append_ms - _CLOCKS_MS
@@ -181,6 +183,10 @@ def _running(group: str, members: tuple[str, ...]) -> str | None:
         f"group {group} has {len(members)} running member{'s' if len(members) > 1 else ''} ({few}): stop them first. "
         "A member that was killed counts until its session times out (45 s)"
     )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _of_no_owner(metadata: str | None) -> str | None:
@@ -238,8 +244,22 @@ class GroupResetter:
             namespace = self._names.namespace
             connection = ConnectionSettings.make(bootstrap=self._bootstrap, namespace=namespace, client=self._client)
             log = group_log(connection, group)
-        facts = ResetFacts(standing, lows, ends, at_time, log, time.time_ns() // 1_000_000)
-        return plan_reset(facts, partitions, target)
+        has_members = log is not None and bool(log.log.members)
+        now_ms = self._brokers_now_ms() if has_members and self._names.schedule in known else _wall_ms()
+        return plan_reset(ResetFacts(standing, lows, ends, at_time, log, now_ms), partitions, target)
+
+    def _brokers_now_ms(self) -> int:
+        """Return the brokers' clock by a probe in the schedule topic; if it cannot be written, this machine's clock."""
+        required = {"bootstrap.servers": self._bootstrap, **PROTECTED_PRODUCER}
+        defaults = {**LastClientError().settings, "message.timeout.ms": round(_PROBE_S * 1_000)}
+        config = merge(self._client, defaults=defaults, required=required)
+        try:
+            ahead = clocks_ahead_ms(
+                confluent_clients().producer, config, self._names, {0: 0}, now_ms=_wall_ms, timeout_s=_PROBE_S
+            )
+        except (KafkaException, TimeoutError):
+            return _wall_ms()
+        return _wall_ms() + ahead[0]
 
     def apply(self, plan: ResetPlan) -> None:
         """Commit the positions of a plan, in one request.
