@@ -170,6 +170,16 @@ def _commit_of_what_was_taken(self: Any) -> Any:
     return None if last < 0 else last + 1
 
 
+def _skips_what_is_pending(original: Any) -> Any:
+    def skip_to(self: Any, position: int) -> None:
+        if self._pending_count:
+            self._tracker.skip_to(position)
+        else:
+            original(self, position)
+
+    return skip_to
+
+
 def _failed_are_finished(original: Any) -> Any:
     def report(self: Any, chunk: Any, failed: Any = ()) -> Any:
         to_send = original(self, chunk, failed)
@@ -400,6 +410,9 @@ BUGS: Final = (
     Bug("sending a message on counts as a failure", HopMaker, "_sent_on", _sent_on_counts, ROLLING),
     Bug("commits pass what was only read", ProcessQueue, "next_offset", _property(_commit_of_what_was_put)),
     Bug("commits pass what is in flight", ProcessQueue, "next_offset", _property(_commit_of_what_was_taken)),
+    Bug(
+        "commits pass what is read and pending as if no reader saw it", ProcessQueue, "skip_to", _skips_what_is_pending
+    ),
     Bug("failed messages are finished before their hop", ProcessQueue, "report", _failed_are_finished),
     Bug("reading begins behind the committed position", PartitionReader, "_begin", _start_one_later),
     Bug("half an answer is believed", lookups, "check_answers", _half_answer_is_believed, HALF_ANSWERS),
