@@ -49,7 +49,6 @@ __all__ = ["apply", "create_on_use", "ensure_topics", "plan", "read_topics"]
 _MOVED: Final = frozenset({KafkaError.NOT_CONTROLLER, KafkaError._DESTROY_BROKER})  # ask again, elsewhere
 _LOOK_AGAIN_S: Final = 0.05
 _GRACE_S: Final = 5.0
-_LOOK_S: Final = 10.0
 _MOST_CHANGES: Final = 5_000
 
 
@@ -127,8 +126,7 @@ def ensure_topics(
         admin: a client.
         specs: the required topics.
         create: create what is missing.
-        timeout_s: longest wait for each step, in seconds. The first step, which finds out that no broker answers, waits
-            at most 10 s.
+        timeout_s: longest wait for each step, in seconds.
 
     Returns:
         The plan that was applied. Its differences, none of them fatal, are worth a warning.
@@ -139,7 +137,7 @@ def ensure_topics(
         TopicMismatchError: a topic exists, but the shim would lose messages with it. The error names the settings.
         BrokerUnavailableError, NotAuthorizedError, ClusterError: as for `plan` and `apply`.
     """
-    planned = plan(admin, specs, timeout_s=min(timeout_s, _LOOK_S))
+    planned = plan(admin, specs, timeout_s=timeout_s)
     _refuse_fatal(planned)
     if planned.missing and not create:
         raise _missing(planned)

@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -26,7 +26,7 @@ from rocketshim.errors import (
     RocketshimError,
 )
 from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import Clients, LastClientError, confluent_admin, confluent_clients
+from rocketshim.kafka.clients import Clients, LastClientError, answer_time_s, confluent_admin, confluent_clients
 from rocketshim.kafka.lookups import LOOK_AGAIN_S
 from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.positions import (
@@ -54,7 +54,6 @@ __all__ = [
     "typed_error",
 ]
 
-_TIMEOUT_S: Final = 10.0
 _Offsets = dict[TopicPartitionKey, int]
 
 
@@ -197,6 +196,7 @@ class GroupReader:
         settings = self._settings(required={"bootstrap.servers": bootstrap})
         self._make_admin = partial(self._clients.admin or confluent_admin, settings)
         self.admin = self._make_admin()
+        self._timeout_s = 0.0  # not known yet
 
     def read(self, group: str) -> GroupStanding:
         """Read the state of a group.
@@ -244,8 +244,8 @@ class GroupReader:
             ClusterError: any other error of the cluster.
         """
         try:
-            names = listed_groups(self.admin, _TIMEOUT_S)
-            described = described_groups(self._make_admin, names, _TIMEOUT_S)
+            names = listed_groups(self.admin, self.timeout_s)
+            described = described_groups(self._make_admin, names, self.timeout_s)
         except KafkaException as error:
             raise typed_error(error, "the list of groups", self.text()) from error
         return [
@@ -254,6 +254,13 @@ class GroupReader:
             else GroupSummary(name, found.state.name, len(found.members))
             for name, found in described.items()
         ]
+
+    @property
+    def timeout_s(self) -> float:
+        """How long to wait for each answer, in seconds; the first use waits for the cluster's first answer."""
+        if not self._timeout_s:
+            self._timeout_s = answer_time_s(self.admin, self._complaints)
+        return self._timeout_s
 
     def text(self) -> str:
         """Return what Kafka's client last reported about its connections, to append to an error; `""` if nothing."""
@@ -270,19 +277,19 @@ class GroupReader:
         Raises:
             KafkaException: the cluster refused.
         """
-        return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=_TIMEOUT_S)
+        return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=self.timeout_s)
 
     def _standings(
         self, settings: Mapping[str, dict[str, Any]], failed: dict[str, KafkaException]
     ) -> dict[str, GroupStanding]:
         """Return the state of groups, by the settings of a client of each; add the errors of the others to `failed`."""
         described = self._described(list(settings), failed)  # first, because it fails immediately if an ACL is missing
-        partitions = visible_partitions(self.admin, _TIMEOUT_S) if described else []
+        partitions = visible_partitions(self.admin, self.timeout_s) if described else []
         committed: dict[str, list[TopicPartition]] = {}
         for group in described:
             consumer = self._clients.consumer(settings[group])
             try:
-                committed[group] = group_positions(consumer, partitions, _TIMEOUT_S)
+                committed[group] = group_positions(consumer, partitions, self.timeout_s)
             except KafkaException as error:
                 failed[group] = error
             finally:
@@ -290,7 +297,7 @@ class GroupReader:
         wanted = {TopicPartitionKey.of(item) for items in committed.values() for item in items}
         refused: dict[TopicPartitionKey, KafkaException] = {}
         lows, ends = (
-            listed_offsets(self.admin, wanted, spec, timeout_s=_TIMEOUT_S, failed=refused)
+            listed_offsets(self.admin, wanted, spec, timeout_s=self.timeout_s, failed=refused)
             for spec in (EARLIEST, LATEST)
         )
         standings = {}
@@ -305,9 +312,9 @@ class GroupReader:
     def _described(self, groups: list[str], failed: dict[str, KafkaException]) -> dict[str, Any]:
         """Describe groups; add the errors of the others to `failed`."""
         found = {}
-        deadline_s = time.monotonic() + _TIMEOUT_S
+        deadline_s = time.monotonic() + self.timeout_s
         while groups:
-            answers = described_groups(self._make_admin, groups, _TIMEOUT_S, include_authorized_operations=True)
+            answers = described_groups(self._make_admin, groups, self.timeout_s, include_authorized_operations=True)
             groups = []
             for group, answer in answers.items():
                 if not isinstance(answer, KafkaException):

@@ -20,8 +20,8 @@ from rocketshim_topics.names import TopicNames
 
 __all__ = ["GroupLogStanding", "group_log", "read_group_log", "release_record"]
 
-_TIMEOUT_S: Final = 10.0
-_SILENCE_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 30.0
+_SILENCE_TIMEOUT_S: Final = 30.0
 _OPERATOR_SEQ: Final = 2**63 - 1
 
 

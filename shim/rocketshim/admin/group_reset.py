@@ -36,7 +36,7 @@ from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY
 
 __all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTarget", "plan_reset"]
 
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 30.0
 _CLOCKS_MS: Final = 10_000
 _PROBE_S: Final = 10.0
 _JOINED: Final = frozenset(

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
-_PLAN_TIMEOUT_S = 10.0
-
 
 @app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --topic orders --group payments")
 def init(
@@ -62,7 +60,7 @@ def init(
     Exit code 2 if an existing topic is not as it should be.
     """
     from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
-    from rocketshim.kafka.clients import LastClientError, confluent_admin, explained  # noqa: PLC0415
+    from rocketshim.kafka.clients import LastClientError, answer_time_s, confluent_admin, explained  # noqa: PLC0415
     from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_consumer_group, check_topic  # noqa: PLC0415
@@ -92,7 +90,9 @@ def init(
     required = {"bootstrap.servers": bootstrap}
     admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
     with explained(complaints, admin):
-        planned = provision.plan(admin, specs, grow=lanes is not None, fix=fix, timeout_s=_PLAN_TIMEOUT_S)
+        planned = provision.plan(
+            admin, specs, grow=lanes is not None, fix=fix, timeout_s=answer_time_s(admin, complaints)
+        )
     if not as_json:
         for line in planned.lines():
             typer.echo(line)

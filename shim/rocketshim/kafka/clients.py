@@ -43,6 +43,7 @@ __all__ = [
     "Parting",
     "ProducerClient",
     "ProducerFactory",
+    "answer_time_s",
     "close_consumer",
     "close_producer",
     "confluent_admin",
@@ -62,6 +63,10 @@ __all__ = [
 _Client = TypeVar("_Client")
 
 _CONNECTING_S: Final = 1.0
+_ANSWER_S: Final = 30.0
+_REACH_S: Final = 10.0
+_UNREACHABLE_S: Final = 1.0
+_LOOK_S: Final = 0.005
 _LEAVING_TURN_S: Final = 0.01
 _LOG = logging.getLogger("rocketshim.client")
 _LOG.addHandler(
@@ -269,6 +274,23 @@ def explained(complaints: LastClientError, client: Any) -> Iterator[None]:
         if not detail:
             raise
         raise BrokerUnavailableError(f"{error}{detail}") from error
+
+
+def answer_time_s(admin: Any, complaints: LastClientError) -> float:
+    """Wait for the first answer of a cluster; return how long to wait for each further one, in seconds.
+
+    Slow brokers have 30 s for an answer. A link on which a request takes 3 s needs four requests for the first one. If
+    a connection has failed, and nothing has answered for 10 s, no broker can be reached: then further requests fail
+    soon, with an error that names what was asked for.
+    """
+    asked = admin.describe_cluster(request_timeout=_ANSWER_S)
+    began_s = time.monotonic()
+    while not asked.done():
+        waited_s = time.monotonic() - began_s
+        if waited_s >= _ANSWER_S or (waited_s >= _REACH_S and complaints.text(admin)):
+            return _UNREACHABLE_S
+        time.sleep(_LOOK_S)
+    return _ANSWER_S if asked.exception() is None else _UNREACHABLE_S
 
 
 def _likely_cause(words: str) -> str:

@@ -27,7 +27,7 @@ from rocketshim_topics.names import init_command
 
 __all__ = ["TopicReader"]
 
-_METADATA_S: Final = 10.0
+_METADATA_S: Final = 30.0
 _POLL_S: Final = 0.2
 _FETCH_COUNT: Final = 1_000
 _FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end delays the next read (500 by default, measured)

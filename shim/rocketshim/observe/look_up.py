@@ -39,7 +39,7 @@ from rocketshim_topics.names import TopicNames
 __all__ = ["OffsetLookup"]
 
 _LOG = safe_logger("rocketshim.observe")
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 30.0
 _DAY_MS: Final = 86_400_000
 _ALL_TOPICS_EVERY: Final = 10
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}

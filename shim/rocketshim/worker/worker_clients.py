@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, explained
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, explained
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
 from rocketshim_topics.layout import Layout
@@ -75,7 +75,12 @@ class WorkerClients:
         complaints = LastClientError()
         admin = self._clients.admin(self._connection({}, complaints.settings))
         with explained(complaints, admin):
-            planned = provision.ensure_topics(admin, layout.shared(), create=self._settings.create_topics)
+            planned = provision.ensure_topics(
+                admin,
+                layout.shared(),
+                create=self._settings.create_topics,
+                timeout_s=answer_time_s(admin, complaints),
+            )
         for difference in planned.differences:
             _LOG.warning("worker.settings-differ", extra={"difference": str(difference)})
 
@@ -101,6 +106,7 @@ class WorkerClients:
 
     def _consumer_config(self, required: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         session_ms = int(self._settings.client.get("session.timeout.ms", _SESSION_MS))
+        longest_ms = self._settings.transaction_timeout_ms if self._settings.exactly_once else 0
         required = {**PROTECTED_CONSUMER, "group.id": self._group, "group.protocol": "classic", **required}
         defaults = {
             **defaults,
@@ -111,7 +117,7 @@ class WorkerClients:
             "fetch.max.bytes": 16_777_216,  # an answer stays in memory until its last record is read
             "fetch.queue.backoff.ms": 10,
             "session.timeout.ms": session_ms,
-            "max.poll.interval.ms": session_ms + _MOST_UNPOLLED_MS,
+            "max.poll.interval.ms": max(session_ms + _MOST_UNPOLLED_MS, longest_ms),
             "heartbeat.interval.ms": 2_000,
             "topic.metadata.refresh.interval.ms": 5_000,  # bounds the time to notice new lanes and re-created topics
         }

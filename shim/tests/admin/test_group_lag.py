@@ -9,10 +9,10 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin import group_lag
 from rocketshim.admin.group_lag import GroupReader, GroupStanding, PartitionStanding, conflicts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.errors import BrokerUnavailableError, ConfigError, NotAuthorizedError, RocketshimError
+from rocketshim.kafka import clients
 from rocketshim.kafka.clients import Clients
 
 
@@ -71,6 +71,9 @@ class Cluster:
         answer.set_result(SimpleNamespace(state=SimpleNamespace(name="STABLE"), members=[]))
         return dict.fromkeys(groups, answer)
 
+    def describe_cluster(self, **_: object) -> "Future[Any]":
+        return answered(SimpleNamespace(nodes=[]))
+
     def poll(self, _: float) -> int:
         return 0
 
@@ -96,12 +99,15 @@ class SilentCluster(Cluster):
     def list_consumer_groups(self, **_: object) -> "Future[Any]":
         return self.Silent()
 
+    def describe_cluster(self, **_: object) -> "Future[Any]":
+        return Future()
+
     def describe_consumer_groups(self, groups: list[str], **_: object) -> "dict[str, Future[Any]]":
         return {group: self.Silent() for group in groups}
 
 
 def test_a_cluster_that_does_not_answer_in_any_time_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_lag, "_TIMEOUT_S", 0.01)
+    monkeypatch.setattr(clients, "_ANSWER_S", 0.01)
     reader = reader_of(SilentCluster())
     with pytest.raises(BrokerUnavailableError):
         reader.listed()

@@ -48,7 +48,7 @@ from rocketshim_topics.wire import PARK_REASON, decode, headers_shown, read_head
 
 __all__ = ["gather"]
 
-_TIMEOUT_S: Final = 10.0
+_TIMEOUT_S: Final = 30.0
 _SAMPLES: Final = 5
 _KEY_SPAN: Final = 200
 _KEY_PARTITIONS: Final = 16
@@ -175,7 +175,8 @@ class _ClusterReader:
     def brokers(self) -> tuple[int, ...]:
         """Return the node ids of the running brokers. This is the first request, and it must succeed."""
         try:
-            nodes = answer_of(self._admin.describe_cluster(request_timeout=_TIMEOUT_S), _TIMEOUT_S).nodes
+            timeout_s = self._groups.timeout_s
+            nodes = answer_of(self._admin.describe_cluster(request_timeout=timeout_s), timeout_s).nodes
         except KafkaException as error:
             raise BrokerUnavailableError(
                 f"no broker at {self._bootstrap} answered ({_text(error)}): check the address, the security settings "

@@ -40,7 +40,7 @@ from rocketshim.kafka.client_config import (
     PROTECTED_CONSUMER,
     PROTECTED_PRODUCER,
 )
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, brokers_assign, explained
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, brokers_assign, explained
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
@@ -160,11 +160,12 @@ class PushAssembly:
         admin = self.clients.admin(settings.client_config({}, last_error.settings))
         topics = GroupTopics(admin, settings)
         with explained(last_error, admin):
+            timeout_s = answer_time_s(admin, last_error)
             if self._broadcasts:
                 topics.look_up(named)
                 return admin, topics, 1
             specs = Layout(self.names, settings.delay_levels).for_group(settings.group, with_log=self._needs_log)
-            provision.ensure_topics(admin, specs, create=settings.create_topics)
+            provision.ensure_topics(admin, specs, create=settings.create_topics, timeout_s=timeout_s)
             partitions = topics.look_up(named, schedule)
             if schedule not in partitions:
                 raise TopicMissingError(
