@@ -1,4 +1,4 @@
-"""The worker on a real broker that is slow by a producer quota."""
+"""The worker on a real broker that is slow: by a producer quota, or behind a link on which a request takes 3 s."""
 
 import time
 from collections import Counter
@@ -9,12 +9,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim import DelayWorker
 from rocketshim.settings import WorkerSettings
-from rocketshim_local import Broker
+from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from test_support.quota import producer_quota
+from test_support.slow_link import SlowLink, slow_link
 
 from .running import running
 from .waiting import wait_until
@@ -31,8 +32,17 @@ def make_stage(bootstrap: str, admin: AdminClient, namespace: str, path: Path) -
     return WorkerStage(bootstrap, names, path, admin)
 
 
-def deliver(stage: WorkerStage, count: int, size: int, *, exactly_once: bool, within_s: float) -> None:
-    """Have a worker deliver a backlog; each message must arrive once."""
+def deliver(
+    stage: WorkerStage,
+    count: int,
+    size: int,
+    *,
+    exactly_once: bool,
+    within_s: float,
+    link: SlowLink | None = None,
+    transaction_ms: int = 15_000,
+) -> None:
+    """Have a worker deliver a backlog, over a slow link if one is given; each message must arrive once."""
     target = f"{stage.names.namespace}.orders"
     with stage.sender() as sender:
         sent = [sender.send_async(target, b"%06d" % number + bytes(size - 6), delay_level=1) for number in range(count)]
@@ -43,14 +53,19 @@ def deliver(stage: WorkerStage, count: int, size: int, *, exactly_once: bool, wi
         WorkerSettings.make(
             bootstrap=stage.bootstrap, namespace=stage.names.namespace, delay_levels=LEVELS,
             allow=(target,), exactly_once=exactly_once, client={"client.id": client_id(stage)},
+            transaction_timeout_ms=transaction_ms,
         )
     )  # fmt: skip
+    if link is not None:
+        link.delay_s = 3.0
     with running(worker):
         wait_until(
             lambda: worker.counts.delivered >= count,
             lambda: f"{worker.counts.delivered} of {count} are delivered: {worker.counts}",
             within_s=within_s,
         )
+        if link is not None:
+            link.delay_s = 0
     found = Counter((record.value() or b"")[:6] for record in stage.read(target))
     assert found == Counter(b"%06d" % number for number in range(count)), worker.counts
     assert worker.counts.parked == {}
@@ -82,3 +97,15 @@ def test_a_backlog_arrives_once_at_the_rate_of_a_quota(
 ) -> None:
     with producer_quota(stage.bootstrap, client_id(stage), rate):
         deliver(stage, count, size, exactly_once=exactly_once, within_s=120 + 2 * count * size / rate)
+
+
+@pytest.mark.long
+@MODES
+def test_a_link_on_which_a_request_takes_three_seconds_repeats_and_parks_nothing(
+    namespace: str, tmp_path: Path, exactly_once: bool
+) -> None:
+    with slow_link(0) as link, LocalCluster(advertised_ports={1: link.port}) as cluster:
+        link.broker_port = int(cluster.bootstrap.rpartition(":")[2])
+        bootstrap = f"127.0.0.1:{link.port}"
+        stage = make_stage(bootstrap, AdminClient({"bootstrap.servers": bootstrap}), namespace, tmp_path)
+        deliver(stage, 200, 200, exactly_once=exactly_once, within_s=300, link=link, transaction_ms=60_000)

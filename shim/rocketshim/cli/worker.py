@@ -61,6 +61,15 @@ def worker(
     instance: Annotated[
         str | None, typer.Option(help="Name of this worker in its group, for --exactly-once; keep it across restarts.")
     ] = None,
+    transaction_timeout: Annotated[
+        float,
+        typer.Option(
+            min=1,
+            max=LONGEST_S,
+            help="Seconds after which the broker aborts a transaction, for --exactly-once. Give 20 times what a "
+            "request takes, if that is more than a second.",
+        ),
+    ] = 15.0,
     no_create_topics: Annotated[
         bool, typer.Option("--no-create-topics", help="End with an error if the worker's topics are missing.")
     ] = False,
@@ -109,6 +118,7 @@ def worker(
         replay_everything=replay_everything,
         exactly_once=exactly_once,
         instance=instance,
+        transaction_timeout_ms=round(transaction_timeout * 1_000),
         create_topics=not no_create_topics,
         memory_bytes=memory * 1_048_576,
         stop_timeout_ms=round(stop_timeout * 1_000),

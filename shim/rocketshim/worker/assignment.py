@@ -185,6 +185,7 @@ class Assignment:
         self._unread: set[int] = set()
         self._unread_ns = 0
         self._unknown: set[int] = set()  # partitions whose positions could not be read when they were assigned
+        self._look_s = _LOOK_S
         self._unknown_ns = 0  # when they are asked for again; 0: right after the assignment, which has just asked
 
     # --- callbacks of the Kafka consumer; nothing may escape from them -----------------------------------------------
@@ -280,10 +281,12 @@ class Assignment:
         if self._unknown_ns:
             asked = [TopicPartition(self.topic, number) for number in sorted(self._unknown)]
             try:
-                for item in check_answers(consumer.committed(asked, timeout=_LOOK_S)):
+                for item in check_answers(consumer.committed(asked, timeout=self._look_s)):
                     self.held[item.partition].committed = max(self.held[item.partition].committed, item.offset)
                 self._unknown.clear()
+                self._look_s = _LOOK_S
             except KafkaException as error:
+                self._look_s = min(_TIMEOUT_S, 2 * self._look_s)  # the brokers may be slow
                 self._alarm("worker.positions-unknown", partitions=sorted(self._unknown), error=str(error))
         self._unknown_ns = now_ns + (_AGAIN_NS if self._unread & self._unknown else _LOOK_NS)
 

@@ -76,6 +76,7 @@ _LOOK_S: Final = 0.1  # to see whether reports arrive
 _ANSWER_S: Final = 0.02  # to see whether lookups were answered
 _PURGE_S: Final = 2.0
 _CALLS: Final = 5  # requests of a transaction that wait for each other
+_PROBES: Final = 2  # a record of a new transaction takes the time of these: it may need metadata and a connection
 _REMEMBERED_CALLS: Final = 8
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
 
@@ -317,14 +318,14 @@ class ExactlyOnce:
             self._prober.probe(assigned)
 
     def _is_probe_stored(self, asked_ns: int) -> bool:
-        """Return whether a probe was stored since then; note how long that took."""
+        """Return whether a probe that was written since then is stored; note how long that took."""
         if self._probes is not None:
             poll_callbacks(self._probes)
         now_ns = self._clock.monotonic_ns()
         self._prober.process_reports(now_ns)
-        if self._prober.confirmed_ns < asked_ns:
+        if self._prober.stored_ns < asked_ns:
             return False
-        self._pace.answered(self._prober.confirmed_ns - asked_ns, now_ns)
+        self._pace.answered(_PROBES * (self._prober.confirmed_ns - asked_ns), now_ns)
         return True
 
     def _is_throttled_too_long(self, transaction: Transaction) -> bool:

@@ -37,6 +37,7 @@ class Prober:
         topic: the schedule topic, physical.
         outstanding: probes written with the current producer whose reports were not processed yet.
         confirmed_ns: monotonic instant at which the last report of a stored probe was processed, in ns.
+        stored_ns: monotonic instant at which the newest stored probe was written, in ns.
     """
 
     __slots__ = (
@@ -49,6 +50,7 @@ class Prober:
         "broker_clock",
         "confirmed_ns",
         "outstanding",
+        "stored_ns",
         "topic",
     )
 
@@ -56,7 +58,7 @@ class Prober:
         self.topic = names.schedule
         self.broker_clock = BrokerClock()
         self.outstanding = 0
-        self.confirmed_ns = 0
+        self.confirmed_ns = self.stored_ns = 0
         self._names = names
         self._clock = clock
         self._alarm = alarm
@@ -120,6 +122,7 @@ class Prober:
                     f"which nothing checks. Set it to LogAppendTime: {init_command(self.topic, '--fix')}"
                 )
             self.confirmed_ns = now_ns
+            self.stored_ns = max(self.stored_ns, sent_ns)
             self.broker_clock.reported(append_ms, sent_ns, sent_ms, now_ns)
             if not assigned.gone:
                 assigned.queue.probed(message.offset(), append_ms, now_ns)

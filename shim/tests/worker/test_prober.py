@@ -5,7 +5,7 @@ from typing import Any
 from confluent_kafka import Message
 
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports
-from rocketshim.testing import InMemoryKafka
+from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.prober import Prober
 from rocketshim_topics.names import TopicNames
 
@@ -62,3 +62,20 @@ def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
     assert (held.told, prober.confirmed_ns, told) == ([], 0, ["worker.probe-failed"])
     behind = Message(topic=TopicNames().schedule, partition=0, offset=0, latency=60.0)
     assert reports.error(None, behind) is UNCONFIRMED, "a record behind it in its batch, also one that is not a probe"
+
+
+def test_the_newest_stored_probe_counts_by_the_instant_at_which_it_was_written() -> None:
+    """A probe that was written before a target became silent proves nothing, however late its report arrives."""
+    clock = VirtualClock()
+    kafka = InMemoryKafka(clock)
+    kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
+    prober, held = Prober(TopicNames(), clock, lambda *_, **__: None), Held()
+    as_held: Any = held
+    producer = kafka.producer({"bootstrap.servers": "memory"})
+    prober.use(producer, DeliveryReports())
+    written_ns = clock.monotonic_ns()
+    prober.probe(as_held)
+    clock.advance(3_000)
+    producer.flush(1)
+    prober.process_reports(clock.monotonic_ns())
+    assert (prober.stored_ns, prober.confirmed_ns) == (written_ns, clock.monotonic_ns())

@@ -208,8 +208,10 @@ def test_positions_that_cannot_be_read_are_asked_for_again_and_alarm_until_they_
     first.close()
     worker = sim.worker()
     answers, is_unstable = worker._consumer.committed, True
+    waits_s: list[float] = []
 
     def committed(*given: Any, **named: Any) -> Any:
+        waits_s.append(named["timeout"])
         if is_unstable:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return answers(*given, **named)
@@ -217,6 +219,7 @@ def test_positions_that_cannot_be_read_are_asked_for_again_and_alarm_until_they_
     monkeypatch.setattr(worker._consumer, "committed", committed)
     sim.run(worker, 35_000)
     assert worker.counts.alarms["worker.positions-unknown"] == 4
+    assert waits_s == [5, 0.5, 1, 2], "slow brokers get more time"
     is_unstable = False
     sim.run(worker, 35_000)
     assert worker.counts.alarms["worker.positions-unknown"] == 4
