@@ -64,10 +64,9 @@ def worker(
     transaction_timeout: Annotated[
         float,
         typer.Option(
-            min=1,
-            max=LONGEST_S,
-            help="Seconds after which the broker aborts a transaction, for --exactly-once. Give 20 times what a "
-            "request takes, if that is more than a second.",
+            parser=seconds(1),
+            metavar="DURATION",
+            help="When the broker aborts a transaction, for --exactly-once. A slow link needs more.",
         ),
     ] = 15.0,
     no_create_topics: Annotated[
