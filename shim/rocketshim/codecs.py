@@ -260,6 +260,8 @@ def default_body(body: object, topic: str) -> object:
     """
     if isinstance(body, BaseModel):
         return encode_body(_codec_of_model(type(body)), body, topic)[0]
+    if isinstance(body, type):
+        raise MessageError(f"body is the class {body.__qualname__}: give an object of it")
     if not isinstance(body, bytes):
         name = class_name(body)
         codec = "JsonCodec()" if type(body).__module__ == "builtins" else f"PydanticCodec({name})"

@@ -273,6 +273,9 @@ class Harness:
             raise ConfigError(f"{what} has no topic {topic!r} here: run its consumer first, or correct the name")
 
     def _check(self, consumer: PushConsumer) -> None:
+        given: object = consumer
+        if not isinstance(given, PushConsumer):
+            raise ConfigError(f"cannot run {given!r:.80}: give a PushConsumer")
         settings, group = consumer.settings, consumer.settings.group
         if consumer._subscriptions.orderly or settings.allocate_message_queue_strategy is not None:  # noqa: SLF001
             raise ConfigError(f"group {group!r} uses queue locks, which the harness does not drive: use InMemoryKafka")

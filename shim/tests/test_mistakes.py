@@ -265,7 +265,7 @@ class Mistake(NamedTuple):
 
 MISTAKES = {
     # connecting
-    "no address": Mistake(shim.Producer, ConfigError, "bootstrap is empty; it is required"),
+    "no address": Mistake(shim.Producer, ConfigError, "give host:port of a broker, or set ROCKETSHIM_BOOTSTRAP"),
     "an empty address": Mistake(lambda: shim.Producer(""), ConfigError, "bootstrap is empty"),
     "a blank address": Mistake(lambda: shim.Producer(" , "), ConfigError, "write host:port of at least one broker"),
     "kafka://": Mistake(lambda: shim.Producer("kafka://b:9092"), ConfigError, "an address is not a URL. Write b:9092"),
@@ -294,6 +294,9 @@ MISTAKES = {
     ),
     "settings in both forms": Mistake(
         lambda: shim.Producer(NOBODY, settings=rocketshim.ProducerSettings(bootstrap=NOBODY)), ConfigError, "not both"
+    ),
+    "a worker with an address": Mistake(
+        lambda: shim.DelayWorker(NOBODY), ConfigError, "a worker takes WorkerSettings(bootstrap=…, allow=…)"
     ),
     "a worker without topics": Mistake(
         lambda: shim.WorkerSettings(bootstrap=NOBODY), ConfigError, "WorkerSettings: allow is required"
@@ -366,7 +369,7 @@ MISTAKES = {
         lambda: push(allocate_message_queue_strategy=NoStrategy()), ConfigError, "allocate does not take 4 arguments"
     ),
     # groups
-    "no group": Mistake(lambda: shim.PushConsumer(NOBODY), ConfigError, "group is empty; it is required"),
+    "no group": Mistake(lambda: shim.PushConsumer(NOBODY), ConfigError, "group is required"),
     "a blank group": Mistake(lambda: push(group="   "), ConfigError, "give a text that is not blank"),
     "a blank group, pulling": Mistake(
         lambda: shim.LitePullConsumer(NOBODY, group=" "), ConfigError, "give a text that is not blank"
@@ -441,6 +444,7 @@ MISTAKES = {
     "a message with a body of text": Mistake(
         lambda: shim.Message("orders", "x"), MessageError, "producer.send(topic, body, codec=JsonCodec())"
     ),
+    "a class as a body": Mistake(lambda: send("orders", Order), MessageError, "the class Order: give an object of it"),
     "a body that is None": Mistake(lambda: send("orders", None), MessageError, "a tombstone is a Message(topic, None)"),
     "no body": Mistake(lambda: send("orders"), MessageError, "give a Message(topic, body, …), or a topic and a body"),
     "a body that is too large": Mistake(
@@ -507,6 +511,14 @@ MISTAKES = {
     ),
     "orderly as a text": Mistake(lambda: listen(orderly="no"), ConfigError, "orderly='no': give True or False"),
     "a list of tags": Mistake(lambda: listen(tags=["a"]), ConfigError, "give one text, such as 'created || paid'"),
+    "several topics for a listener": Mistake(
+        lambda: consumer().register_message_listener(["a", "b"], handle),
+        ConfigError,
+        "several topics need several calls",
+    ),
+    "SQL that is no text": Mistake(
+        lambda: listen(sql=["a = 1"]), ConfigError, "is not an SQL condition: give one text"
+    ),
     "tags with a comma": Mistake(lambda: listen(tags="a,b"), FilterSyntaxError, "write 'a || b'"),
     "tags with one bar": Mistake(lambda: listen(tags="a | b"), FilterSyntaxError, "write 'a || b'"),
     "SQL as tags": Mistake(
@@ -596,7 +608,8 @@ MISTAKES = {
         lambda: consumer().register_filter_message_hook(AsyncHook()), ConfigError, "nothing awaits it"
     ),
     "a retry by delay and level": Mistake(lambda: shim.RetryLater("5s", level=3), ConfigError, "not both"),
-    "a retry at level 0": Mistake(lambda: shim.RetryLater(level=0), ConfigError, "levels begin at 1; raise DeadLetter"),
+    "a retry at level 0": Mistake(lambda: shim.RetryLater(level=0), ConfigError, "from 1 on; raise DeadLetter"),
+    "a retry at a level as text": Mistake(lambda: shim.RetryLater(level="3"), ConfigError, "whole numbers from 1 on"),
     "a retry in the past": Mistake(lambda: shim.RetryLater(-5), ConfigError, "a duration is 0 to"),
     "a retry after 400 days": Mistake(lambda: shim.RetryLater("400d"), ConfigError, "the longest delay is 40 days"),
     "an infinite number in JSON": Mistake(
@@ -604,6 +617,10 @@ MISTAKES = {
     ),
     # pull consumers
     "a poll before the start": Mistake(lambda: pull().poll(), ConsumerError, "the consumer is not started"),
+    "several topics for a pull consumer": Mistake(
+        lambda: pull().subscribe(["orders"]), ConfigError, "several topics need several calls"
+    ),
+    "a topic as a queue": Mistake(lambda: pull().assign(["orders"]), ConfigError, "give a MessageQueue"),
     "subscribe and assign": Mistake(subscribe_and_assign, ConfigError, "the two exclude each other"),
     "SQL as the expression of a pull consumer": Mistake(
         lambda: pull().subscribe("orders", "price > 5"), FilterSyntaxError, "MessageSelector.by_sql()"
@@ -655,6 +672,9 @@ MISTAKES = {
     "a group that does not run in the harness": Mistake(
         lambda: in_harness(lambda harness: harness.dead("g")), ConfigError, "run its consumer first"
     ),
+    "something that is not a consumer": Mistake(
+        lambda: in_harness(lambda harness: harness.run(shim.PushConsumer)), ConfigError, "give a PushConsumer"
+    ),
     "something that is not a producer": Mistake(
         lambda: in_harness(lambda harness: harness.connect(5)), ConfigError, "give a Producer or an AsyncProducer"
     ),
@@ -668,7 +688,8 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES.values(), ids=list(MISTAKES))
-def test_a_mistake_gets_its_error_and_the_words_that_help(mistake: Mistake) -> None:
+def test_a_mistake_gets_its_error_and_the_words_that_help(mistake: Mistake, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ROCKETSHIM_BOOTSTRAP", raising=False)
     with pytest.raises(mistake.error) as caught:
         mistake.make()
     assert type(caught.value) is mistake.error

@@ -249,6 +249,8 @@ class TopicNames:
         Raises:
             ConfigError: not a name that Kafka accepts, or an illegal group.
         """
+        if not _is_text(logical):
+            raise ConfigError(f"{logical!r:.80} is not a topic name: give one text; several topics need several calls")
         if logical.startswith(RETRY_PREFIX):
             return self.retry(logical.removeprefix(RETRY_PREFIX))
         if logical.startswith(DEAD_LETTER_PREFIX):

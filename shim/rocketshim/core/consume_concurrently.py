@@ -78,8 +78,11 @@ class RetryLater(Exception):  # noqa: N818 - RocketMQ's word; it is a request, n
     def __init__(self, delay: Duration | None = None, *, level: int | None = None) -> None:
         if delay is not None and level is not None:
             raise ConfigError(f"RetryLater takes a delay ({delay!r}) or a level ({level!r}), not both")
-        if level is not None and level < 1:
-            raise ConfigError(f"RetryLater(level={level}): levels begin at 1; raise DeadLetter to stop retrying")
+        given: object = level
+        if given is not None and (not isinstance(given, int) or given < 1):
+            raise ConfigError(
+                f"RetryLater(level={given!r:.80}): levels are whole numbers from 1 on; raise DeadLetter to end retries"
+            )
         self.delay_ms = None if delay is None else retry_delay_ms(delay)
         self.level = level
         when = "later" if level is None else f"at level {level}"

@@ -115,7 +115,8 @@ class Subscriptions:
 
     def physical(self, topic: str) -> str:
         """Return the physical name of a topic; return a pattern unchanged."""
-        return topic if is_pattern(topic) else self._names.physical(topic)
+        given: object = topic
+        return topic if isinstance(given, str) and is_pattern(topic) else self._names.physical(topic)
 
     def check(self, topic: str, *, orderly: bool, awaits: bool) -> None:
         """Check that a listener of this kind may subscribe to this topic, beside those that are there.

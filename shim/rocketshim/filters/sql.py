@@ -21,7 +21,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-from rocketshim.errors import FilterEvaluationError, FilterSyntaxError
+from rocketshim.errors import ConfigError, FilterEvaluationError, FilterSyntaxError
 from rocketshim.filters.digest import subscription_digest
 from rocketshim.filters.sql_ast import Expression, property_names
 from rocketshim.filters.sql_comparison import Test
@@ -78,6 +78,9 @@ class SqlFilter:
     expression_type: Final = "SQL92"
 
     def __init__(self, expression: str) -> None:
+        given: object = expression
+        if not isinstance(given, str):
+            raise ConfigError(f'{given!r:.80} is not an SQL condition: give one text, such as "price > 10"')
         compile_now = _compile if len(expression) <= _CACHED_CHARACTERS else _compile.__wrapped__
         outcome = compile_now(expression)
         if isinstance(outcome, _Refused):

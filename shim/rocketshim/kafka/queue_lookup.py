@@ -76,8 +76,11 @@ class QueueLookup:
         """Return the physical topic and partition of a queue.
 
         Raises:
-            ConfigError: an invalid topic name, or a negative queue id.
+            ConfigError: not a queue, an invalid topic name, or a queue id that is not a number from 0 on.
         """
+        given: object = queue
+        if not isinstance(given, MessageQueue) or not isinstance(given.queue_id, int):
+            raise ConfigError(f"{given!r:.80} is not a queue: give a MessageQueue(topic, queue_id=0)")
         if queue.queue_id < 0:
             raise ConfigError(f"{queue}: queue ids begin at 0")
         return TopicPartitionKey(self._names.physical(queue.topic), queue.queue_id)

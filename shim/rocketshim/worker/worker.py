@@ -39,7 +39,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Buffer, QueueLimits
 from rocketshim.core.send_pace import SendPace, cost
-from rocketshim.errors import WorkerError
+from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
@@ -116,6 +116,9 @@ class DelayWorker:
         sleep: Callable[[float], None] = time.sleep,
         on_point: Callable[[str], None] = _no_point,
     ) -> None:
+        given: object = settings
+        if not isinstance(given, WorkerSettings):
+            raise ConfigError(f"a worker takes WorkerSettings(bootstrap=…, allow=…), not {given!r:.80}")
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self.counts = WorkerCounts()
