@@ -38,11 +38,11 @@ MOST_DEATHS = 4  # one that is not careful, and `max_process_deaths`
 
 PROGRAM = """
 import os, signal
-from rocketshim import ConsumeFromWhere, PushConsumer
+from rocketshim import AllocateMessageQueueAveragely, ConsumeFromWhere, MessageModel, PushConsumer
 
 consumer = PushConsumer({bootstrap!r}, group={group!r}, namespace={namespace!r}, delay_levels={levels!r},
                         consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_reconsume_times=2,
-                        client={{"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}}, **{settings!r})
+                        client={{"session.timeout.ms": 6_000, "heartbeat.interval.ms": 500}}, {options} **{settings!r})
 out = os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 def handle({argument}):
@@ -73,7 +73,7 @@ class Stage:
         self._module = f"shop_{uuid.uuid4().hex}"
         self.running: subprocess.Popen[bytes] | None = None
 
-    def write(self, *, orderly: bool = False, function: str = "handle", **settings: Any) -> None:
+    def write(self, *, orderly: bool = False, function: str = "handle", options: str = "", **settings: Any) -> None:
         batches = settings.get("consume_message_batch_max_size", 1) > 1
         text = PROGRAM.format(
             bootstrap=self._bootstrap,
@@ -84,6 +84,7 @@ class Stage:
             out=str(self._out),
             orderly=orderly,
             function=function,
+            options=options,
             argument="messages" if batches else "message",
             messages="messages" if batches else "[message]",
             settings=settings,
@@ -178,8 +179,9 @@ SHORT = {"lock_lease_ms": 6_000, "lock_hold_ms": 3_000, "lock_renew_ms": 1_000}
         {"consume_message_batch_max_size": 8},
         {"function": "handle_later"},
         {"orderly": True, **SHORT},
+        {"options": "allocate_message_queue_strategy=AllocateMessageQueueAveragely(),", **SHORT},
     ],
-    ids=["threads", "one-thread", "batches", "async", "orderly"],
+    ids=["threads", "one-thread", "batches", "async", "orderly", "own-allocation"],
 )
 def test_a_process_that_is_started_again_gets_past_its_killer(stage: Stage, kind: dict[str, Any]) -> None:
     stage.write(**kind)
@@ -202,3 +204,17 @@ def test_two_processes_get_past_the_message_that_kills_them(stage: Stage, kind: 
     stage.stop()
     stage.judge()
     assert len(stage.events("run.member-died")) == MOST_DEATHS
+
+
+def test_in_broadcasting_the_message_is_dropped_in_the_end(stage: Stage, tmp_path: Path) -> None:
+    stage.write(options="message_model=MessageModel.BROADCASTING,", offset_store_dir=str(tmp_path / "offsets"))
+    stage.send()
+    for _ in range(MOST_DEATHS):
+        assert stage.start().wait(GUARD_S) == -signal.SIGKILL, stage.log()
+    stage.start()
+    wait_until(lambda: len(stage.events("consumer.dropped")) == 1, stage.log)
+    wait_until(lambda: stage.calls().keys() == {*GOOD, "killer"}, stage.log)
+    stage.stop()
+    assert stage.calls()["killer"] == MOST_DEATHS
+    (dropped,) = stage.events("consumer.dropped")
+    assert dropped["error_class"] == "ProcessDied"
