@@ -12,12 +12,15 @@ during a step are judged only if it is known to go back (`clock-back`).
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from proof.history import Delivery
 from proof.index import NS_PER_MS, Index, Stored
 from proof.violation import Violation
 
 __all__ = ["find", "lateness_ms"]
+
+_LONG_AGO_MS: Final = 3_600_000
 
 _CUT_NS = NS_PER_MS
 
@@ -29,8 +32,16 @@ def find(index: Index) -> Iterator[Violation]:
 
 
 def lateness_ms(index: Index) -> list[int]:
-    """How long after its due time each delayed message was stored at its target, sorted; by append times."""
-    return sorted(child.it.ms - index.due_ms(parent) for parent, child in _relays(index) if _is_final(index, child))
+    """How long after its due time each delayed message was stored at its target, sorted; by append times.
+
+    A time of delivery that was long ago comes from a sender whose clock a fault has set: it counts from the append.
+    """
+    return sorted(
+        child.it.ms - (parent.it.ms if parent.it.ms - due_ms > _LONG_AGO_MS else due_ms)
+        for parent, child in _relays(index)
+        if _is_final(index, child)
+        for due_ms in (index.due_ms(parent),)
+    )
 
 
 def _relays(index: Index) -> Iterator[tuple[Stored, Stored]]:
