@@ -41,8 +41,10 @@ def worker(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             group,
             f"a worker is in the group, but the oldest message should have left {overdue_ms // 1_000} s ago",
-            "delayed and retried messages are late; the worker is stuck or too slow",
-            f"look at its log and /state; for more lanes and workers: {facts.init('--lanes', 'N')}",
+            "delayed and retried messages are late; the worker is stuck or too slow"
+            + ("" if facts.clocks_ms else ", or this machine's clock is ahead of the brokers'"),
+            ("" if facts.clocks_ms else f"compare the clocks: {facts.command('doctor', '--probe')}; ")
+            + f"look at its log and /state; for more lanes and workers: {facts.init('--lanes', 'N')}",
         )
     lost = sum(each.lost for each in standing.partitions if each.topic == facts.names.schedule)
     if lost:

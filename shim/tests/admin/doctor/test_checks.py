@@ -279,6 +279,15 @@ def test_no_value_of_a_secret_setting_is_shown() -> None:
     assert "canary" not in str(examine(sound(client=secrets)))
 
 
+def test_a_late_worker_is_not_blamed_before_the_clocks_are_compared() -> None:
+    late = (queue(0, Sample(1, NOW_MS - 86_400_000, 1, 1_000)),)
+    (guess,) = [each for each in examine(sound(queues=late, clocks_ms={})) if each.check == "worker-late"]
+    assert "this machine's clock is ahead" in guess.cost
+    assert guess.fix.startswith("compare the clocks: rocketshim doctor --probe --bootstrap b:9092; ")
+    (known,) = [each for each in examine(sound(queues=late)) if each.check == "worker-late"]
+    assert "clock" not in known.cost + known.fix
+
+
 @given(st.lists(st.integers(0, 10**6), max_size=27), st.just(0) | st.integers(-(10**12), 10**12))
 def test_a_level_table_and_a_wrong_clock_survive_encoding_as_commit_metadata(seconds: list[int], ahead_ms: int) -> None:
     levels = DelayLevels(tuple(each * 1_000 for each in seconds))
