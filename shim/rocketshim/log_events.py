@@ -20,6 +20,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.sent-on": "A member cannot handle retried messages of this topic and sends them on to other members.",
     "consumer.start-chosen": "Where a new group begins on partitions that it has never consumed.",
     "consumer.message-parked": "A message failed and was parked, because no retry can be made from it.",
+    "consumer.group-awaited": "The group waits for one of these members, so this one has no partition yet.",
     "consumer.not-left": "The consumer stopped, but the group may count it as a member until its session ends.",
     "consumer.lock-awaited": "This member waits for the locks of these queues for longer than two leases.",
     "consumer.locked": "This member has the locks of these queues and begins to read them.",

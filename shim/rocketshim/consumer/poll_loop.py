@@ -294,6 +294,7 @@ class PollLoop(Generic[QueueT]):
             self.queues.skip_invisible()
             self.queues.commit()
         reader.start_waiting()
+        reader.look_at_group()
         if membership and membership.has_no_partitions(reader.client().memberid(), now_ms, is_known=reader.is_member):
             reader.joined()
         if reader.is_member and self._compare.is_due(now_ms):
@@ -427,10 +428,15 @@ class PollLoop(Generic[QueueT]):
         """End the loop if the error is fatal; else log it."""
         error, topic = message.error(), message.topic()
         if is_fatal(error):
-            self._fail(KafkaException(error))
+            self._fail(_fatal(error, self.reader.joining.explained(error)))
         elif error.code() in DENIED:
             self._fail(NotAuthorizedError(f"not authorized to read {topic or 'in this group'}: {error.str()}"))
         else:
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
                 self._watch.doubt(topic, self._now_ms())
-            _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
+            self.reader.log_error(error, topic)
+
+
+def _fatal(error: KafkaError, explanation: str) -> Exception:
+    """Return what ends the loop: Kafka's error, or what it means."""
+    return ConsumerError(f"{error.str()}{explanation}") if explanation else KafkaException(error)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.kafka.membership import MemberCheck, described_groups
+from rocketshim.kafka.membership import JoinWatch, MemberCheck, described_groups
 
 
 class Admin:
@@ -129,3 +129,42 @@ def test_groups_are_described_by_a_client_that_is_dropped_whatever_it_answers() 
     gc.collect()
     assert made[0]() is None
     assert described_groups(make, [], 0.001) == {}
+
+
+def named(name: str) -> Any:
+    return SimpleNamespace(member_id=f"{name}-1", client_id=name, host="/10.0.0.7")
+
+
+@pytest.mark.parametrize("state", [ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.UNKNOWN])
+def test_after_five_seconds_of_joining_the_other_members_are_named_once(state: ConsumerGroupState) -> None:
+    admin = Admin()
+    watch = JoinWatch(lambda _: admin, {}, "g")
+    assert watch.others("me-1", 0, is_joining=True) == []
+    assert watch.others("me-1", 4_999, is_joining=True) == []
+    assert not admin.asked
+    assert watch.others("me-1", 5_000, is_joining=True) == []
+    admin.asked[0].set_result(group(named("me"), named("shop"), named("api"), state=state))
+    assert watch.others("me-1", 5_010, is_joining=True) == ["api@10.0.0.7 (api-1)", "shop@10.0.0.7 (shop-1)"]
+    assert watch.others("me-1", 60_000, is_joining=True) == []
+    assert len(admin.asked) == 1
+
+
+def test_a_member_that_has_joined_asks_nothing() -> None:
+    admin = Admin()
+    watch = JoinWatch(lambda _: admin, {}, "g")
+    watch.others("me-1", 0, is_joining=True)
+    assert watch.others("me-1", 4_000, is_joining=False) == []
+    assert watch.others("me-1", 60_000, is_joining=True) == []
+    assert not admin.asked
+
+
+@pytest.mark.parametrize("answer", [group(named("shop")), group(named("me"), state=ConsumerGroupState.EMPTY)])
+def test_a_group_that_waits_for_nobody_is_asked_again(answer: Any) -> None:
+    admin = Admin()
+    watch = JoinWatch(lambda _: admin, {}, "g")
+    watch.others("me-1", 0, is_joining=True)
+    watch.others("me-1", 5_000, is_joining=True)
+    admin.asked[0].set_result(answer)
+    assert watch.others("me-1", 5_010, is_joining=True) == []
+    watch.others("me-1", 5_600, is_joining=True)
+    assert len(admin.asked) == 2

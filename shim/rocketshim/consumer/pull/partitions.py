@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.pull.session import PullSession
 from rocketshim.consumer.reader.commits import commit_now
+from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
 from rocketshim.core.ownership import Ownership
@@ -68,6 +69,7 @@ class PullPartitions:
             ),
             ownership=Ownership(now_ms),
             now_ms=now_ms,
+            joining=Joining(settings.group, settings.client, self.session.join_watch()),
         )
         self.lookup = QueueLookup(names, lambda: self.reader.lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # by physical topic
@@ -227,6 +229,8 @@ class PullPartitions:
             self.skip_invisible()
             self._commit_done()
         self.reader.start_waiting()
+        if self._subscribed:
+            self.reader.look_at_group()
 
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages: markers, aborted records.
@@ -346,10 +350,10 @@ class PullPartitions:
         """Keep an error that `poll` has to raise; a transient error is only logged."""
         error: KafkaError = message.error()
         topic = message.topic()
-        _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
+        self.reader.log_error(error, topic)
         try:
             if is_fatal(error) or error.code() in DENIED:
-                with cluster_errors(f"{topic or 'this group'} cannot be read"):
+                with cluster_errors(f"{topic or 'this group'} cannot be read{self.reader.joining.explained(error)}"):
                     raise KafkaException(error)
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
                 self.lookup.queues(topic)

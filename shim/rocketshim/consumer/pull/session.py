@@ -14,7 +14,8 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients
+from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_admin, confluent_clients
+from rocketshim.kafka.membership import JoinWatch
 from rocketshim.settings import LitePullConsumerSettings, PullConsumerSettings
 
 __all__ = ["PullSession"]
@@ -51,7 +52,7 @@ class PullSession:
         self.clock = clock or SystemClock()
         self.now_ms = now_ms_of(self.clock)
         self._settings = settings
-        self._make = (clients or confluent_clients()).consumer
+        self._clients = clients
         self._close = close
         self._is_closed = False
         self._lock = threading.RLock()  # a signal handler may call stop() when a call has just taken it
@@ -139,6 +140,12 @@ class PullSession:
             {**CONSUMER_DEFAULTS, **self.last_error.settings, **defaults},
         )
         try:
-            return self._make(config)
+            return (self._clients or confluent_clients()).consumer(config)
         except (KafkaException, ValueError, TypeError) as error:
             raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
+
+    def join_watch(self) -> JoinWatch | None:
+        """Make what finds out which members the group waits for; None: there is no admin client."""
+        make = confluent_admin if self._clients is None else self._clients.admin
+        settings = self._settings.client_config({}, LastClientError().settings)
+        return make and JoinWatch(make, settings, self._settings.group)

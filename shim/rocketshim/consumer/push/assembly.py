@@ -19,7 +19,8 @@ from rocketshim.consumer.orderly.mode import OrderlyMode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.hooks import Hooks
-from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder, stable_client_id
+from rocketshim.consumer.reader.joining import Joining
+from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, numbered, offset_folder, stable_client_id
 from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicAssigner
 from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -41,7 +42,7 @@ from rocketshim.kafka.client_config import (
     PROTECTED_PRODUCER,
 )
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, brokers_assign, explained
-from rocketshim.kafka.membership import MemberCheck
+from rocketshim.kafka.membership import JoinWatch, MemberCheck
 from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
@@ -197,7 +198,11 @@ class PushAssembly:
         if self._needs_log:
             topics = self.subscriptions.topics
             log = connect_group_log(settings, topics=topics, clients=self.clients, clock=clock, admin=admin)
-        membership = None
+        membership = join_watch = None
+        if self.clients.admin is not None and not self._broadcasts:
+            join_watch = JoinWatch(
+                self.clients.admin, settings.client_config({}, LastClientError().settings), settings.group
+            )
         if (make_admin := self.clients.admin) is not None and brokers_assign(settings.client):
             membership = MemberCheck(make_admin, settings.client_config({}, LastClientError().settings), settings.group)
             opened.callback(membership.close)
@@ -219,6 +224,7 @@ class PushAssembly:
             store=store,
             assigner=self._make_assigner(log, ownership),
             care=CarefulStart(max_deaths=settings.max_process_deaths, window=self._careful_window),
+            joining=Joining(settings.group, _consumer_config(settings, lambda *_: None, orderly=orderly), join_watch),
         )
         make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
         parts = LoopParts(
@@ -280,7 +286,7 @@ def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, ord
     elif orderly:  # the queues of a dead member are reassigned when its session ends: no later than its locks do
         session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
         own = {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
-    return settings.client_config(required, {**CONSUMER_DEFAULTS, **own})
+    return numbered(settings.client_config(required, {**CONSUMER_DEFAULTS, **own}))
 
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:

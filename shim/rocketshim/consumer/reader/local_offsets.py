@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
@@ -33,7 +33,7 @@ from rocketshim.logs import safe_logger
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["PROCESS_VARIABLE", "LocalOffsetStore", "offset_folder", "stable_client_id"]
+__all__ = ["PROCESS_VARIABLE", "LocalOffsetStore", "numbered", "offset_folder", "stable_client_id"]
 
 PROCESS_VARIABLE: Final = "ROCKETSHIM_PROCESS"
 """Environment variable in which `rocketshim run --processes` gives each process its number: `0`, `1` …"""
@@ -49,6 +49,12 @@ def stable_client_id() -> str:
     """Return `host@DEFAULT`, as in RocketMQ's broadcasting; `host@DEFAULT-1` … in other processes of a run."""
     number = os.environ.get(PROCESS_VARIABLE, "0")
     return f"{socket.gethostname()}@DEFAULT{'' if number == '0' else f'-{number}'}"
+
+
+def numbered(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a consumer with a `group.instance.id` of its own in each process of a run."""
+    instance, number = config.get("group.instance.id"), os.environ.get(PROCESS_VARIABLE, "0")
+    return config if not instance or number == "0" else {**config, "group.instance.id": f"{instance}-{number}"}
 
 
 def offset_folder(base: str | None, client_id: str, names: TopicNames, group: str) -> Path:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_assigner import TopicAssigner
 from rocketshim.consumer.reader.partition_owner import PartitionOwner
@@ -59,6 +60,7 @@ class PartitionReader:
         store: where offsets are stored; None: in Kafka.
         assigner: decides which partitions to read; None: Kafka's group protocol, or `assign`.
         care: which messages are handed out with care; None: none are, and commits do not mention it.
+        joining: how it joins its group; None: nothing of that is explained.
 
     Attributes:
         error: the first error of a rebalance callback; None: there was none.
@@ -66,7 +68,7 @@ class PartitionReader:
         is_member: whether partitions are assigned (perhaps none), and the group has not put the consumer out since.
         is_closing: partitions that are still assigned are not read any more.
         is_suspended: nothing is read until `resume`.
-        pauses, starts, lookups, ownership, care, assigner, store, now_ms: its parts.
+        pauses, starts, lookups, ownership, care, joining, assigner, store, now_ms: its parts.
 
     Thread-safety: one thread owns it; any thread may wait for `has_joined`.
     """
@@ -82,6 +84,7 @@ class PartitionReader:
         store: LocalOffsetStore | None = None,
         assigner: TopicAssigner | None = None,
         care: CarefulStart | None = None,
+        joining: Joining | None = None,
     ) -> None:
         self.error: BaseException | None = None
         self.has_joined = threading.Event()
@@ -93,6 +96,7 @@ class PartitionReader:
         self.pauses = Pauses(self.client)
         self.lookups = Lookups(self.client, make_lookup_client)
         self.care = care or CarefulStart()
+        self.joining = joining or Joining()
         self.starts = StartOffsets(
             rules, client=self.client, lookups=self.lookups, ownership=ownership, care=self.care, store=store
         )
@@ -126,14 +130,22 @@ class PartitionReader:
 
     @property
     def is_joining(self) -> bool:
-        """Return whether the group has not yet assigned anything to this consumer."""
-        return self.assigner is None and not self.has_joined.is_set()
+        """Return whether the group has not yet assigned anything to this consumer, and may wait for it."""
+        return self.assigner is None and not self.has_joined.is_set() and not self.joining.is_refused
 
     @property
     def assigned(self) -> frozenset[TopicPartitionKey] | None:
         """Return the partitions of the newest assignment; None: there was none yet, or more of it is to come."""
         is_whole = self.has_joined.is_set() and (self.assigner is None or self.assigner.has_share)
         return frozenset(self._assigned) if is_whole else None
+
+    def look_at_group(self) -> None:
+        """Log which members the group waits for, if this consumer has been joining it for long."""
+        self.joining.look(self.client().memberid(), self.now_ms(), is_joining=self.is_joining)
+
+    def log_error(self, error: KafkaError, topic: str | None) -> None:
+        """Log an error of the client, after which it goes on."""
+        self.joining.log_error(error, topic, self.now_ms(), has_joined=self.has_joined.is_set())
 
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics as a member of the group; do nothing if an assigner decides what to read."""
@@ -150,6 +162,7 @@ class PartitionReader:
     ) -> Parting:
         """Leave the group and close the clients within a time; see `close_consumer`. Safe to call twice."""
         self.lookups.close()
+        self.joining.close()
         if self._consumer is None:
             return Parting.LEFT
         leaves = unsubscribe and self.assigner is None

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader import local_offsets
-from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, offset_folder
+from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE, LocalOffsetStore, numbered, offset_folder
 from rocketshim.errors import ConsumerError, OffsetStoreError
 from rocketshim_topics import TopicNames
 
@@ -231,3 +231,16 @@ def test_each_client_and_group_has_its_own_directory(tmp_path: Path) -> None:
         assert folder.resolve().is_relative_to(tmp_path.resolve())
         assert folder.resolve() == folder
         folder.mkdir(parents=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "wanted"), [(None, "shop"), ("0", "shop"), ("1", "shop-1"), ("12", "shop-12")], ids=str
+)
+def test_each_process_of_a_run_has_its_own_static_member_id(
+    number: str | None, wanted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(PROCESS_VARIABLE, raising=False)
+    if number is not None:
+        monkeypatch.setenv(PROCESS_VARIABLE, number)
+    assert numbered({"group.instance.id": "shop", "client.id": "c"}) == {"group.instance.id": wanted, "client.id": "c"}
+    assert numbered({"client.id": "c"}) == {"client.id": "c"}
