@@ -9,11 +9,31 @@ import re
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    OffsetSpec,
+)
 
-from rocketshim import ConsumeOrderlyStatus, DelayWorker, LitePullConsumer, Message, Producer, PushConsumer
+from rocketshim import (
+    ConsumeFromWhere,
+    ConsumeOrderlyStatus,
+    DeadLetter,
+    DelayWorker,
+    LitePullConsumer,
+    Message,
+    MessageView,
+    Producer,
+    PushConsumer,
+)
 from rocketshim.cli import main
 from rocketshim.errors import RocketshimError
 from rocketshim_local import Broker
@@ -21,7 +41,7 @@ from rocketshim_topics import DelayLevels, Layout, TopicNames, provision
 from rocketshim_topics.layout import TopicState
 
 from .conftest import delete_topics
-from .running import patient_worker
+from .running import patient_worker, running
 from .waiting import wait_until
 
 FILLED_IN = {"N": "2", "GROUP": "other.group"}
@@ -258,3 +278,66 @@ def test_the_commands_of_an_error_remove_its_cause(fault: str, place: Place) -> 
     for command in named:
         assert main(command) in {0, 2}, (command, place.capsys.readouterr())
     attempt(place)
+
+
+# --- runbooks --------------------------------------------------------------------------------------------------------
+
+
+def section(heading: str) -> list[list[str]]:
+    """The commands of a section of docs/runbooks.md, in order."""
+    page = (Path(__file__).parents[1] / "docs" / "runbooks.md").read_text(encoding="utf-8")
+    text = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    return [shlex.split(" ".join(each.split())) for each in re.findall(r"`rocketshim ([^`]+)`", text)]
+
+
+def run_section(place: Place, heading: str, **filled_in: str) -> None:
+    """Run the commands of a section as they stand; `filled_in` are the words in capitals."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROCKETSHIM_NAMESPACE", place.namespace)
+        for command in section(heading):
+            words = [filled_in.get(word.replace("/", "_"), word) for word in command]
+            assert main(words) in {0, 2}, (words, place.capsys.readouterr())
+
+
+def records(place: Place, topic: str) -> int:
+    """The number of records of a topic, with markers of transactions."""
+    ends = place.admin.list_offsets({TopicPartition(topic, 0): OffsetSpec.latest()})
+    return sum(future.result(WAIT_S).offset for future in ends.values())
+
+
+def test_the_runbook_of_parked_records_delivers_them(place: Place) -> None:
+    place.init()
+    missing = f"{place.namespace}.missing"
+    worker = patient_worker(place.bootstrap, place.namespace, "1s 2s", target_tries=1)
+    with running(worker):
+        place.send(missing, delay="1s")
+        wait_until(lambda: worker.counts.parked != {}, "parked", within_s=WAIT_S)
+        place.create(missing, 1)  # "its target did not exist: create it"
+        run_section(place, "Parked", PARTITION_OFFSET="0/0")
+        wait_until(lambda: records(place, missing) == 1, "delivered", within_s=WAIT_S)
+
+
+def test_the_runbook_of_dead_letters_sends_them_again(place: Place, tmp_path: Path) -> None:
+    place.init()
+    place.send()
+    handled: list[int] = []
+    consumer = PushConsumer(
+        place.bootstrap, group=place.group, namespace=place.namespace, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    )
+
+    def charge(message: MessageView) -> None:
+        handled.append(message.reconsume_times)
+        if len(handled) == 1:
+            raise DeadLetter("no such card")
+
+    consumer.listener(place.topic)(charge)
+    consumer.start()
+    try:
+        dead = place.names.dead_letter(place.group)
+        wait_until(lambda: records(place, dead) == 1, "a dead letter", within_s=WAIT_S)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(tmp_path)
+            run_section(place, "NewDeadLetters", GROUP=place.group, PARTITION_OFFSET="0/0")
+        wait_until(lambda: len(handled) == 2, "handled again", within_s=WAIT_S)
+    finally:
+        consumer.stop()
