@@ -72,7 +72,7 @@ class Simulation:
             has_killers=plan.killers,
         )
         if plan.churns:
-            self.world.commit_interval_ms = 2_000
+            self.world.commit_interval_ms = 20_000
         self.sink = Sink(self.world) if plan.orderly else None
         numbers = count()
         self.sender = Place(self.world, "sender", lambda name: Sender(self.world, name, numbers))
