@@ -29,6 +29,10 @@ def _consumer() -> PushConsumer:
     return PushConsumer(ADDRESS, group="g")
 
 
+def _drop_in() -> rocketshim.dropin.Consumer:
+    return rocketshim.dropin.Consumer({"group.id": "g", "rocketshim.retry.enable": True, "log_level": 0})
+
+
 async def _sent() -> None:
     await AsyncProducer(ADDRESS).send("orders", b"", **UNKNOWN)
 
@@ -59,6 +63,8 @@ OPEN: dict[str, Callable[[], object]] = {
     "rocketshim.aio.AsyncProducer.send": _awaited,
     "rocketshim.compat.rocketmq.client.TransactionMQProducer": lambda: TransactionMQProducer("g", **UNKNOWN),
     "rocketshim.dropin.Consumer": lambda: rocketshim.dropin.Consumer({"group.id": "g"}, **UNKNOWN),
+    "rocketshim.dropin.Consumer.commit": lambda: _drop_in().commit(**UNKNOWN),
+    "rocketshim.dropin.Consumer.subscribe": lambda: _drop_in().subscribe(["orders"], **UNKNOWN),
     "rocketshim.dropin.Producer": lambda: rocketshim.dropin.Producer({}, **UNKNOWN),
     "rocketshim.harness.Harness.send": _in_harness,
 }
@@ -108,7 +114,7 @@ def test_each_public_callable_refuses_an_option_that_does_not_exist() -> None:
 
 @pytest.mark.parametrize("name", OPEN)
 def test_an_open_callable_refuses_an_option_that_does_not_exist(name: str) -> None:
-    with pytest.raises((RocketshimError, KafkaException)) as caught:
+    with pytest.raises((RocketshimError, KafkaException, TypeError)) as caught:
         OPEN[name]()
     if "Transaction" not in name:  # which refuses everything
         assert "no_such_option" in str(caught.value)
