@@ -108,4 +108,4 @@ def test_a_link_on_which_a_request_takes_three_seconds_repeats_and_parks_nothing
         link.broker_port = int(cluster.bootstrap.rpartition(":")[2])
         bootstrap = f"127.0.0.1:{link.port}"
         stage = make_stage(bootstrap, AdminClient({"bootstrap.servers": bootstrap}), namespace, tmp_path)
-        deliver(stage, 200, 200, exactly_once=exactly_once, within_s=300, link=link, transaction_ms=60_000)
+        deliver(stage, 200, 200, exactly_once=exactly_once, within_s=300, link=link, transaction_ms=120_000)

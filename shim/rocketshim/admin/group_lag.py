@@ -283,6 +283,8 @@ class GroupReader:
         self, settings: Mapping[str, dict[str, Any]], failed: dict[str, KafkaException]
     ) -> dict[str, GroupStanding]:
         """Return the state of groups, by the settings of a client of each; add the errors of the others to `failed`."""
+        if not settings:
+            return {}
         described = self._described(list(settings), failed)  # first, because it fails immediately if an ACL is missing
         partitions = visible_partitions(self.admin, self.timeout_s) if described else []
         committed: dict[str, list[TopicPartition]] = {}
@@ -311,7 +313,7 @@ class GroupReader:
 
     def _described(self, groups: list[str], failed: dict[str, KafkaException]) -> dict[str, Any]:
         """Describe groups; add the errors of the others to `failed`."""
-        found = {}
+        found: dict[str, Any] = {}
         deadline_s = time.monotonic() + self.timeout_s
         while groups:
             answers = described_groups(self._make_admin, groups, self.timeout_s, include_authorized_operations=True)

@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, Protocol, TypeVar, overload
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import BrokerUnavailableError, ConfigError
+from rocketshim_topics.kafka_codes import AWAY
 
 __all__ = [
     "AdminFactory",
@@ -290,7 +291,9 @@ def answer_time_s(admin: Any, complaints: LastClientError) -> float:
         if waited_s >= _ANSWER_S or (waited_s >= _REACH_S and complaints.text(admin)):
             return _UNREACHABLE_S
         time.sleep(_LOOK_S)
-    return _ANSWER_S if asked.exception() is None else _UNREACHABLE_S
+    error = asked.exception()
+    is_away = isinstance(error, KafkaException) and error.args[0].code() in AWAY
+    return _UNREACHABLE_S if is_away else _ANSWER_S
 
 
 def _likely_cause(words: str) -> str:

@@ -76,7 +76,7 @@ _LOOK_S: Final = 0.1  # to see whether reports arrive
 _ANSWER_S: Final = 0.02  # to see whether lookups were answered
 _PURGE_S: Final = 2.0
 _CALLS: Final = 5  # requests of a transaction that wait for each other
-_PROBES: Final = 2  # a record of a new transaction takes the time of these: it may need metadata and a connection
+_PROBES: Final = 3  # a record of a new transaction takes the time of these: metadata and partitions come first
 _REMEMBERED_CALLS: Final = 8
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
 
