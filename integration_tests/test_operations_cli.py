@@ -163,11 +163,11 @@ def test_parked_records_sent_again_by_a_name_are_sent_once_by_it(place: Place, r
 
     assert redrive("0/0", "0/7", "--dry-run", code=2) == [1, 0, 1], "0/7 is not there"
     assert redrive("0/0", "0/1", "0/7", code=2) == [2, 0, 1]
-    assert redrive("0/0", "--again", "monday") == [1, 0, 0]
-    assert redrive("--topic", "orders", "--again", "monday") == [1, 1, 0], "as after a kill between the two"
-    assert redrive("--topic", "orders", "--again", "monday") == [0, 2, 0]
-    assert redrive("--reason", "", "--again", "tuesday", code=2) == [2, 0, 1], "the third does not say where to"
-    run("parked", "redrive", "0/0", "--again", "no/name", *place.there, code=1)
+    assert redrive("0/0", "--again", "--plan", "monday") == [1, 0, 0]
+    assert redrive("--topic", "orders", "--again", "--plan", "monday") == [1, 1, 0], "as after a kill between the two"
+    assert redrive("--topic", "orders", "--again", "--plan", "monday") == [0, 2, 0]
+    assert redrive("--reason", "", "--again", "--plan", "tuesday", code=2) == [2, 0, 1], "the third names no target"
+    run("parked", "redrive", "0/0", "--again", "--plan", "no/name", *place.there, code=1)
     with TopicReader(place.bootstrap) as reader:
         assert len(list(reader.read([place.names.schedule]))) == 6
 
