@@ -2,7 +2,8 @@
 
 * The first signal requests a stop. The handlers stay installed until the block ends, so a further signal does not
   interrupt the clean-up. Further signals are usual: a service manager signals the whole control group, a terminal
-  signals its whole process group, and a supervisor passes signals on.
+  signals its whole process group, and a supervisor passes signals on
+  (test_signals_during_the_shutdown_do_not_interrupt_it, test_signals_to_the_process_group_let_all_that_began_end).
 * Only a person can force the end: a second Ctrl-C (SIGINT), at least a second after the first, raises
   KeyboardInterrupt. SIGTERM never does. Some launchers send a copy of the first Ctrl-C; it comes sooner than a second.
 * A block inside another one begins with what the outer block has received, and passes on what it has received itself,

@@ -1,5 +1,6 @@
-"""The drawings of DESIGN.md agree with the code, and so do the names that docstrings say take part in a decision."""
+"""DESIGN.md agrees with the code; and every name exists that comments and docstrings give of a test or a decision."""
 
+import ast
 import importlib.util
 import pkgutil
 import re
@@ -9,8 +10,12 @@ from types import ModuleType
 import pytest
 
 from tools.reference.decisions import decisions
+from tools.reference.files import modules
 
-TOOL = Path(__file__).parents[2] / "tools" / "design_parts.py"
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "design_parts.py"
+TESTS = ("topics/tests", "shim/tests", "spark/tests", "integration_tests", "proof")
+_REFERENCE = re.compile(r"[(;]\s*(?:# )?(test_\w+(?:,\s+(?:# )?test_\w+)*)\)")
 
 
 @pytest.fixture
@@ -53,3 +58,27 @@ def test_decisions_are_found_in_docstrings() -> None:
     assert lane.name == "core.lane_selector.LaneSelector.choose"
     assert lane.answer.startswith("That of its key, also for a retry;")
     assert len(found) > 80, "two entries in one docstring are two decisions"
+
+
+def references() -> dict[str, list[str]]:
+    """Return the tests that comments and docstrings name, as `(test_a, test_b)`, and the modules that name each."""
+    found: dict[str, list[str]] = {}
+    for path, _ in modules():
+        for listed in _REFERENCE.findall(path.read_text(encoding="utf-8")):
+            for name in re.findall(r"test_\w+", listed):
+                found.setdefault(name, []).append(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def names_of_tests() -> set[str]:
+    """Return the names of all tests."""
+    paths = (path for folder in TESTS for path in (ROOT / folder).rglob("test_*.py"))
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in paths)
+    return {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def test_each_test_that_a_comment_names_exists() -> None:
+    named_tests = references()
+    assert len(named_tests) > 50
+    known = names_of_tests()
+    assert {name: paths for name, paths in named_tests.items() if name not in known} == {}

@@ -6,7 +6,9 @@ A transaction contains the dead letters that it sends and their mark in the redr
 * The `transactional.id` is derived from the source topic, so a topic has one redrive at a time. `init_transactions`
   fences the previous redrive of that topic and ends its open transaction.
 * Then we write our `begin` into the log and read the log until that record comes back. Now we know every mark that was
-  committed before, also if transactions of other redrives were open in the log. Only our own marks can follow.
+  committed before, also if transactions of other redrives were open in the log. Only our own marks can follow. To read
+  the log to its end is not enough: `read_committed` shows nothing behind an open transaction
+  (test_an_open_transaction_in_the_log_ends_the_redrive_with_an_error).
 * We send the letters that have no mark in the log, one transaction after another.
 * After any error with an uncertain outcome we start again from scratch: new producer, `begin`, log. If another redrive
   has begun meanwhile, it continues; we stop and name it.

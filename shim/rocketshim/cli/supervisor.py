@@ -1,8 +1,9 @@
 """Several processes of one command: started together, each started again if it dies, stopped together.
 
 Each member's standard input is a pipe from the supervisor. The end of that pipe asks the member to stop. That works on
-every platform, and also when the supervisor is killed. A signal to the whole process group, as Ctrl-C in a terminal,
-reaches the members directly, too; a second request to stop changes nothing.
+every platform, and also when the supervisor is killed
+(test_members_stop_by_themselves_when_their_supervisor_is_killed). A signal to the whole process group, as Ctrl-C in a
+terminal, reaches the members directly, too; a second request to stop changes nothing.
 
 A member that dies (killed for its memory, a segmentation fault, an error that ends its loop) does not disturb the
 others. `Restarts` decides what follows:

@@ -5,7 +5,7 @@ commit has noted them. A message that has killed too many processes is not submi
 
 A failed message goes to `SendBack` as soon as its chunk is reported. While failed messages are on their way to their
 next topic, no wait is longer than 5 ms, and none waits for listeners alone: the producer's reports arrive only through
-its `poll`.
+its `poll`, and a queue moves no faster than they are read (test_a_failure_is_finished_only_when_its_retry_is_stored).
 
 Passing a chunk by `SimpleQueue` costs 0.03 to 0.26 µs per message; an executor costs 6 to 12 µs (our measurement). The
 threads are daemons: a thread whose listener never returns does not keep the process alive after the consumer is closed.

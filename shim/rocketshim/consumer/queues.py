@@ -64,6 +64,7 @@ class AssignedQueues(Generic[QueueT]):
         self._drop(key)
         self._epoch += 1
         self.by_key[key] = self._dispatch.make_queue(key, self._epoch)
+        # else nobody resumes it (test_a_log_that_was_cut_while_its_queue_was_full_is_read): the new queue is not full
         self._reader.pauses.release([key], PauseReason.FLOW)
         self.commits.positions.adopt(key, offset)
         self._share_limits()
@@ -143,6 +144,8 @@ class AssignedQueues(Generic[QueueT]):
         Call it only between two turns: in a callback, or after a message was dropped, the client's position may be
         behind messages that are in no queue. It asks no broker (0.3 to 0.7 ms for a thousand partitions).
         """
+        # a commit would lose them (test_closing_passes_what_was_read_and_no_message_that_it_drops,
+        # test_a_message_in_hand_is_not_passed_when_its_partition_is_revoked_within_the_same_fetch)
         asked = [TopicPartition(*key) for key in self.by_key if not self._reader.is_waiting(key)]
         for item in self._reader.client().position(asked) if asked else ():
             key = TopicPartitionKey.of(item)

@@ -8,7 +8,9 @@ between them.
   the message late; one with too short a delay only costs a hop. So the bound may be ahead of the brokers' clock, but
   never behind it. It advances with whichever of the two clocks has advanced further: the wall clock may be set back,
   and the monotonic one may stand still while the machine sleeps. It expires after five minutes: clocks drift apart by
-  up to 30 ms in that time, as much as the slack of the queue rule.
+  up to 30 ms in that time, as much as the slack of the queue rule. While it is not known, the message goes through the
+  finest queue (test_deliver_at_selects_its_queue_by_the_brokers_clock_even_if_the_senders_is_wrong,
+  test_absolute_time_waits_in_the_finest_queue_while_the_brokers_clock_is_not_known).
 * The lower bound (`stamp_ms`) is the timestamp of records that we produce: brokers refuse a record whose timestamp is
   more than an hour ahead of their clock (`message.timestamp.after.max.ms`). It advances with the monotonic clock. It
   ends when the two clocks of this machine have advanced differently by a minute: the wall clock was set, or the machine

@@ -4,7 +4,8 @@ Rules:
 
 * The queue is strictly first-in-first-out by **its own delay**: a record leaves when that delay has passed since its
   append, whatever its headers contain. Only the head is checked. The caller that takes the record decides what follows
-  (deliver it, or hop it to another queue).
+  (deliver it, or hop it to another queue). By their own due times, records of different origin would block each other
+  (test_with_another_level_table_a_record_that_leaves_too_soon_hops_again).
 * Two clocks decide that the delay has passed. The first is a lower bound of the leader's clock (`queue_clock`): the
   record leaves when it reaches `append + delay`. The second is the monotonic clock since the record was first seen.
   When the whole delay (and a thousandth more, for two clocks that run at different rates) has passed on it, the delay
@@ -13,7 +14,8 @@ Rules:
   delivers such a record immediately: differs on purpose). Both clocks are safe; the earlier one counts.
 * Records that leave together form a *run*, which is in flight until the last of its hops is confirmed. The position to
   commit is the one after the longest confirmed prefix of runs; only confirmations move it. `failed` puts back records
-  whose hops failed: they are due immediately, lowest offset first, and their run stays open.
+  whose hops failed: they are due immediately, lowest offset first, and their run stays open
+  (test_a_failed_part_of_a_run_keeps_the_whole_run_open). So a crash repeats at most the runs in flight.
 * Memory is bounded: `offer` accepts everything it is given, and `pauses` / `resumes` report when to stop and when to
   go on fetching. There is a gap between the two, so that fetching does not flap. A queue whose head is far buffers a
   twentieth. Records that were fetched together are counted with their mean size.

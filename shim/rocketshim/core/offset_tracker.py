@@ -4,7 +4,8 @@ Rules of this file:
 
 * Messages are delivered in *runs*: lists of messages of one partition in the order in which Kafka delivered them.
   Offsets rise strictly but not by one: transaction markers, aborted records and compaction leave holes. So the position
-  to commit is never computed by counting from an offset, only from what was delivered.
+  to commit is never computed by counting from an offset, only from what was delivered
+  (test_position_follows_the_last_finished_message_not_the_next_delivered_one).
 * Messages finish in any order. The position to commit is the one after the last message of the longest finished prefix.
   It never passes an unfinished message and never goes back. Behind the last message it also passes what no reader sees,
   as far as the client has read (`skip_to`); otherwise a group would stay behind a transaction marker forever.

@@ -400,6 +400,8 @@ class ProcessQueue(Generic[MessageT]):
         Decides: Does a listener call take too long? A concurrent consumer's message is then retried at level 3
             (`consumer.send_back.SendBack.send_timed_out`); an orderly call is never given up.
         """
+        # (test_sweep_reports_a_call_within_two_sweeps_after_the_timeout,
+        # test_late_success_of_an_expired_message_does_not_finish_it)
         expired: list[tuple[Chunk[MessageT], MessageT]] = []
         if self.dropped:
             return expired

@@ -9,7 +9,8 @@ reached this time*. Since then at least as much time has passed there as here. R
   monotonic clock has. Older evidence proves nothing about a clock that was set back since. Evidence from other
   partitions proves nothing about this partition's leader. Both made records early (2 s for a step of 2 s, until the
   next probe; our simulation). So there is no step to detect, no leader to identify, and no window after which evidence
-  is stale.
+  is stale (test_evidence_older_than_the_record_does_not_date_it,
+  test_nothing_is_early_lost_or_stuck_for_any_leaders_and_clocks).
 * Our clock is assumed to run 100 ppm slower than it does: two free-running clocks differ by no more.
 * A record's own append time is evidence too: the record leaves at the latest a whole delay after it was first seen.
   That is soon enough for a record that was fetched immediately, but not for one that had waited before. A *probe*, a

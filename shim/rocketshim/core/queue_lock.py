@@ -21,7 +21,8 @@ what the process may *do*, on its own monotonic clock. Its rules:
 `queue_lock_states` has the states of a queue and the transitions between them.
 
 Each `QueueStarted` is followed by exactly one `QueueStopped` with its lease before the next `QueueStarted` of that
-queue. Calls about a former token (`release`, `progress`) are late, not wrong, and are ignored.
+queue. Calls about a former token (`release`, `progress`) are late, not wrong, and are ignored
+(test_calls_about_a_former_token_are_late_and_ignored).
 
 The state machine also schedules the heartbeats (`member`), because only records move log time. It sends a `leave`
 record when it is closed and everything is released. It sends a claim when the queue is free, or when the time since

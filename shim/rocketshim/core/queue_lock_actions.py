@@ -48,7 +48,8 @@ class QueueStarted:
         The log's position is newer than the commit if the same owner has made both, or a later one has reported it. It
         counts for nothing if the positions begin again: an operator or another program has made the commit (it has no
         token), or there is none (the topic was created again), or an owner after the one that reported it has committed
-        a lower start (it was created again before that owner).
+        a lower start (it was created again before that owner)
+        (test_a_position_of_the_log_counts_unless_a_later_owner_or_an_operator_has_begun_lower).
 
         Args:
             committed: the committed offset.

@@ -21,7 +21,8 @@ other rocketshim topics that only a pattern matched; the latter are never assign
   message until the next `resume` or rebalance.
 * A partition whose start is not known yet is paused until it is (`awaits_start`).
 
-The client keeps a pause across assignments, so a partition that is not to be paused is resumed explicitly.
+The client keeps a pause across assignments, so a partition that is not to be paused is resumed explicitly
+(test_a_pause_of_the_retry_topic_does_not_outlive_its_assignment).
 
 Thread-safety: any thread may send a message back; one lock guards what it changes, and nothing is called while it is
 held. The assignment and `Partition.last` belong to the poll thread, and any thread may read them.
@@ -98,7 +99,7 @@ class Partition:
         if last is None:
             return self.asked
         key, offset = (last.topic() or "", _number(last.partition())), _number(last.offset()) + 1
-        epoch = last.leader_epoch()
+        epoch = last.leader_epoch()  # as the client stores it (test_the_same_operations_have_the_same_answers)
         return TopicPartition(*key, offset) if epoch is None else TopicPartition(*key, offset, leader_epoch=epoch)
 
     def answered(self, position: TopicPartition) -> None:

@@ -138,7 +138,8 @@ class Producer(confluent_kafka.Producer):
 
         Source: `MessageConst.PROPERTY_DELAY_TIME_LEVEL`, `PROPERTY_TAGS`, `PROPERTY_KEYS`.
         """
-        # the original accepts None as a callback, and then calls none
+        # the original calls none if `callback` is None beside
+        # `on_delivery` (test_a_callback_of_none_does_not_hide_on_delivery)
         report = on_delivery if callback is None else callback
         if delay_level is None and delay is None and deliver_at is None and tag is None and not keys:
             super().produce(  # by name, because a tracer's `produce` below this one looks for `headers` by name

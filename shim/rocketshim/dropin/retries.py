@@ -8,7 +8,8 @@ call `list_topics`, `poll` or `consume` of the same client: the next callback en
 
 A partition of the retry topic starts at the beginning if it has no committed offset, or one that is no longer in its
 log, regardless of `auto.offset.reset`: the messages there belong to this group. If this cannot be found out in time,
-the partition is assigned paused, and a later `poll` seeks to its start.
+the partition is assigned paused, and a later `poll` seeks to its start
+(test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it).
 
 **Offsets.** The client stores a message's offset when it returns the message. Here that happens at the next `poll`,
 `consume` or `close`: the caller has come back, so it has handled its messages. It also happens at a `commit()` without
@@ -21,11 +22,12 @@ has failed.
 sends a message back asks the client nothing: the thread that polls notes the last message of each partition when it
 hands it out. While a call waits, nothing of it is handed out yet, so offsets are stored by what was noted, also if a
 callback of that call asks for it. At other times the client's own position counts, which also passes the marks of
-transactions behind the last message.
+transactions behind the last message (test_another_thread_sends_back_while_the_poll_thread_waits_for_messages,
+test_any_callback_may_wait_for_a_thread_that_sends_back).
 
 **Errors of callbacks.** If an error escapes from a callback into the client, the client drops the message that it was
 about to return. So our callbacks let no error escape. The call in which it happened raises it (one error a call), and
-the next calls return the messages that came with it.
+the next calls return the messages that came with it (test_an_error_in_a_callback_is_raised_and_no_message_is_lost).
 
 **Retries of others.** Any member of the group may get a retried message. One of a topic that the program never
 subscribed to is sent on, uncounted, to the other members, and the program does not see it.

@@ -14,7 +14,7 @@ How to use it::
 Any thread may call every method. Only `start` and `stop` wait. Exactly one `QueueStopped` follows each `QueueStarted`
 before the queue starts again; the caller answers it by `release`. In a rebalance the caller has already stopped,
 drained and committed. It may then call `want` with fewer queues and `release` one directly after the other: only the
-order of the calls matters.
+order of the calls matters (test_a_queue_drained_before_its_stop_event_is_released_immediately).
 
 The core makes the decisions: `group_log` (who owns what, from the log alone) and `queue_lock` (which leases this
 process may rely on, and what it writes). This module only acts:

@@ -21,7 +21,8 @@ def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None])
     """Return the topics among these that the principal may not write to, by the cluster's answers within 5 s.
 
     An answer without any rights (the cluster was not asked for them, or is too old to answer) denies nothing: a
-    principal that may describe a topic has at least that right.
+    principal that may describe a topic has at least that right. `describe_acls` is no help: it returns an empty list to
+    a principal that may not ask (test_a_topic_is_denied_only_if_the_cluster_says_so).
 
     Args:
         admin: a `confluent_kafka.admin.AdminClient` with the rights of the producer.

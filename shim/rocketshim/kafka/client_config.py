@@ -95,7 +95,8 @@ CONSUMER_ONLY: Final = re.compile(
     r"|partition\.assignment\.strategy|fetch\..*|queued\..*|auto\.offset\.reset|check\.crcs|consume\..*"
     r"|enable\.(auto\.commit|auto\.offset\.store|partition\.eof)|auto\.commit\.interval\.ms|isolation\.level"
 )
-"""Settings that a producer would only warn about; they are passed to consumers only."""
+"""Settings that a producer would only warn about. They are passed to consumers only, and not refused
+(test_settings_of_consumers_do_not_reach_producers)."""
 
 _KAFKA_NAME: Final = re.compile(
     CONSUMER_ONLY.pattern

@@ -7,10 +7,13 @@ in-memory Kafka of `rocketshim.testing`. No shell uses a method that is not list
 
 Names, argument forms, return values and errors are confluent_kafka's (2.15 and later). In particular:
 
-* Always check `error()` of a message first. A message with an empty value is *falsy*, so test `is not None`.
+* Always check `error()` of a message first. A message with an empty value is *falsy*, so test `is not None`
+  (test_messages_without_a_value_are_handled_and_committed, test_records_without_a_value_are_records).
+* A `KafkaError` that is compared with None by `==`, also inside a list, leaves an exception behind that a later call
+  raises. So test `is None` (test_an_error_that_is_compared_with_none_raises_later).
 * `headers()` is None if a message has no headers.
 * `consume(n, timeout)` waits for n messages or the whole time-out, so the shells call `poll(t)` and then
-  `consume(n, 0)`.
+  `consume(n, 0)` (test_consume_waits_for_all_its_messages_or_for_the_whole_time).
 * Errors are `confluent_kafka.KafkaException` with a `KafkaError` inside.
 """
 
@@ -225,7 +228,8 @@ class LastClientError:
     def log(self, level: int, text: str, *args: Any) -> None:
         """Log one line; the part of the interface of `logging.Logger` that confluent_kafka uses.
 
-        An exception in a handler or filter of the program is suppressed: otherwise the client's `poll` would raise it.
+        An exception in a handler or filter of the program is suppressed: otherwise the client's `poll` would raise it
+        (test_an_exception_in_a_log_filter_does_not_leave_the_client). A client that is never polled logs nothing.
         """
         facility, client, words = args if len(args) == 3 else ("", "", text % args)
         words = _THREAD.sub("", words)
@@ -431,8 +435,11 @@ def is_fatal(error: object) -> bool:
 
 
 def refresh_metadata(producer: ProducerClient, topic: str | None = None) -> None:
-    """Make a producer refresh its metadata of a topic, None: of all topics. Do not wait for the answer."""
-    with suppress(KafkaException):  # it always times out
+    """Make a producer refresh its metadata of a topic, None: of all topics. Do not wait for the answer.
+
+    Its metadata are up to five minutes old. The call always times out; the producer knows the answer 1 ms later.
+    """
+    with suppress(KafkaException):
         producer.list_topics(topic, timeout=0)
 
 
@@ -459,7 +466,11 @@ def init_transactions(producer: ProducerClient, topic: str, timeout_s: float) ->
 
 
 def purge_producer(producer: ProducerClient, longest_s: float) -> None:
-    """Drop the records in a producer, and let it call their delivery callbacks."""
+    """Drop the records in a producer, and let it call their delivery callbacks.
+
+    Call it before `abort_transaction`, which waits ten seconds for the reports of what it purges, and serves none of
+    them (test_closing_a_producer_drops_and_reports_its_records, test_an_abort_delivers_each_record_once).
+    """
     producer.purge()
     for _ in range(2):  # the first call raises a fatal error
         try:
@@ -474,7 +485,8 @@ def close_producer(producer: ProducerClient, longest_s: float) -> None:
 
     Only its owner may call this, while no other thread is in a call of it. The last reference may be unreachable:
     confluent_kafka keeps the error that `commit_transaction` raised, and with it the error's stack frames (our
-    measurement, 2.16.1).
+    measurement, 2.16.1). Everything that ends closes its clients itself: an object that a user still references must
+    keep no thread alive (test_after_the_end_nothing_is_left, test_a_sender_that_nobody_uses_any_more_leaves_no_thread).
 
     Args:
         producer: if it is closed already, nothing happens.
@@ -526,11 +538,12 @@ def close_consumer(
     cooperative member without partitions sends no LeaveGroup, and while a JoinGroup is open the broker does not read a
     LeaveGroup. The other members then wait for that member until its session times out. So this function first lets the
     join finish. Then `unsubscribe` sends the LeaveGroup; librdkafka delays it while the group rebalances, and forgets
-    the member id when it is sent.
+    the member id when it is sent (test_a_member_finishes_joining_and_leaves_before_it_closes,
+    test_a_push_consumer_without_partitions_leaves_its_group).
 
     If the brokers are silent, librdkafka waits for the answer to a commit as well as to `close`: as long as the session
     time-out, and forever if connections are open but no broker answers (our measurement). Then the client stays in its
-    own daemon thread and ends when it can.
+    own daemon thread and ends when it can (test_a_consumer_without_answers_stays_in_its_thread_and_closes_when_it_can).
 
     Args:
         consumer: no other thread is in a call of it; not to be used afterwards.

@@ -7,6 +7,8 @@ delivery reports, commits, errors, log lines and statistics.
 
 A thread of its own has a state of its own. A consumer cannot be helped so: it lets one thread in at a time, and waits
 for its callback to return. Our consumers ask a second client (`kafka.lookups`).
+(test_a_callback_of_a_producer_may_list_topics,
+test_the_kafka_in_memory_refuses_what_ends_the_process_of_a_real_consumer)
 """
 
 import threading

@@ -3,7 +3,8 @@
 A broker answers the requests of one connection in order, and delays a fetch that finds nothing by `fetch.wait.max.ms`
 (500 ms by default). So a consumer that reads waits half a second for each `list_topics`, `get_watermark_offsets` and
 `offsets_for_times`; without a fetch it waits 2 ms (measured). The group's coordinator answers requests for committed
-offsets. A consumer has a separate connection to it, so they do not wait.
+offsets. A consumer has a separate connection to it, so they do not wait
+(test_the_kafka_in_memory_notes_requests_that_a_fetch_would_delay).
 
 A consumer also must not call its own `list_topics` inside a callback, see `kafka.confluent`. So `Lookups` asks a second
 client, which it creates at the first need.

@@ -87,7 +87,8 @@ def group_positions(
     """Return the positions that the consumer's group has committed; partitions without a commit are absent.
 
     A consumer that joins no group asks, because librdkafka's admin client crashes with a segmentation fault if the
-    coordinator does not exist yet (librdkafka #5040).
+    coordinator answers with an error, as before `__consumer_offsets` exists (librdkafka #5040;
+    test_positions_of_a_group_are_known_before_the_cluster_has_a_coordinator).
 
     Args:
         consumer: its `group.id` is the group.

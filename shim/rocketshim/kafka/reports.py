@@ -2,14 +2,16 @@
 
 librdkafka counts the broker's answer DUPLICATE_SEQUENCE_NUMBER as a success, because the batch must have been stored
 before. That is wrong where a broker has no state of this idempotent producer. It accepts a later batch first, with any
-sequence number, and then refuses the retry of the earlier batch, which is stored nowhere. Such a success has no offset.
+sequence number, and then refuses the retry of the earlier batch, which is stored nowhere. Such a success has no offset
+(test_a_success_without_an_offset_is_an_error_of_its_own).
 
 librdkafka numbers the records of a refused batch from -1 on: the first has no offset, the next ones report 0, 1, 2 and
-so on. The reports of one batch follow each other in one `poll`, so a run of such numbers is recognised. A record that
-was produced after the run began does not belong to it. Without this rule, a record that is sent again into an empty
-partition could be doubted, and repeated, forever. A record with an append time does not belong to it either: a broker
-gives none to what it refuses. So the later batch, which begins at offset 0 if the topic is new, is not doubted if the
-topic has LogAppendTime, as the schedule topic has.
+so on (test_the_records_behind_it_in_its_batch_are_not_stored_where_they_say). The reports of one batch follow each
+other in one `poll`, so a run of such numbers is recognised. A record that was produced after the run began does not
+belong to it. Without this rule, a record that is sent again into an empty partition could be doubted, and repeated,
+forever. A record with an append time does not belong to it either: a broker gives none to what it refuses. So the later
+batch, which begins at offset 0 if the topic is new, is not doubted if the topic has LogAppendTime, as the schedule
+topic has.
 
 So the reports of a producer need a memory, `DeliveryReports`, which all its delivery callbacks share: the records of a
 batch may have different callbacks. It is separate for each thread, because several threads may poll one producer, and

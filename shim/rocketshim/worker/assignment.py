@@ -4,8 +4,9 @@
   record, so none leaves it: `failure` keeps the error, and the worker's next step raises it.
 * A partition starts at its committed position. If there is none, the worker commits the earliest offset immediately, so
   that a later start finds it. If the last commit carries another level table, the worker commits the position again
-  with its own table, so that operators can see the table in use. If the position is outside the log, the worker starts
-  at the earliest offset and logs an alarm.
+  with its own table, so that operators can see the table in use
+  (test_a_running_workers_table_is_known_from_its_commits). If the position is outside the log, the worker starts at the
+  earliest offset and logs an alarm.
 * One request asks for the bounds of all partitions: one request for each takes long on an overloaded machine. If the
   cluster refuses (the leaders of a new topic do not know it yet), the worker asks again for two seconds. If it cannot
   read the positions then or in time, it starts at the broker's own count (`OFFSET_STORED`), which means the same.
@@ -359,7 +360,8 @@ class Assignment:
         """Have the next commits pass what no reader sees behind the last records: markers, aborted records.
 
         Otherwise a finished queue would seem to have a waiting record, and after retention a lost one. Call it only
-        after everything that was fetched is in the queues.
+        after everything that was fetched is in the queues
+        (test_a_finished_queue_is_committed_to_its_end_behind_markers_and_aborted_records).
         """
         finished = [each for each in self.held.values() if each.queue.waiting_count == 0 and each.queue.idle]
         asked = [TopicPartition(self.topic, each.number) for each in finished]

@@ -249,6 +249,8 @@ class AtLeastOnce:
                 self._writer.failure = poll_callbacks(producer, wait_s) or self._writer.failure
 
     def _process_batch(self, batch: HopBatch, now_ns: int) -> None:
+        # other batches have its records now (test_records_in_flight_to_a_silent_target_do_not_block_other_targets),
+        # and only the failure of the last attempt has consequences
         if batch.is_done:
             if not batch.errors:  # it was replaced too early: the target is slow and not silent
                 self._pace.answered(now_ns - batch.sent_ns, now_ns)

@@ -24,9 +24,12 @@
   the old producer and ends its open transaction. The worker reads the committed positions, which show whether the
   transaction was committed. librdkafka's transaction protocol allows a late request to hit the next transaction; a new
   producer after each uncertain outcome prevents that (KIP-890).
-* Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may reach
-  the coordinator after the next transaction, and would move the position back.
-* A rebalance aborts the open transaction: its requests to the cluster may take longer than the rebalance.
+* Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may wait
+  in librdkafka for the coordinator, reach it after the next transaction, and move the position back
+  (test_a_late_commit_of_the_consumer_moves_no_position_back).
+* A rebalance callback is served inside any `poll`. It aborts the open transaction first: its requests to the cluster
+  may take longer than the transaction's time-out, and the fence would look like that of a second worker
+  (test_a_rebalance_aborts_the_open_transaction_before_any_slow_request).
 * A worker that is fenced three times in a minute ends with an error: another worker has the same `transactional.id`.
 * Probes are not part of transactions and have a separate producer.
 """

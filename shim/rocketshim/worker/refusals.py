@@ -47,7 +47,8 @@ _NO_CAUSE: Final = frozenset(
 A record that was not sent in time says that the broker is slow. A silent target is found out in another way.
 """
 _PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
-"""Errors caused by a producer's metadata, which may be older than the router's or the consumer's."""
+"""Errors caused by a producer's metadata, which may be older than the router's or the consumer's. The target is not to
+blame (test_a_target_that_grows_gets_every_record_and_its_new_partitions_within_five_seconds)."""
 
 
 def compacted(topic: str) -> TopicMismatchError:

@@ -8,7 +8,8 @@ client it takes 1 ms.
   costs 2.5 µs of CPU and 0.3 kB for each of the cluster's partitions (measured), so the larger the cluster, the more
   topics are looked up by name. A topic that is not in that answer may exist but be hidden from us, so it counts as
   missing only after a lookup by name.
-* The client is a consumer that never subscribes: a producer's request may create the topic that it names.
+* The client is a consumer that never subscribes: a producer's request may create the topic that it names
+  (test_a_consumer_that_asks_for_a_topic_does_not_create_it_and_a_producer_does).
 * An urgent lookup wakes the thread. A refresh waits for up to a second, so that one request serves many topics.
 * If the cluster does not answer within 5 s, the partitions of all topics without an answer stay unknown. `TargetTable`
   asks again a second later at the earliest.

@@ -607,6 +607,20 @@ def test_at_revocation_running_calls_finish_and_are_committed(kafka: InMemoryKaf
     assert [queue.topic for queue in b.loop.queues] == ["rmq.retry.g"]
 
 
+def test_an_error_in_a_rebalance_callback_is_kept_and_not_raised(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    b = bench(nothing)
+    b.run()
+
+    def refuse(_: Any) -> None:
+        raise RuntimeError("the client is closed")
+
+    monkeypatch.setattr(b.consumer, "incremental_unassign", refuse)
+    b.loop.reader._on_revoke(b.consumer, [TopicPartition("orders", 0)])
+    monkeypatch.undo()
+    with pytest.raises(ConsumerError, match="the client is closed"):
+        b.turn()
+
+
 def test_a_revocation_waits_at_most_the_drain_time(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 1)
     b = bench(nothing)

@@ -52,6 +52,16 @@ def test_a_subclass_whose_delivery_callback_has_a_private_name_gets_its_reports(
     assert reports == ["_PURGE_QUEUE"]
 
 
+@pytest.mark.parametrize("more", [{}, {"tag": "paid"}])
+def test_a_callback_of_none_does_not_hide_on_delivery(more: dict[str, Any]) -> None:
+    reports: list[Any] = []
+    producer = Producer(NOWHERE)
+    producer.produce("t", b"x", callback=None, on_delivery=lambda error, _: reports.append(error.name()), **more)
+    producer.purge()
+    producer.poll(0)
+    assert reports == ["_PURGE_QUEUE"]
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -5,7 +5,7 @@ import sys
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.confluent import in_own_thread
@@ -57,3 +57,10 @@ def test_an_error_of_a_call_in_its_own_thread_reaches_the_caller() -> None:
     with pytest.raises(ZeroDivisionError):
         in_own_thread(lambda: 1 // 0)
     assert in_own_thread(max, 1, 3) == 3
+
+
+def test_an_error_that_is_compared_with_none_raises_later() -> None:
+    """The comparison leaves an exception behind. If a new version of confluent_kafka does not, this rule may go."""
+    error = KafkaError(KafkaError._TIMED_OUT)
+    with pytest.raises((TypeError, SystemError)):
+        assert [error, error].count(None) == int("0")

@@ -122,6 +122,8 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     def _wind_up(self, log: GroupLogThread) -> None:
         """Release locks after the loop has closed: those acquired late, and those whose listeners have now returned."""
+        # else their queues would wait for a whole lease (test_a_lock_that_is_won_while_its_loop_closes_is_given_back,
+        # test_what_a_listener_says_while_its_loop_closes_is_given_back_with_the_lock)
         self._take_events(log)
         self.dispatch.take_results(self._now_ms())
         self._end_drained()
@@ -164,6 +166,8 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
         """Release the locks of partitions, now or when they are drained."""
+        # Kafka does not release them: a process that it has evicted from the group still owns its locks in the log
+        # (test_a_listener_that_outlasts_the_drain_keeps_the_lock_and_not_the_group_waiting), until this is done
         actions = self._assignment.revoke(keys)
         if self._log is not None:
             self._want(self._log)  # before the releases: the log releases only queues that are not wanted

@@ -6,7 +6,8 @@ with either. Rules:
 * A new file is written beside the old one, synced to the disk, and renamed over it. The old one becomes `.bak`, unless
   it is damaged. A crash at any instant leaves the old offsets or the new ones.
 * A damaged file never counts as "no offsets" (in RocketMQ it does, and consumption starts at the end). `.bak` is used
-  if it is intact, which repeats some seconds of messages; else it is an error.
+  if it is intact, which repeats some seconds of messages; else it is an error
+  (test_lost_offsets_are_an_error_and_never_a_new_start).
 * If the folder is deleted while the consumer runs, it is made again, with its lock, by the next write or at the end.
 * A lock file excludes a second process with the same client id: the two would overwrite each other's offsets.
 * A write that fails (disk full) is a refused commit: it is logged, counted, and repeated with the next commit.

@@ -16,8 +16,9 @@ mode `OrderlyMode` does that itself). Rules of leases in concurrent consumption:
 * If Kafka refuses a commit because its group protocol has members, which read the same, all queues count as lost.
 * A lost lease ends the queue immediately: nothing more of it is handed out or committed. If the lease comes back, the
   queue starts again from the committed offset.
-* A new owner starts at the committed offset (`DESIGN.md`, 17). A commit covers only a finished prefix. So nothing is
-  lost between two commits, whichever comes last.
+* A new owner starts at the committed offset. A commit covers only a finished prefix. So nothing is lost between two
+  commits, whichever comes last. Unlike orderly consumers, these commit without a token and release without a position:
+  the commit alone decides, so a reset by an operator is kept (test_a_commit_under_a_lease_carries_no_token).
 
 Owned by the poll thread.
 

@@ -5,11 +5,14 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
 
 * The Kafka client is made in the thread that owns the reader, by `open`.
 * A rebalance callback never raises, because an exception there would lose a fetched record. The first error is kept in
-  `error`, and the owner raises it.
+  `error`, and the owner raises it (test_an_error_in_a_rebalance_callback_is_kept_and_not_raised).
 * A record that was fetched before its partition was assigned or sought is never passed on. The partition is sought to
   its position again, and the record comes again if it is still wanted.
-* A partition whose start cannot be found now (the coordinator is unreachable) waits. It is assigned paused at offset 0
-  (`DESIGN.md`, 29), its records are dropped, and its start is looked up again (`core.lookup_rotation`).
+* A partition whose start cannot be found now (the coordinator is unreachable) waits. It is assigned paused at offset 0,
+  its records are dropped, and its start is looked up again (`core.lookup_rotation`). Never at "the beginning": that is
+  a look-up in librdkafka, whose late answer moves a partition that was sought meanwhile. It is paused before it is
+  assigned: a fetch at 0 of a log that begins later starts that look-up, too
+  (test_a_late_answer_of_a_look_up_moves_nothing).
 * Partitions are given by Kafka's group protocol, by a `TopicAssigner`, or by `start_at`.
 """
 
@@ -204,7 +207,8 @@ class PartitionReader:
     def from_position(self, key: TopicPartitionKey, run: list[Any], position: int) -> list[Any] | None:
         """Return the records of a run from a position on; None: the log was cut, so the position is no longer valid.
 
-        A late answer to a look-up by librdkafka moves a partition that was sought meanwhile (`DESIGN.md`, 29).
+        A late answer to a look-up by librdkafka moves a partition that was sought meanwhile
+        (test_a_late_start_look_up_of_the_client_brings_back_no_old_message).
         If the whole run lies before the position, the partition is sought there again. A log that begins at 0 counts as
         cut: a topic that was created again looks the same, and its records must not be left out.
         """

@@ -3,6 +3,7 @@
 librdkafka keeps pauses: they survive a revocation, and a partition that is assigned again then delivers nothing,
 forever (our measurement; the Java client forgets them). So this object alone pauses and resumes. It knows every reason,
 resumes newly assigned partitions, and forgets revoked ones. Owned by the poll thread.
+(test_an_assigned_partition_is_resumed_from_any_earlier_pause)
 """
 
 from collections.abc import Callable, Iterable
@@ -67,7 +68,8 @@ class Pauses:
         """Pause partitions that are to be assigned next, so that nothing is fetched before their start is known.
 
         A pause after the assignment comes too late for the first fetch in most cases (24 of 25, with 2 ms between). The
-        client pauses only partitions that it knows, and a question for their positions makes them known.
+        client pauses only partitions that it knows, and a question for their positions makes them known
+        (test_a_partition_is_known_to_the_client_before_it_is_paused_for_its_assignment).
         """
         new = [TopicPartition(*key) for key in keys]
         self._reasons.update(dict.fromkeys(map(TopicPartitionKey.of, new), reason))

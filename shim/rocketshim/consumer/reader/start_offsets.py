@@ -3,7 +3,8 @@
 `core.start_position` makes the decision. `StartOffsets` asks Kafka for its input: committed offsets and their metadata
 of *all* partitions of the topic, the end of a log, the offset of a time. A start that was resolved, and not committed
 before, is committed immediately, before the first message is handed out. Otherwise, after a crash before the first
-commit, the group would start at the new end of the log and lose the messages in between.
+commit, the group would start at the new end of the log and lose the messages in between
+(test_the_start_is_committed_before_the_first_message_is_handed_out).
 
 Owned by the poll thread.
 """
@@ -94,6 +95,8 @@ class StartOffsets:
             token, handling = self._ownership.token(key), self._care.handling(key)
             if handling is not None:
                 handling = handling.since(positions[key])
+            # the number of partitions that the topic had when its start was found: one that is added later is read from
+            # its start (test_partitions_that_came_later_are_read_from_their_start)
             born = self._born.get(key, 0)
             return encode_metadata(CommitMetadata(rules.digest, born, rules.subscription, token, handling))
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from confluent_kafka import TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
@@ -21,7 +22,7 @@ from rocketshim.core.allocate import (
 )
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.start_position import ConsumeFromWhere, StartRules
+from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_metadata
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.group.member_checks import MemberChecks
 from rocketshim.kafka.clients import Clients
@@ -266,6 +267,21 @@ def test_members_allocate_by_the_strategy_and_hand_over(
     wanted = {("orders", number): 40 for number in range(QUEUES)}
     kafka.wait_until(lambda: wanted.items() <= kafka.committed("g").items(), guard_s=GUARD_S)
     assert kafka.members("g") == []  # Kafka's group protocol has no part in it
+
+
+@pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
+def test_a_commit_under_a_lease_carries_no_token(
+    kafka: InMemoryKafka, start: Callable[..., PushConsumer], orderly: bool
+) -> None:
+    """The commit alone decides where the next owner starts. Only that of an orderly consumer has its lock's token."""
+    fill(kafka, range(QUEUES))
+    start(Heard(), "a", orderly=orderly)
+    wanted = {("orders", number): 1 for number in range(QUEUES)}
+    kafka.wait_until(lambda: wanted.items() <= kafka.committed("g").items(), guard_s=GUARD_S)
+    found = kafka.consumer({"group.id": "g"}).committed([TopicPartition("orders", 0)])
+    metadata = decode_metadata(found[0].metadata)
+    assert metadata is not None
+    assert (metadata.token is not None) == orderly
 
 
 def test_a_start_found_after_the_lease_has_ended_is_not_committed(

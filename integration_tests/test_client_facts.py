@@ -1,0 +1,66 @@
+"""What confluent_kafka and librdkafka do on a real broker, where our code relies on it or avoids it."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from rocketshim.kafka.clients import confluent_clients
+from rocketshim.kafka.lookups import found_topics
+from rocketshim.kafka.positions import positions_from_outside
+from rocketshim_local import Broker, LocalCluster
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+from .waiting import wait_until
+
+GUARD_S = 60.0
+WAIT_S = 0.5
+
+
+def test_consume_waits_for_all_its_messages_or_for_the_whole_time(broker: Broker, topic: Callable[..., str]) -> None:
+    name = topic()
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    producer.produce(name, b"1")
+    producer.flush(GUARD_S)
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": name, "auto.offset.reset": "earliest"})
+    try:
+        consumer.subscribe([name])
+        first = consumer.poll(GUARD_S)
+        assert first is not None
+        producer.produce(name, b"2")
+        producer.flush(GUARD_S)
+        began_s = time.monotonic()
+        assert len(consumer.consume(2, WAIT_S)) <= 1
+        assert time.monotonic() - began_s >= WAIT_S
+    finally:
+        consumer.close()
+
+
+@pytest.fixture(scope="module")
+def new_cluster() -> Iterator[str]:
+    """The address of a cluster of its own, which creates topics on use and has no group yet."""
+    with LocalCluster(1, properties={"auto.create.topics.enable": "true"}) as cluster:
+        yield cluster.bootstrap
+
+
+def test_positions_of_a_group_are_known_before_the_cluster_has_a_coordinator(new_cluster: str) -> None:
+    """`AdminClient.list_consumer_group_offsets` ends the process there (librdkafka #5040)."""
+    admin = AdminClient({"bootstrap.servers": new_cluster})
+    admin.create_topics([NewTopic("orders", 1)])["orders"].result(GUARD_S)
+    assert "__consumer_offsets" not in admin.list_topics(timeout=GUARD_S).topics
+    place = TopicPartitionKey("orders", 0)
+    assert positions_from_outside(confluent_clients(), {}, new_cluster, "payments", [place]) == {}
+
+
+def test_a_consumer_that_asks_for_a_topic_does_not_create_it_and_a_producer_does(new_cluster: str) -> None:
+    address = {"bootstrap.servers": new_cluster}
+    consumer, producer = confluent_clients().consumer({**address, "group.id": "g"}), Producer(address)
+    try:
+        assert not found_topics(consumer, ["asked-by-a-consumer"], GUARD_S)["asked-by-a-consumer"].partitions
+        producer.list_topics("asked-by-a-producer", timeout=GUARD_S)
+        wait_until(lambda: "asked-by-a-producer" in consumer.list_topics(timeout=GUARD_S).topics, within_s=GUARD_S)
+        assert "asked-by-a-consumer" not in consumer.list_topics(timeout=GUARD_S).topics
+    finally:
+        consumer.close()
