@@ -399,7 +399,7 @@ class ExactlyOnce:
             return
         now_ns = self._clock.monotonic_ns()
         poll_callbacks(producer)
-        if transaction.is_late:
+        if transaction.is_late and not transaction.is_silent:  # a silent target says nothing about the others
             self._pace.late(transaction.begun_ns, now_ns)
         self._end(transaction, now_ns)
         failed = sum(len(batch.errors) for batch in transaction.batches)
