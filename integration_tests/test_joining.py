@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import LitePullConsumer, PushConsumer, TopicNames
+from rocketshim import AllocateMessageQueueAveragely, LitePullConsumer, PushConsumer, TopicNames
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
@@ -146,3 +146,46 @@ def test_the_members_that_a_group_waits_for_are_named(
     (line,) = lines(caplog, "consumer.group-awaited")
     assert [each.partition("@")[0] for each in line["members"]] == ["old-shop"]
     assert "session.timeout.ms" in line["hint"]
+
+
+DYING_OWNER = """
+import os, signal, sys
+from rocketshim import AllocateMessageQueueAveragely, PushConsumer
+
+bootstrap, group, namespace, topic, orderly = sys.argv[1:]
+consumer = PushConsumer(
+    bootstrap, group=group, namespace=namespace, client_id="old-shop", lock_lease_ms=15_000, lock_hold_ms=9_000,
+    lock_renew_ms=3_000, allocate_message_queue_strategy=AllocateMessageQueueAveragely(),
+)
+consumer.register_message_listener(topic, print, orderly=bool(orderly))
+consumer.start()
+assert consumer.wait_assigned(60)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("orderly", ["", "orderly"])
+def test_the_dead_owner_of_a_lock_is_named(
+    orderly: str, broker: Broker, made: tuple[str, str], shared: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    name, members = made
+    program = [sys.executable, "-c", DYING_OWNER, broker.bootstrap, members, shared, name, orderly]
+    died = subprocess.run(program, timeout=GUARD_S, check=False)
+    assert died.returncode == -signal.SIGKILL
+    consumer = PushConsumer(
+        broker.bootstrap,
+        group=members,
+        namespace=shared,
+        client_id="new-shop",
+        lock_lease_ms=15_000,
+        lock_hold_ms=9_000,
+        lock_renew_ms=3_000,
+        allocate_message_queue_strategy=AllocateMessageQueueAveragely(),
+    )
+    consumer.register_message_listener(name, print, orderly=bool(orderly))
+    with consumer:
+        assert consumer.wait_assigned(GUARD_S)
+    (line,) = lines(caplog, "consumer.lock-awaited")
+    assert [each.partition(" ")[0] for each in line["owners"]] == ["old-shop"]
+    assert line["waited_s"] < 10
+    assert 0 < line["lease_left_s"] <= 15

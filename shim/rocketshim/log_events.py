@@ -22,7 +22,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.message-parked": "A message failed and was parked, because no retry can be made from it.",
     "consumer.group-awaited": "The group waits for one of these members, so this one has no partition yet.",
     "consumer.not-left": "The consumer stopped, but the group may count it as a member until its session ends.",
-    "consumer.lock-awaited": "This member waits for the locks of these queues for longer than two leases.",
+    "consumer.lock-awaited": "This member has waited for the locks of these queues for 5 s; these members have them.",
     "consumer.locked": "This member has the locks of these queues and begins to read them.",
     "consumer.share": "A member that allocates its queues itself wants these from now on.",
     "consumer.start-unknown": "Partitions cannot begin yet: their start offsets cannot be looked up, or committed.",

@@ -58,6 +58,9 @@ _ENTRIES_PER_RECORD: Final = 2_000
 """Maximum number of queues and counts together in one record: below 1 MB of JSON, also with the longest topic names."""
 
 
+_WITHOUT: Final = frozenset({LockState.IDLE, LockState.CLAIMING})
+
+
 class _Stamp(TypedDict):
     client_id: str
     incarnation: str
@@ -343,6 +346,11 @@ class QueueLockHolder:
     def is_waiting(self) -> bool:
         """Whether a wanted queue has no lease: another member's record may free it."""
         return any(queue not in self._slots or not self._slots[queue].believing for queue in self._wanted)
+
+    @property
+    def awaited(self) -> list[MessageQueue]:
+        """The wanted queues whose locks another member may have; not those that this one has not released yet."""
+        return [queue for queue in self._wanted if queue not in self._slots or self._slots[queue].state in _WITHOUT]
 
     @property
     def left(self) -> bool:

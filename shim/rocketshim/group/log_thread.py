@@ -32,7 +32,8 @@ process may rely on, and what it writes). This module only acts:
   `error` is set, and the thread ends.
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
 
-`log_clients` reads the records, detects a lost log, and appends. `member_checks` compares the members.
+`log_clients` reads the records, detects a lost log, and appends. `member_checks` compares the members, and names those
+for whose locks this one waits.
 """
 
 import math
@@ -54,7 +55,7 @@ from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, Qu
 from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.errors import TopicMismatchError
 from rocketshim.group.log_clients import LogReader, LogWriter
-from rocketshim.group.member_checks import MemberChecks
+from rocketshim.group.member_checks import LockWatch, MemberChecks
 from rocketshim.logs import safe_logger
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import decode_group_record
@@ -117,6 +118,7 @@ class GroupLogThread:
         self._reader = reader
         self._writer = writer
         self._checks = MemberChecks(owner, strategy, settings.lock_lease_ms)
+        self._lock_watch = LockWatch(reader.topic, settings.lock_lease_ms)
         self._log = GroupLog(0)
         self._reading = False
         self._begin_at_ms = 0
@@ -227,6 +229,7 @@ class GroupLogThread:
         messages = self._wait(wait_s)
         while self._commands.qsize():
             self._obey(self._commands.get())
+        self._lock_watch.look(self._holder, self._log, self._now_ms())
         if not self._reading:
             self._begin()
             return

@@ -1,17 +1,37 @@
-"""Check in the group-log thread that the members fit together: allocation of queues, length of leases, client ids."""
+"""Check in the group-log thread that the members fit together (allocation of queues, length of leases, client ids).
 
-from typing import Final
+Name those for whose locks this member waits.
+"""
+
+from typing import TYPE_CHECKING, Final
 
 from rocketshim.core.group_log import GroupLog
 from rocketshim.core.lease_rules import Owner
+from rocketshim.core.queue_lock import QueueLockHolder
+from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
 from rocketshim.logs import safe_logger
 from rocketshim_topics.group_log import GroupRecord, MemberRecord
 
-__all__ = ["MemberChecks"]
+if TYPE_CHECKING:
+    from rocketshim_topics.message_queue import MessageQueue
+
+__all__ = ["LockWatch", "MemberChecks"]
 
 _LOG = safe_logger("rocketshim.group")
+_CONSUMER_LOG = safe_logger("rocketshim.consumer")
 _BY_KAFKA: Final = "the group protocol of Kafka"
+_LOCK_PATIENCE_MS: Final = 5_000
+_LOOK_MS: Final = 1_000
+_MAX_LOGGED: Final = 100
+_OWNED: Final = (
+    "an owner that runs releases a queue when its listener call there returns. One that has ended without stop() keeps "
+    "it until its lease ends (lock_lease_ms, 60 s by default), or until `rocketshim group release --owner-is-gone`"
+)
+_UNOWNED: Final = (
+    "the group's log, as far as it was read, names no owner. This member claims the queues when it has read the log to "
+    "its end, and, after the log was lost, one lease later"
+)
 
 
 class MemberChecks:
@@ -79,3 +99,50 @@ class MemberChecks:
         elif self._has_joined and owner not in self._namesakes:
             self._namesakes.add(owner)
             _LOG.error("group.client-id-shared", extra={"client_id": owner.client_id})
+
+
+class LockWatch:
+    """Logs which queues wait for their locks, and for whom: after 5 s, and then every two leases.
+
+    Args:
+        group_log: physical name of the group's log.
+        lease_ms: the length of this member's leases.
+    """
+
+    def __init__(self, group_log: str, lease_ms: int) -> None:
+        self._group_log = group_log
+        self._again_ms = 2 * lease_ms
+        self._look = Timer(_LOOK_MS)
+        self._waits: dict[MessageQueue, tuple[int, int]] = {}  # since when, and when it is to be logged
+
+    def look(self, holder: QueueLockHolder, log: GroupLog, now_ms: int) -> None:
+        """Log the queues that wait for too long, in one line.
+
+        Args:
+            holder: knows the queues whose locks this member wants and has not.
+            log: names their owners.
+            now_ms: monotonic time in ms.
+        """
+        if not self._look.is_due(now_ms):
+            return
+        self._waits = {queue: self._waits.get(queue, (now_ms, now_ms + _LOCK_PATIENCE_MS)) for queue in holder.awaited}
+        late = sorted(queue for queue, (_, due_ms) in self._waits.items() if now_ms >= due_ms)
+        if not late:
+            return
+        waited_ms = max(now_ms - self._waits[queue][0] for queue in late)
+        self._waits.update({queue: (self._waits[queue][0], now_ms + self._again_ms) for queue in late})
+        left_ms: dict[str, int] = {}
+        for lock in map(log.lock, late):
+            if lock.owner is not None:
+                name = f"{lock.owner.client_id} ({lock.owner.incarnation})"
+                left_ms[name] = max(left_ms.get(name, 0), lock.lease_left_ms)
+        facts = {
+            "group_log": self._group_log,
+            "partitions": [f"{queue.topic}/{queue.queue_id}" for queue in late[:_MAX_LOGGED]],
+            "count": len(late),
+            "waited_s": waited_ms // 1_000,
+            "owners": sorted(left_ms),
+            "lease_left_s": max(left_ms.values(), default=0) // 1_000,
+            "hint": _OWNED if left_ms else _UNOWNED,
+        }
+        _CONSUMER_LOG.warning("consumer.lock-awaited", extra=facts)

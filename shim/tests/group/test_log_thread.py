@@ -160,6 +160,51 @@ def test_a_dead_owner_is_replaced_after_one_lease(fleet: Fleet) -> None:
     assert fleet.holds("b")
 
 
+def awaited(caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
+    return [record.__dict__ for record in caplog.records if getattr(record, "event", "") == "consumer.lock-awaited"]
+
+
+def test_the_owner_for_whose_locks_a_member_waits_is_named_once_after_5_s(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = QueueLockSettings(lock_lease_ms=60_000, lock_hold_ms=30_000, lock_renew_ms=10_000)
+    fleet.join("a", Q0, Q1, settings=long)
+    fleet.turn()
+    fleet.join("b", Q0, Q1, settings=long)
+    fleet.wait(4_900, "b")
+    assert not awaited(caplog)
+    fleet.wait(50_000, "b")
+    (line,) = awaited(caplog)
+    assert line["partitions"] == ["orders/0", "orders/1"]
+    assert line["owners"] == ["a (1)"], "the client id and the run, as in the group's log"
+    assert line["lease_left_s"] in range(50, 60)
+    assert "group release" in line["hint"]
+    fleet.wait(10_000, "b")
+    assert len(fleet.started("b")) == 2
+    assert len(awaited(caplog)) == 1
+
+
+def test_a_member_that_waits_for_the_log_itself_names_no_owner(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.kafka.delete_topic(LOG)
+    fleet.join("a", Q0)
+    fleet.wait(6_000)
+    (line,) = awaited(caplog)
+    assert line["owners"] == []
+    assert "names no owner" in line["hint"]
+
+
+def test_a_member_whose_own_listener_has_a_queue_waits_for_nobody(
+    fleet: Fleet, caplog: pytest.LogCaptureFixture
+) -> None:
+    fleet.join("a", Q0)
+    fleet.turn()
+    fleet.kafka.delete_topic(LOG)
+    fleet.kafka.create_topic(LOG, config=APPEND_TIME)
+    fleet.wait(60_000)
+    assert fleet.stops("a") == [StopReason.LOG_LOST]
+    assert not awaited(caplog)
+
+
 def test_renewals_carry_progress_to_the_successor_of_a_dead_owner(fleet: Fleet) -> None:
     fleet.join("a", Q0)
     fleet.turn()

@@ -77,8 +77,6 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._restart_from_ms = 0
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._report = Timer(_REPORT_MS)
-        self._patience_ms = 2 * parts.settings.lock_lease_ms  # a crash of the owner explains one lease
-        self._waiting_ms: dict[TopicPartitionKey, int] = {}  # since when partitions wait for locks; renewed by a log
 
     @property
     def ended(self) -> Iterable[OrderlyPartition]:
@@ -101,7 +99,6 @@ class OrderlyMode(Mode[OrderlyPartition]):
         if self._report.is_due(now_ms):
             self._log_uncommitted()
             if self._log is not None:
-                self._log_waiting(now_ms)
                 self._report_progress(self._log)
         if self._assignment.starting or self._assignment.draining:
             return _AWAITING_S
@@ -135,15 +132,6 @@ class OrderlyMode(Mode[OrderlyPartition]):
                 queue.is_alarmed = True
                 facts = {"partition": str(TopicPartitionKey.of(queue)), "messages": queue.msg_count}
                 _LOG.error("consumer.commit-missing", extra=facts)
-
-    def _log_waiting(self, now_ms: int) -> None:
-        """Log which partitions wait for their locks for long: the owner lives, but its listener does not return."""
-        since_ms = self._waiting_ms
-        self._waiting_ms = {key: since_ms.get(key, now_ms) for key in self._assignment.waiting}
-        late = [key for key, at_ms in self._waiting_ms.items() if now_ms - at_ms >= self._patience_ms]
-        if late:
-            self._waiting_ms.update(dict.fromkeys(late, now_ms))
-            _LOG.warning("consumer.lock-awaited", extra={"partitions": list(map(str, late))})
 
     def _report_progress(self, log: GroupLogThread) -> None:
         """Report changed progress, so that renewals carry it to the next owner."""

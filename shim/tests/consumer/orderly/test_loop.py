@@ -677,7 +677,9 @@ def test_a_member_that_waits_long_for_a_lock_logs_it(stage: Stage, caplog: pytes
     stage.wait(250_000, work=False)
     assert not b.held, "a listener of the other member has not returned"
     logged = [record for record in caplog.records if getattr(record, "event", "") == "consumer.lock-awaited"]
-    assert [record.__dict__["partitions"] for record in logged] == [["orders/0"]] * 2
+    assert [record.__dict__["partitions"] for record in logged] == [["orders/0"]] * len(logged)
+    assert [record.__dict__["waited_s"] for record in logged] == list(range(5, 250, 12)), "5 s, then every two leases"
+    assert {record.__dict__["owners"][0].split()[0] for record in logged} == {"a"}
     a.pool.work_all()
     stage.wait(1_000)
     assert a.held or b.held
