@@ -3,8 +3,9 @@
 Owned by the poll thread. `send` produces; `settle` processes delivery reports. The producer belongs to this
 sender: after a fatal error it is replaced, and its hops in flight are sent again. A hop that is not stored for a
 transient reason is sent again later (RocketMQ: 5 s, `submitConsumeRequestLater`). Until then its partition's commit
-does not pass the message. The hop is counted and logged, but it does not count as a failed attempt. A hop that can
-never succeed, because the record with its headers is too large for the next topic, is made smaller.
+does not pass the message. The hop is counted and logged, but it does not count as a failed attempt. A report that
+never comes needs no timer: the client reports each record within `hop_timeout_ms`. A hop that can never succeed,
+because the record with its headers is too large for the next topic, is made smaller.
 
 Hops have the brokers' time as their timestamp, once it is known: the delivery report of a retry shows it, as brokers
 stamp the schedule topic. If a broker refuses the time of this machine before that, a probe in the schedule topic shows

@@ -16,7 +16,8 @@ the partition is assigned paused, and a later `poll` seeks to its start
 arguments, which means the same. While messages keep coming, offsets are stored every 100 ms, and always before a call
 that may wait. While none comes, they are stored about once a second, because the client's position also passes the
 marks of transactions and aborted records. The stored offset does not pass a message whose send-back is in progress or
-has failed.
+has failed. A commit with `message=` or `offsets=` is the program's own, and is passed on unchanged: it is safe once
+`reconsume_later` has returned.
 
 **Threads.** confluent_kafka lets one call into a consumer at a time, and a `poll` may wait forever. So a thread that
 sends a message back asks the client nothing: the thread that polls notes the last message of each partition when it
