@@ -131,14 +131,13 @@ class Committer:
             key = TopicPartitionKey.of(item)
             if error is None and item.error is None:
                 self.positions.confirm(key, item.offset)
+                self._care.stored(key, self._sent_handlings.get(key))  # a refusal of another partition does not count
             elif self.positions.refuse(key, item.offset):
                 self._again.add(key)
         if errors:
             self._refused(errors)
         else:
             self.failing_since_ms = None
-            for key, handling in self._sent_handlings.items():
-                self._care.stored(key, handling)
 
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1

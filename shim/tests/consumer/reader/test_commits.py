@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
+from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.lease import Lease
 from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
@@ -221,3 +222,18 @@ def test_an_error_that_many_partitions_share_is_logged_once(client: Any, caplog:
         None, [PartitionResult.of(("orders", number), 4, error=error) for number in range(1_000)]
     )
     assert caplog.text.count("TOPIC_AUTHORIZATION_FAILED") == 1
+
+
+def test_the_refusal_of_one_partition_does_not_hide_what_is_stored_of_another(client: Any) -> None:
+    refused = TopicPartitionKey("gone", 0)
+    care = CarefulStart(window=8)
+    commits = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0), care=care)
+    for key in (KEY, refused):
+        commits.positions.adopt(key, 0)
+        care.begin(key, 0, Handling(is_open=True))
+    care.next({KEY: [0], refused: [0]}, {}, lambda: False, 0)  # both are to be noted
+    commits.commit([ProcessQueue[Any](*KEY), ProcessQueue[Any](*refused)], asynchronous=True)
+    error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    commits.answered(None, [PartitionResult.of(KEY, 0), PartitionResult.of(refused, 0, error=error)])
+    assert care.next({KEY: [0], refused: [0]}, {}, lambda: False, 0) == {(KEY, 0)}
+    assert care.dirty == {refused}
