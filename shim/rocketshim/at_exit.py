@@ -76,6 +76,7 @@ class AtExit:
         self._producers: weakref.WeakSet[LeftOpen] = weakref.WeakSet()
         self._began_s: float | None = None
         self._is_interrupted = False
+        self._runs_in_child = False
 
     def add_consumer(self, consumer: LeftOpen) -> None:
         """Stop this object at the exit; it may have stopped by then."""
@@ -138,9 +139,12 @@ class AtExit:
             return _all_ended(left_open, until_s)
 
     def _run_in_child_of_multiprocessing(self) -> None:
-        """Have a child of `multiprocessing` call `run` before it ends."""
+        """Have a child of `multiprocessing` call `run` before it ends; once, since it may open clients without end."""
+        if self._runs_in_child:
+            return
         process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
         if process is not None and util is not None and process.parent_process() is not None:
+            self._runs_in_child = True
             util.Finalize(None, self.run, exitpriority=0)
 
 

@@ -247,6 +247,7 @@ if child:
 def test_a_child_of_multiprocessing_waits_for_its_own() -> None:
     program = """
 import multiprocessing
+from multiprocessing import util
 from rocketshim.at_exit import at_exit
 
 class Left:
@@ -257,17 +258,19 @@ class Left:
         return 0
 
 def work():
-    global left
-    left = Left()
-    left.name = "in the child"
+    global left, other
+    left, other = Left(), Left()
+    left.name = other.name = "in the child"
     at_exit.add_producer(left)
+    at_exit.add_producer(other)
+    print(sum(each._callback == at_exit.run for each in util._finalizer_registry.values()), "finalizer", flush=True)
 
 if __name__ == "__main__":
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
     child.join()
 """
-    assert _output(program) == "awaited in the child\n"
+    assert _output(program) == "1 finalizer\n" + 2 * "awaited in the child\n"
 
 
 def _output(program: str) -> str:
