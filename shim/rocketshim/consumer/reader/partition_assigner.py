@@ -191,6 +191,7 @@ class LeasedAssigner(TopicAssigner):
 
     def _release_late(self) -> None:
         """Release the leases that arrive while the log stops."""
+        # a claim may be in flight (test_a_lease_that_is_won_while_its_member_closes_is_released)
         while self._log.events.qsize():
             self._log.release(self._log.events.get().lease)
 

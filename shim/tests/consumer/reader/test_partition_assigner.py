@@ -3,7 +3,8 @@
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
-from rocketshim.consumer.reader.partition_assigner import TopicAssigner
+from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicAssigner
 from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.core.allocate import (
     AllocateMessageQueueAveragely,
@@ -20,8 +21,11 @@ from rocketshim.core.allocate import (
     AllocateMessageQueueConsistentHash,
     Allocation,
 )
+from rocketshim.core.lease import Lease
 from rocketshim.core.lease_rules import Owner
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.ownership import Ownership
+from rocketshim.core.queue_lock_actions import QueueStarted
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_metadata
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.group.member_checks import MemberChecks
@@ -466,6 +470,35 @@ def test_a_queue_with_a_lost_lease_is_not_committed_and_starts_again_with_a_new_
     go_on.set()
     kafka.wait_until(lambda: heard.bodies == [b"a", b"a"], guard_s=GUARD_S)
     kafka.wait_until(lambda: kafka.committed("g")["orders", 0] == 1, guard_s=GUARD_S)
+
+
+class ClosingLog:
+    """A group log that grants a claim, which was in flight, while it stops."""
+
+    members: tuple[str, ...] = ("a",)
+    error = None
+
+    def __init__(self, lease: Lease) -> None:
+        self.events: SimpleQueue[Any] = SimpleQueue()
+        self.released: list[Lease] = []
+        self._lease = lease
+
+    def want(self, queues: Collection[MessageQueue]) -> None: ...
+
+    def release(self, lease: Lease) -> None:
+        self.released.append(lease)
+
+    def stop(self, _: float, meanwhile: Callable[[], None]) -> None:
+        self.events.put(QueueStarted(self._lease, None, ()))
+        meanwhile()
+
+
+def test_a_lease_that_is_won_while_its_member_closes_is_released() -> None:
+    lease = Lease(MessageQueue("orders", queue_id=0), token=7, until_ms=10_000)
+    log: Any = ClosingLog(lease)
+    allocation = Allocation(AllocateMessageQueueAveragely(), "g", "a", {})
+    LeasedAssigner(lambda: ["orders"], 20_000, allocation, log, Ownership(lambda: 0, needs_lease=True)).close()
+    assert log.released == [lease]
 
 
 def test_a_strategy_in_broadcasting_is_refused() -> None:
