@@ -1,40 +1,80 @@
-"""Setting a producer quota on a broker. The Kafka client has no call for it, so this writes the request itself."""
+"""Setting a producer quota on brokers. The Kafka client has no call for it, so this writes the requests itself."""
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Final
 
 __all__ = ["producer_quota"]
 
+_SASL_HANDSHAKE: Final = 17
+_SASL_AUTHENTICATE: Final = 36
 _ALTER_CLIENT_QUOTAS: Final = 49
 _TIMEOUT_S: Final = 30.0
+_PAUSE_S: Final = 0.5
 
 
 @contextmanager
-def producer_quota(bootstrap: str, client_id: str, bytes_per_s: int) -> Iterator[None]:
-    """Limit what all producers with this client id write to one broker, for the time of the block."""
-    _alter(bootstrap, client_id, bytes_per_s, remove=False)
-    with ExitStack() as after:
-        after.callback(_alter, bootstrap, client_id, bytes_per_s, remove=True)
+def producer_quota(
+    bootstrap: str, client_id: str, bytes_per_s: int, login: tuple[str, str] | None = None
+) -> Iterator[None]:
+    """Limit what all producers with this client id write to each broker, for the time of the block.
+
+    Args:
+        bootstrap: addresses of brokers; the first one that answers is asked.
+        client_id: of the producers.
+        bytes_per_s: the quota.
+        login: user and password, for SASL/PLAIN; None: the brokers ask for none.
+    """
+    _alter(bootstrap, client_id, bytes_per_s, login, remove=False)
+    try:
         yield
+    finally:
+        _alter(bootstrap, client_id, bytes_per_s, login, remove=True)
 
 
-def _alter(bootstrap: str, client_id: str, bytes_per_s: int, *, remove: bool) -> None:
+def _alter(bootstrap: str, client_id: str, bytes_per_s: int, login: tuple[str, str] | None, *, remove: bool) -> None:
     entity = struct.pack(">i", 1) + _text("client-id") + _text(client_id)
     change = struct.pack(">i", 1) + _text("producer_byte_rate") + struct.pack(">d?", bytes_per_s, remove)
-    header = struct.pack(">hhi", _ALTER_CLIENT_QUOTAS, 0, 1) + _text("quota")
-    request = header + struct.pack(">i", 1) + entity + change + b"\0"  # not only validated
-    host, port = bootstrap.rsplit(":", 1)
+    request = struct.pack(">i", 1) + entity + change + b"\0"  # not only validated
+    end = time.monotonic() + _TIMEOUT_S
+    while True:
+        for address in bootstrap.split(","):
+            try:
+                _ask(address, request, login)
+            except (OSError, struct.error, _RefusedError):  # this broker is away, or has no controller just now
+                if time.monotonic() > end:
+                    raise
+            else:
+                return
+        time.sleep(_PAUSE_S)
+
+
+class _RefusedError(Exception):
+    """The broker answers with an error."""
+
+
+def _ask(address: str, request: bytes, login: tuple[str, str] | None) -> None:
+    host, port = address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), _TIMEOUT_S) as connection:
-        connection.sendall(struct.pack(">i", len(request)) + request)
-        with connection.makefile("rb") as answers:
-            (size,) = struct.unpack(">i", answers.read(4))
-            answer = answers.read(size)
-    _, _, count, error = struct.unpack_from(">iiih", answer)
-    if (count, error) != (1, 0):
-        raise RuntimeError(f"the broker answered error {error}")
+        if login is not None:
+            _call(connection, _SASL_HANDSHAKE, 1, _text("PLAIN"), ">h")
+            proof = "\0".join(("", *login)).encode()
+            _call(connection, _SASL_AUTHENTICATE, 0, struct.pack(">i", len(proof)) + proof, ">h")
+        _call(connection, _ALTER_CLIENT_QUOTAS, 0, request, ">8xh")  # throttle time, number of entries, error
+
+
+def _call(connection: socket.socket, api: int, version: int, body: bytes, error_at: str) -> None:
+    request = struct.pack(">hhi", api, version, 1) + _text("quota") + body
+    connection.sendall(struct.pack(">i", len(request)) + request)
+    with connection.makefile("rb") as answers:
+        (size,) = struct.unpack(">i", answers.read(4))
+        answer = answers.read(size)
+    (error,) = struct.unpack_from(error_at, answer, 4)  # behind the correlation id
+    if error != 0:
+        raise _RefusedError(f"the broker answered error {error} to request {api}")
 
 
 def _text(value: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Faults of single processes: killed at any time or at a named point, frozen, cut off, with another clock, churned."""
+"""Faults of single processes: killed, frozen, cut off, slowed down, with another clock or version, churned."""
 
 import random
 import signal
@@ -17,6 +17,11 @@ __all__ = ["LANE_FAULTS"]
 Do = Callable[[Stage, random.Random, Running], str]
 _POINT_S: Final = 12.0
 _LINK_S: Final = 5.0
+_LATE_S: Final = 9.0
+_QUOTA_S: Final = 10.0
+_QUOTA_BYTES: Final = 1_000
+_SENDERS_QUOTA_BYTES: Final = 10_000
+_VERSION_S: Final = 4.0
 _CONSUMERS: Final = ("consumer", "orderly", "dropin", "broadcast")
 
 
@@ -66,6 +71,20 @@ def _link(how: How) -> Do:
     return disturb
 
 
+def _late(stage: Stage, dice: random.Random, running: Running) -> str:
+    """A link on which each request takes three seconds."""
+    with stage.proxies.fault("replies-late", lambda link: link.client == running.name):
+        time.sleep(_LATE_S + dice.random() * 6)
+    return running.name
+
+
+def _limit(stage: Stage, dice: random.Random, running: Running) -> str:
+    """A quota below what the process writes. A broker that enforces it does not read for seconds."""
+    with stage.quota(running.name, _SENDERS_QUOTA_BYTES if running.role == "sender" else _QUOTA_BYTES):
+        time.sleep(_QUOTA_S + dice.random() * 5)
+    return running.name
+
+
 def _set_clock(stage: Stage, dice: random.Random, running: Running) -> str:
     """A day ahead or behind for some seconds. It costs nothing but immediate sends, which brokers may refuse."""
     stage.client_clocks.set(running.name, dice.choice((-1, 1)) * 86_400)
@@ -82,8 +101,7 @@ def _churn(stage: Stage, dice: random.Random, running: Running) -> str:
         for comer in comers:
             time.sleep(0.5 + dice.random())
             stage.end(comer)
-    group = lane.group("concurrent" if role == "consumer" else "orderly").name
-    return f"group:{group}"
+    return f"group:{lane.group_of(role).name}"
 
 
 def _leave(stage: Stage, dice: random.Random, running: Running) -> str:
@@ -92,6 +110,20 @@ def _leave(stage: Stage, dice: random.Random, running: Running) -> str:
     stage.end(running)
     stage.start(running.lane, running.role, running.place)
     return running.name
+
+
+def _roll(stage: Stage, dice: random.Random, running: Running) -> str:
+    """Two rolling deployments: back to the version with one listener less, and to the one that has it.
+
+    Members of both versions are there for a while, and then only former ones: retries of the topic must not die.
+    """
+    lane, role = running.lane, running.role
+    for is_former in (True, False):
+        for member in stage.of(lane, role):
+            stage.end(member)
+            stage.start(lane, role, member.place, is_former=is_former)
+            time.sleep(_VERSION_S + dice.random() * 4)
+    return f"group:{lane.group_of(role).name}"
 
 
 def _kill_redrive(stage: Stage, dice: random.Random, running: Running) -> str:
@@ -121,6 +153,7 @@ LANE_FAULTS: Final = (
     LaneFault("kill-9-redrive", ("consumer",), 1, _kill_redrive),
     LaneFault("leave", (*_CONSUMERS, "worker"), 1, _leave),
     LaneFault("churn", ("consumer", "orderly"), 2, _churn),
+    LaneFault("listeners-changed", ("consumer", "orderly", "dropin"), 1, _roll),
     LaneFault("freeze-session", ("consumer", "dropin", "worker"), 1, _freeze(SESSION_S + 1)),
     LaneFault("freeze-lease", ("orderly",), 2, _freeze(LEASE_MS / 1_000 + 1)),
     LaneFault("freeze-transaction", ("worker",), 1, _freeze(TRANSACTION_MS / 1_000 + 2)),
@@ -128,5 +161,7 @@ LANE_FAULTS: Final = (
     LaneFault("link-held", (*_CONSUMERS, "worker", "sender"), 1, _link("held")),
     LaneFault("link-replies-held", (*_CONSUMERS, "worker", "sender"), 1, _link("replies-held")),
     LaneFault("link-requests-held", (*_CONSUMERS, "worker", "sender"), 1, _link("requests-held")),
+    LaneFault("link-replies-late", (*_CONSUMERS, "worker", "sender"), 1, _late),
+    LaneFault("quota", ("consumer", "orderly", "dropin", "worker", "sender"), 1, _limit),
     LaneFault("client-clock", (*_CONSUMERS, "worker", "sender"), 1, _set_clock),
 )

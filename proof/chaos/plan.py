@@ -10,12 +10,25 @@ from typing import Final
 from proof.lines import Group
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["FLEETING", "LANES", "LEASE_MS", "LEVELS", "SESSION_S", "TRANSACTION_MS", "Lane", "Variant", "fails"]
+__all__ = [
+    "FLEETING",
+    "LANES",
+    "LEASE_MS",
+    "LEVELS",
+    "MODES",
+    "SESSION_S",
+    "TRANSACTION_MS",
+    "Lane",
+    "Variant",
+    "fails",
+]
 
 LEVELS: Final = "1s 2s 3s 4s 5s"
 SESSION_S: Final = 6.0
 LEASE_MS: Final = 6_000
 TRANSACTION_MS: Final = 10_000
+MODES: Final = {"consumer": "concurrent", "orderly": "orderly", "broadcast": "broadcasting", "dropin": "drop-in"}
+"""How the members of a role consume."""
 FLEETING: Final = "fleeting"
 """A topic that is deleted and emptied while it is sent to and consumed from."""
 
@@ -30,7 +43,7 @@ class Lane:
         topics: partitions by topic.
         shares: how often each topic is sent to, relative to the others.
         delayed: topics some messages of which have a delay.
-        groups: its consumer groups.
+        groups: its consumer groups. A member of the former version has no listener for the last of several topics.
         members: how many processes of each role run.
     """
 
@@ -57,6 +70,10 @@ class Lane:
         """Those of its topics that are deleted and emptied."""
         return tuple(topic for topic in self.topics if topic == FLEETING)
 
+    def group_of(self, role: str) -> Group:
+        """The group whose members are the processes of a role."""
+        return self.group(MODES[role])
+
     def group(self, mode: str) -> Group:
         """Its group of this mode."""
         return next(group for group in self.groups if group.mode == mode)
@@ -65,23 +82,23 @@ class Lane:
 LANES: Final = (
     Lane(
         name="least", exactly_once=False,
-        topics={"orders": 4, "bills": 3, FLEETING: 1},
-        shares={"orders": 74, "bills": 24, FLEETING: 2},
+        topics={"orders": 4, "bills": 3, "returns": 2, FLEETING: 1},
+        shares={"orders": 66, "bills": 24, "returns": 8, FLEETING: 2},
         delayed=("orders", FLEETING),
         groups=(
-            Group(name="pay", mode="concurrent", topics=("orders",), limit=3),
-            Group(name="bill", mode="orderly", topics=("bills",), limit=2),
+            Group(name="pay", mode="concurrent", topics=("orders", "returns"), limit=3),
+            Group(name="bill", mode="orderly", topics=("bills", "returns"), limit=2),
         ),
         members={"worker": 2, "consumer": 2, "orderly": 2, "sender": 1},
     ),
     Lane(
         name="once", exactly_once=True,
-        topics={"claims": 4, "parcels": 3, "news": 2},
-        shares={"claims": 84, "parcels": 12, "news": 4},
+        topics={"claims": 4, "parcels": 3, "notices": 2, "news": 2},
+        shares={"claims": 76, "parcels": 12, "notices": 8, "news": 4},
         delayed=("claims", "parcels"),
         groups=(
-            Group(name="refund", mode="concurrent", topics=("claims",), limit=3),
-            Group(name="ship", mode="drop-in", topics=("parcels",), limit=3),
+            Group(name="refund", mode="concurrent", topics=("claims", "notices"), limit=3),
+            Group(name="ship", mode="drop-in", topics=("parcels", "notices"), limit=3),
             Group(name="tell", mode="broadcasting", topics=("news",)),
         ),
         members={"worker": 2, "consumer": 2, "dropin": 2, "broadcast": 2, "sender": 1},

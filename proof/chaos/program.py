@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -86,6 +86,7 @@ class Job:
         port: of the sink.
         kip_848: whether the brokers assign the partitions to the members of its group.
         by_key: whether an orderly consumer keeps the order of each key.
+        is_former: whether a member of a group is of the former version, which has one topic less.
     """
 
     role: str
@@ -99,6 +100,7 @@ class Job:
     port: int
     kip_848: bool
     by_key: bool
+    is_former: bool = False
 
     def to_json(self) -> str:
         """Format it for the command line."""
@@ -222,6 +224,10 @@ class _Program:
 
     # --- consuming ---------------------------------------------------------------------------------------------------
 
+    def _topics(self, group: Group) -> tuple[str, ...]:
+        """What the version of this process has a listener for."""
+        return group.topics[:-1] if self.job.is_former else group.topics
+
     @property
     def _protocol(self) -> dict[str, Any]:
         """Settings of the protocol by which a group shares out its partitions."""
@@ -249,7 +255,7 @@ class _Program:
 
         def run() -> None:
             consumer = self._consumer(group, client={**self.job.client, **self._protocol})
-            for topic in (*group.topics, *self.lane.fleeting):
+            for topic in (*self._topics(group), *self.lane.fleeting):
                 consumer.register_message_listener(topic, handle)
             consumer.run()
 
@@ -290,7 +296,8 @@ class _Program:
                 lock_renew_ms=1_000, order="key" if self.job.by_key else "queue",
                 client={**self.job.client, **self._protocol},
             )  # fmt: skip
-            consumer.register_message_listener(group.topics[0], handle, orderly=True)
+            for topic in self._topics(group):
+                consumer.register_message_listener(topic, handle, orderly=True)
             consumer.run()
 
         log: Any = GroupLogThread
@@ -334,7 +341,7 @@ class _Program:
             "rocketshim.delay.levels": LEVELS, "rocketshim.max.reconsume.times": group.limit,
         }  # fmt: skip
         consumer, fatal = dropin.Consumer(config), False
-        _until_brokers_answer(lambda: consumer.subscribe(list(group.topics)))
+        _until_brokers_answer(lambda: consumer.subscribe(list(self._topics(group))))
         while not stopping.asked and not fatal:
             found = consumer.consume(50, 0.2)
             fatal = any(is_fatal(each.error()) for each in found)
@@ -420,11 +427,6 @@ def _until_brokers_answer(start: Callable[[], None]) -> None:
                 return
 
 
-_GROUPS: Mapping[str, str] = {
-    "consumer": "concurrent", "orderly": "orderly", "broadcast": "broadcasting", "dropin": "drop-in",
-}  # fmt: skip
-
-
 def process_of(job: Job) -> Process:
     """What the first line of the process's file says."""
     lane = next(lane for lane in LANES if lane.name == job.lane)
@@ -432,7 +434,7 @@ def process_of(job: Job) -> Process:
         return Process(name=job.name, role="worker", group=lane.names.worker_group)
     if job.role == "sender":
         return Process(name=job.name, role="sender")
-    group = lane.group(_GROUPS[job.role]).name
+    group = lane.group_of(job.role).name
     client_id = f"tell-{job.place}" if job.role == "broadcast" else job.name
     return Process(
         name=job.name, role="dropin" if job.role == "dropin" else "consumer", group=group, client_id=client_id

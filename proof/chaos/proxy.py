@@ -1,4 +1,4 @@
-"""TCP proxies in front of the brokers, whose links can be cut, held, or slowed down.
+"""TCP proxies in front of the brokers, whose links can be cut, held, slowed down, or made long.
 
 Each broker advertises the port of its proxy, so that clients and the other brokers connect through it. A connection
 belongs to the process whose client id stands in the first request (Kafka's request header: length, API key, version,
@@ -16,10 +16,12 @@ from typing import Any, Final, Literal
 
 __all__ = ["Link", "Proxies", "is_of_brokers", "is_of_clients"]
 
-How = Literal["cut", "requests-held", "replies-held", "held", "slow"]
+How = Literal["cut", "requests-held", "replies-held", "held", "slow", "replies-late"]
 
 _HEADER_BYTES: Final = 14
 _SLOW_S: Final = 0.25
+_LATE_S: Final = 3.0
+_ORDER_S: Final = 0.000_1  # between two pieces, so that their order is kept
 _HOST: Final = "127.0.0.1"
 
 
@@ -160,12 +162,21 @@ class Proxies:
     async def _pass_on(
         self, link: Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, one_way: How
     ) -> None:
+        due_s = 0.0  # when the last late piece is passed on; the next one must not overtake it
         while data := await reader.read(65_536):
+            late_s = 0.0
             if self._faults:
                 while self._is_hit(link, "held", one_way):
                     await self._changed.wait()
                 if self._is_hit(link, "slow"):
                     await asyncio.sleep(_SLOW_S)
+                if one_way == "replies-held" and self._is_hit(link, "replies-late"):
+                    late_s = _LATE_S
+            now_s = self._loop.time()
+            if late_s or due_s > now_s:
+                due_s = max(due_s + _ORDER_S, now_s + late_s)
+                self._loop.call_at(due_s, writer.write, data)
+                continue
             writer.write(data)
             await writer.drain()
 

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -36,6 +36,7 @@ from rocketshim_local import LocalCluster
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout, TopicSpec
 from rocketshim_topics.levels import DelayLevels
+from test_support.quota import producer_quota
 
 __all__ = ["BROKERS", "HARNESS", "Running", "Stage"]
 
@@ -165,7 +166,7 @@ class Stage:
         config = self.cluster.client_config(_APP)
         return {name: value for name, value in config.items() if name != "bootstrap.servers"}
 
-    # --- rights ------------------------------------------------------------------------------------------------------
+    # --- rights and quotas -------------------------------------------------------------------------------------------
 
     def allow_everything(self) -> None:
         """Give the processes of the run every right."""
@@ -188,14 +189,20 @@ class Stage:
             )  # fmt: skip
             self._await(self.admin.delete_acls([wanted]))
 
+    def quota(self, client_id: str, bytes_per_s: int) -> AbstractContextManager[None]:
+        """Limit what the producers of a process write to each broker, for the time of the block."""
+        config = self.cluster.client_config()
+        login = config["sasl.username"], config["sasl.password"]
+        return producer_quota(config["bootstrap.servers"], client_id, bytes_per_s, login)
+
     def _await(self, futures: Any) -> None:
         for future in futures.values():
             future.result(_ANSWER_S)
 
     # --- processes ---------------------------------------------------------------------------------------------------
 
-    def start(self, lane: Lane, role: str, place: int) -> Running:
-        """Start a process of a role."""
+    def start(self, lane: Lane, role: str, place: int, *, is_former: bool = False) -> Running:
+        """Start a process of a role; a member of a group may be of the former version."""
         with self._lock:
             self._numbers[role] += 1
             name = f"{role}.{lane.name}.{self._numbers[role]}"
@@ -204,6 +211,7 @@ class Stage:
                 role=role, lane=lane.name, place=place, name=name, run=str(self._run), bootstrap=self.bootstrap,
                 client={**self.client, "client.id": name}, rate=share, port=self.sink.port,
                 kip_848=lane is self._variant.kip_848, by_key=self._variant.by_key,
+                is_former=is_former,
             )  # fmt: skip
             running = Running(name, role, lane, place, self._popen(name, "proof.chaos.program", job.to_json()))
             self._running.append(running)

@@ -9,8 +9,9 @@ it, between the two:
 * a failed message was *sent back* twice: a member of the group or a broker;
 * a message was *sent* twice by one send: its sender or a broker.
 
-A fault counts from its beginning until `recovery_ms` after its end. Where exactly-once mode or a redrive allows one
-record, two are named by `exactly_once` and not here.
+A fault counts from its beginning until `recovery_ms` after its end. A client's wrong clock never costs a repeat.
+A quota costs one in orderly groups alone, whose members write their leases. Where exactly-once mode or a redrive allows
+one record, two are named by `exactly_once` and not here.
 """
 
 from collections import Counter, defaultdict
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from proof.check.order import is_orderly
 from proof.history import Delivery, Source
 from proof.index import NS_PER_MS, Index, Stored
 from proof.lines import Fault
@@ -29,6 +31,8 @@ _CONSUMERS = frozenset({"consumer", "dropin"})
 _WORKERS = frozenset({"worker"})
 _SENDERS = frozenset({"sender"})
 _EVER_NS = 2**63
+_CLIENT_CLOCK = "client-clock"
+_QUOTA = "quota"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +141,19 @@ def _explanation(index: Index, begin_ns: int, end_ns: int, roles: frozenset[str]
 
 
 def _can_hit(index: Index, fault: Fault, roles: frozenset[str], group: str | None) -> bool:
+    if not _may_repeat(index, fault.kind, group):
+        return False
     if fault.target == "cluster" or fault.target.startswith("broker-"):
         return True
     if fault.target.startswith("group:"):
         return fault.target.removeprefix("group:") == (index.names.worker_group if roles == _WORKERS else group)
     process = index.history.processes.get(fault.target)
     return process is not None and process.role in roles and group in {None, process.group}
+
+
+def _may_repeat(index: Index, kind: str, group: str | None) -> bool:
+    """Whether a kind of fault may cost a repeat of what a group, or a process without one, does."""
+    if kind == _QUOTA:
+        known = index.history.group(group or "")
+        return known is not None and is_orderly(known)
+    return kind != _CLIENT_CLOCK

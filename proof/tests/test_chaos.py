@@ -1,21 +1,33 @@
 """The harness of runs under faults: named points, the choice of faults, and what it counts as wrong."""
 
+import asyncio
 import json
+import random
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from proof.__main__ import main
+from proof.chaos import lane_faults
+from proof.chaos import proxy as proxy_module
 from proof.chaos import stage as stage_module
 from proof.chaos.cluster_faults import CLUSTER_FAULTS
 from proof.chaos.fault import PointNotReachedError
 from proof.chaos.lane_faults import LANE_FAULTS
-from proof.chaos.plan import LANES, Variant
+from proof.chaos.plan import LANES, Lane, Variant
+from proof.chaos.points import Points
+from proof.chaos.program import Job, _Program
+from proof.chaos.proxy import Proxies
 from proof.chaos.run import Course, _Hand
 from proof.chaos.stage import Running, Stage
 from proof.lines import Process
@@ -150,6 +162,126 @@ def test_a_process_that_does_not_end_in_order_is_noted(
     stage.end(running(at_sigterm(act)))
     assert stage.bad_endings == wrong
     assert stage.running == []
+
+
+class Deployment:
+    """A stage that only notes who ends and starts, and which quotas are set."""
+
+    def __init__(self, *members: Running) -> None:
+        self.members = list(members)
+        self.noted: list[tuple[str, str | int, bool]] = []
+
+    def of(self, lane: Lane, *roles: str) -> list[Running]:
+        return [each for each in self.members if each.lane is lane and each.role in roles]
+
+    def end(self, running: Running) -> None:
+        self.members.remove(running)
+        self.noted.append(("end", running.place, "former" in running.name))
+
+    def start(self, lane: Lane, role: str, place: int, *, is_former: bool = False) -> None:
+        self.members.append(member(lane, role, place, "former" if is_former else "new"))
+        self.noted.append(("start", place, is_former))
+
+    @contextmanager
+    def quota(self, client_id: str, bytes_per_s: int) -> Iterator[None]:
+        self.noted.append((client_id, bytes_per_s, True))
+        yield
+        self.noted.append((client_id, bytes_per_s, False))
+
+
+def member(lane: Lane, role: str, place: int, version: str = "new") -> Running:
+    popen: Any = None
+    return Running(f"{role}-{place}-{version}", role, lane, place, popen)
+
+
+def do(kind: str, stage: Any, running: Running, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(lane_faults, "time", SimpleNamespace(sleep=lambda _: None))
+    return next(each for each in LANE_FAULTS if each.kind == kind).do(stage, random.Random(1), running)  # noqa: S311
+
+
+@pytest.mark.parametrize(("role", "group"), [("consumer", "pay"), ("orderly", "bill")])
+def test_members_change_their_listeners_one_after_the_other_and_change_back(
+    monkeypatch: pytest.MonkeyPatch, role: str, group: str
+) -> None:
+    first = member(LANES[0], role, 0)
+    stage = Deployment(first, member(LANES[0], role, 1), member(LANES[0], "worker", 0), member(LANES[1], role, 0))
+    assert do("listeners-changed", stage, first, monkeypatch) == f"group:{group}"
+    assert stage.noted == [
+        ("end", 0, False), ("start", 0, True), ("end", 1, False), ("start", 1, True),
+        ("end", 0, True), ("start", 0, False), ("end", 1, True), ("start", 1, False),
+    ]  # fmt: skip
+
+
+def test_a_quota_is_below_what_the_process_writes_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Deployment()
+    for role in ("sender", "worker"):
+        do("quota", stage, member(LANES[0], role, 0), monkeypatch)
+    assert stage.noted == [
+        ("sender-0-new", 10_000, True), ("sender-0-new", 10_000, False),
+        ("worker-0-new", 1_000, True), ("worker-0-new", 1_000, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("lane", "role", "topics"),
+    [
+        (LANES[0], "consumer", ["orders", "returns"]),
+        (LANES[0], "orderly", ["bills", "returns"]),
+        (LANES[1], "consumer", ["claims", "notices"]),
+        (LANES[1], "dropin", ["parcels", "notices"]),
+    ],
+)
+@pytest.mark.parametrize("is_former", [False, True])
+def test_a_member_of_the_former_version_has_no_listener_for_the_last_topic(
+    tmp_path: Path, lane: Lane, role: str, topics: list[str], is_former: bool
+) -> None:
+    job = Job(
+        role=role, lane=lane.name, place=0, name="m", run=str(tmp_path), bootstrap="", client={}, rate=1, port=1,
+        kip_848=False, by_key=False, is_former=is_former,
+    )  # fmt: skip
+    history: Any = None
+    program = _Program(Job(**json.loads(job.to_json())), history, Points(tmp_path, "m"))
+    assert list(program._topics(lane.group_of(role))) == topics[: len(topics) - is_former]
+
+
+LATE_S = 0.2
+
+
+async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65_536):
+            writer.write(data)
+    writer.transport.abort()
+
+
+@pytest.fixture
+def proxies(monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxies]:
+    monkeypatch.setattr(proxy_module, "_LATE_S", LATE_S)
+    made = Proxies(1)
+    server = asyncio.run_coroutine_threadsafe(asyncio.start_server(echo, "127.0.0.1", 0), made._loop).result()
+    made.aim({1: server.sockets[0].getsockname()[1]})
+    yield made
+    made._loop.call_soon_threadsafe(server.close)
+    made.close()
+
+
+def test_replies_to_one_process_are_late_and_none_overtakes_another(proxies: Proxies) -> None:
+    header = struct.pack(">ihhih", 13, 0, 0, 0, 5) + b"pay-1"
+    with socket.create_connection(("127.0.0.1", proxies.ports[1])) as connection, connection.makefile("rb") as replies:
+        connection.sendall(header)
+        assert replies.read(len(header)) == header
+        with proxies.fault("replies-late", lambda link: link.client == "pay-1"):
+            began_s = time.monotonic()
+            connection.sendall(b"late")
+            connection.sendall(b"later")
+            assert replies.read(9) == b"latelater"
+            assert time.monotonic() - began_s >= LATE_S
+            connection.sendall(b"one")
+        connection.sendall(b"two")
+        assert replies.read(6) == b"onetwo"
+        with proxies.fault("replies-late", lambda link: link.client == "pay-2"):
+            connection.sendall(b"in time")
+            assert replies.read(7) == b"in time"
 
 
 def test_a_process_that_ended_before_anyone_ended_it_is_found(stage: Stage, running: Callable[[str], Running]) -> None:

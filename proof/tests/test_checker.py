@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proof.__main__ import main
-from proof.check import commits, run
+from proof.check import commits, duplicates, run
 from proof.check.commits import relayed_ms
 from proof.check.duplicates import causes
 from proof.check.fold import find
@@ -83,6 +83,26 @@ def test_a_fault_explains_a_second_delivery() -> None:
     history = parsed(doctor.finish())
     assert run(history) == []
     assert causes(Index(history)) == {"kill-9": 1}
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "expected"),
+    [
+        ("quota", "concurrent", ["duplicate"]),
+        ("quota", "orderly", []),
+        ("client-clock", "concurrent", ["duplicate"]),
+        ("client-clock", "orderly", ["duplicate"]),
+        ("link-replies-late", "concurrent", []),
+        ("listeners-changed", "concurrent", []),
+    ],
+)
+def test_a_fault_explains_a_second_delivery_only_if_it_may_cost_one(kind: str, shape: str, expected: list[str]) -> None:
+    doctor = Doctor(shape, 1)
+    call = doctor.calls(doctor.pick(doctor.is_sent_leaf))[0]
+    target = f"group:{call.group}" if kind == "listeners-changed" else call.process
+    fault(doctor, kind, target, call.begin_ns, call.begin_ns + S)
+    doctor.repeat(call)
+    assert [each.kind for each in duplicates.find(Index(parsed(doctor.finish())))] == ["duplicate" for _ in expected]
 
 
 def test_a_broker_fault_explains_a_second_delivery_to_any_group() -> None:
