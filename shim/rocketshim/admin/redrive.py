@@ -622,7 +622,7 @@ class Redriver:
         producer, self._producer = self._producer, None
         if producer is None:
             return
-        purge_producer(producer, _API_TIMEOUT_S)  # otherwise the abort waits for reports that nobody polls
+        purge_producer(producer, _API_TIMEOUT_S)  # the abort waits for the report of every record
         if self._has_open_transaction:
             with suppress(KafkaException):  # another producer fenced us, or the next init_transactions aborts it
                 producer.abort_transaction(_API_TIMEOUT_S)

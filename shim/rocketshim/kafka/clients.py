@@ -468,8 +468,9 @@ def init_transactions(producer: ProducerClient, topic: str, timeout_s: float) ->
 def purge_producer(producer: ProducerClient, longest_s: float) -> None:
     """Drop the records in a producer, and let it call their delivery callbacks.
 
-    Call it before `abort_transaction`, which waits ten seconds for the reports of what it purges, and serves none of
-    them (test_closing_a_producer_drops_and_reports_its_records, test_an_abort_delivers_each_record_once).
+    Call it before `abort_transaction`, which waits for the report of every record: ten seconds for one that cannot be
+    purged, since the client has just forgotten its topic. If the producer is not empty afterwards, it has such a record
+    (test_a_transaction_that_is_refused_because_of_a_deleted_target_is_the_only_one).
     """
     producer.purge()
     for _ in range(2):  # the first call raises a fatal error

@@ -383,7 +383,7 @@ class ExactlyOnce:
         if cause is not None and cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._look_again(transaction)  # the error does not name the deleted target
         self._beat_before_call()
-        # otherwise the abort waits for reports that no poll serves
+        # the abort waits for the report of every record
         purge_producer(producer, _LOOK_S if transaction.has_deleted else _PURGE_S)
         if transaction.has_deleted and len(producer):
             # librdkafka cannot purge a record whose partition it has just forgotten; its abort would wait 10 s for it
