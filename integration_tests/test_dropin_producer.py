@@ -89,6 +89,32 @@ def test_a_delayed_message_comes_when_its_time_is_over_and_looks_like_any_other(
     assert decode(found[b"now"].headers(), trusted=False).tags == "b"
 
 
+@pytest.mark.parametrize("exactly_once", [False, True], ids=["at-least-once", "exactly-once"])
+def test_a_delayed_message_has_its_timestamp_at_its_target_unless_the_topic_refuses_it(
+    broker: Broker, config: dict[str, Any], namespace: str, topic: Callable[..., str], exactly_once: bool
+) -> None:
+    """With one record that is too far ahead the broker refuses a batch; with two it names them."""
+    name, now_ms = topic(1, {"message.timestamp.after.max.ms": "3600000"}), time.time_ns() // 1_000_000
+    old_ms, future_ms = now_ms - 3_600_000, now_ms + 2 * 86_400_000
+    sent = {b"old": old_ms, b"older": old_ms - 86_400_000, b"future": future_ms, b"later": future_ms + 1_000, b"now": 0}
+    producer = Producer({**config, "linger.ms": 100})
+    with running(patient_worker(broker.bootstrap, namespace, LEVELS, exactly_once=exactly_once)) as worker:
+        for value, stamp_ms in sent.items():
+            producer.produce(name, value, delay="1s", timestamp=stamp_ms)
+        assert producer.flush(GUARD_S) == 0
+        found = {each.value(): each for each in read(broker, name, len(sent))}
+        counts = dict(worker.counts.alarms)
+    for value, stamp_ms in sent.items():
+        envelope = decode(found[value].headers(), trusted=False)
+        assert (envelope.born_timestamp_ms, envelope.user) == (stamp_ms or envelope.born_timestamp_ms, ())
+        if value in {b"old", b"older"}:
+            assert found[value].timestamp()[1] == stamp_ms
+        else:
+            assert now_ms + 1_000 <= found[value].timestamp()[1] <= time.time_ns() // 1_000_000
+    assert counts["worker.timestamp-refused"] == 1
+    assert not counts.keys() & {"worker.parked", "worker.re-appended", "worker.target-avoided"}
+
+
 @pytest.mark.parametrize("is_global", [True, False])
 def test_a_time_finds_its_queue_once_a_report_has_shown_the_brokers_clock(
     broker: Broker, worker: DelayWorker, config: dict[str, Any], topic: Callable[..., str], is_global: bool

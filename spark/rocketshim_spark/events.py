@@ -26,6 +26,7 @@ queue, delay_level  schedule: the queue within its lane, 0 to 31; the delay leve
 due_at              schedule: when the message is due
 fail_class …        the last failure: class, text, time, and the text with numbers and ids as `#` (`fingerprint`)
 unhandled_since     when a member first sent the message on after its last failure, since it could not handle it
+target_timestamp    schedule: the timestamp that the sender gave the record for its target
 hop_id              coordinates of the record that this one was made from
 replay_id, …_count  id of the last redrive, and the number of redrives
 born_at             when the message was first sent; without the header, the record's own timestamp
@@ -187,6 +188,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.when(trusted, fingerprint(_text("FAIL_TEXT"))).alias("fingerprint"),
         F.when(trusted, _time(_number("FAIL_AT_MS"))).alias("failed_at"),
         F.when(trusted, _time(_number("UNHANDLED_SINCE_MS"))).alias("unhandled_since"),
+        F.when(trusted, _time(_number("TARGET_TIMESTAMP_MS"))).alias("target_timestamp"),
         F.when(trusted | has_hop_id, hop).alias("hop_id"),
         F.when(trusted | has_hop_id, F.coalesce(_text("REPLAY_ID"), F.when(trusted, _text("USER.REPLAY_ID")))).alias(
             "replay_id"

@@ -81,6 +81,7 @@ REPLAY_ID: Final = "REPLAY_ID"
 REPLAY_COUNT: Final = "REPLAY_COUNT"
 FAIL_STACK: Final = "FAIL_STACK"
 UNHANDLED_SINCE_MS: Final = "UNHANDLED_SINCE_MS"
+TARGET_TIMESTAMP_MS: Final = "TARGET_TIMESTAMP_MS"
 
 Header = tuple[str, bytes | None]
 
@@ -113,6 +114,7 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (REPLAY_COUNT, "replay_count", INT_MAX),
     (FAIL_STACK, "fail_stack", None),
     (UNHANDLED_SINCE_MS, "unhandled_since_ms", LONG_MAX),
+    (TARGET_TIMESTAMP_MS, "target_timestamp_ms", LONG_MAX),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -304,6 +306,7 @@ class Envelope:
     replay_count: int | None = None
     fail_stack: str | None = None
     unhandled_since_ms: int | None = None
+    target_timestamp_ms: int | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

@@ -128,6 +128,9 @@ def journey() -> dict[str, OutgoingRecord]:
         records[f"schedule by {name}"] = delayed_record(
             delayed, NAMES, LEVELS, uniq_key=f"u-{name}", born_ms=T0_MS, now_ms=T0_MS, lane=1, real_qid=4
         )
+    records["schedule with a timestamp for the target"] = delayed_record(
+        by_delay, NAMES, LEVELS, uniq_key="u-stamp", born_ms=T0_MS, now_ms=T0_MS, lane=0, timestamp_ms=T0_MS - 3_600_000
+    )
     waiting = Stored(records["schedule by delay"], 10, T0_MS)
     envelope = decode(waiting.headers(), trusted=True)
     records["schedule hopped on"] = hopped(

@@ -283,6 +283,20 @@ def test_no_delay_is_an_ordinary_send(delays: dict[str, Any]) -> None:
     assert scheduled(message(**delays)) == sent(message())
 
 
+def test_a_timestamp_for_the_target_passes_the_queues_and_ends_with_the_delivery() -> None:
+    stamped = Stored(scheduled(message(delay_level=3), timestamp_ms=77))
+    again = hopped(stamped, decode(stamped.headers(), trusted=True), NAMES, deliver_at_ms=NOW_MS, partition=0)
+    again_envelope = decode(again.headers, trusted=True)
+    assert (again_envelope.target_timestamp_ms, again_envelope.born_timestamp_ms) == (77, 5)
+    for target in ("orders", "%RETRY%g"):
+        envelope = decode(stamped.headers(), trusted=True)
+        envelope.real_topic = target
+        assert "TARGET_TIMESTAMP_MS" not in dict(delivered(stamped, envelope, NAMES).headers)
+    waits_in_parking = dict(parked(stamped, NAMES, "test").headers)
+    assert waits_in_parking["TARGET_TIMESTAMP_MS"] == b"77", "so it counts when the record is sent again"
+    assert scheduled(message(), timestamp_ms=77) == sent(message()), "without a delay the record itself has it"
+
+
 def test_empty_table_schedules_no_level() -> None:
     empty = DelayLevels.parse(" ")
     outgoing = delayed_record(message(delay_level=3), NAMES, empty, uniq_key="u-1", born_ms=5, now_ms=NOW_MS, lane=0)

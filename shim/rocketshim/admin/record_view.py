@@ -165,6 +165,7 @@ class RecordView:
             "fail_at_ms": envelope.fail_at_ms,
             "fail_stack": envelope.fail_stack,
             "unhandled_since_ms": envelope.unhandled_since_ms,
+            "target_timestamp_ms": envelope.target_timestamp_ms,
             "replay_id": envelope.replay_id,
             "replay_count": envelope.replay_count,
             "malformed": self.malformed,

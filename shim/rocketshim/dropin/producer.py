@@ -115,7 +115,8 @@ class Producer(confluent_kafka.Producer):
                 `murmur2_random` if messages that are sent without delay must go to the same partition.
             callback: as the original's; a delayed message has its coordinates in the schedule topic.
             on_delivery: as `callback`.
-            timestamp: as the original's; with the arguments below also the time at which the message was born.
+            timestamp: as the original's, also of a delayed message when it is delivered: epoch ms; 0: the time of the
+                delivery. With the arguments below it is also the time at which the message was born.
             headers: as the original's; with the arguments below they are user properties, with the limits of
                 `rocketshim.Message`.
             delay_level: deliver after the delay of this level; 0 or less: immediately. None: no level.
@@ -211,6 +212,7 @@ class Producer(confluent_kafka.Producer):
             lane=self._shim_lanes.choose(message.key_bytes, self._shim_topics) if is_delayed(message) else 0,
             real_qid=partition,
             max_delay_ms=self._shim_settings.max_delay_ms,
+            timestamp_ms=timestamp or None,
         )
 
     def _shim_topics(self, *, timeout: float) -> Any:

@@ -1,11 +1,16 @@
 """Records of one run that take the same hop: what the router decides, and the deliveries produce."""
 
+from collections.abc import Mapping
 from enum import Enum
+from types import MappingProxyType
+from typing import Final
 
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim_topics.wire import Header
 
 __all__ = ["Hop", "HopGroup", "Kind"]
+
+_NONE: Final[Mapping[int, int]] = MappingProxyType({})
 
 
 class Kind(Enum):
@@ -33,10 +38,12 @@ class HopGroup:
         target: the target of a delivery, or the target for whose `ready_ns` the records wait.
         reason: why they are parked or re-appended.
         one_per_batch: whether each record must be a separate batch.
+        timestamps: those that senders gave, epoch ms, by index; the groups of a run may share them. All other records
+            get the brokers' time.
         records: in order; none once they are produced. A value of None is a tombstone.
     """
 
-    __slots__ = ("kind", "one_per_batch", "partition", "reason", "records", "target", "topic")
+    __slots__ = ("kind", "one_per_batch", "partition", "reason", "records", "target", "timestamps", "topic")
 
     def __init__(
         self,
@@ -48,6 +55,7 @@ class HopGroup:
         reason: str = "",
         one_per_batch: bool = False,
         first: Hop | None = None,
+        timestamps: Mapping[int, int] = _NONE,
     ) -> None:
         self.kind = kind
         self.topic = topic
@@ -55,4 +63,5 @@ class HopGroup:
         self.target = target
         self.reason = reason
         self.one_per_batch = one_per_batch
+        self.timestamps = timestamps
         self.records: list[Hop] = [] if first is None else [first]

@@ -9,6 +9,7 @@
   refuses becomes a batch of its own, with the error. So does a record for which even an empty queue has no room.
 * Each record is stamped with the clock of the leader of its queue, as far as it is known, and not with this machine's:
   brokers refuse a record of a clock that is an hour ahead, and retention deletes one of a clock that is behind early.
+  A delivery has the timestamp that its sender gave (`TARGET_TIMESTAMP_MS`), if any.
 * Callbacks only count and hand over. The delivery decides what a failure means.
 """
 
@@ -150,7 +151,8 @@ class HopWriter:
         The group is empty afterwards: the producer has its own copies, and reports need only the indexes.
 
         Decides: Which timestamp has a record that the worker writes? The clock of its queue's leader, as far as it is
-            known (`core.level_queue.Due.clock_ms`); never this machine's.
+            known (`core.level_queue.Due.clock_ms`); never this machine's. A delivery has the timestamp that the sender
+            gave, unless the target refuses it (`worker.router`).
         """
         batches: list[HopBatch] = []
         start = 0
@@ -202,10 +204,11 @@ class HopWriter:
 def _produce(producer: ProducerClient, batch: HopBatch, start: int) -> BufferError | KafkaException | None:
     """Produce the records of a batch's group from an index on; return the error at which that ended."""
     produce, topic, partition = producer.produce, batch.group.topic, batch.group.partition
-    stamp_ms = batch.flight.due.clock_ms(batch.sent_ns)
+    clock_ms, timestamps = batch.flight.due.clock_ms(batch.sent_ns), batch.group.timestamps
     reported, add_index, add_due = batch.reported, batch.indexes.append, batch.dues_ms.append
     try:
         for index, value, key, headers, due_ms in batch.group.records[start:]:
+            stamp_ms = timestamps.get(index, clock_ms) if timestamps else clock_ms
             produce(topic, value, key, partition, on_delivery=reported, timestamp=stamp_ms, headers=headers)
             add_index(index)
             add_due(due_ms)

@@ -36,6 +36,8 @@ EVENTS: Final[dict[str, str]] = {
     "worker.not-allowed": "alarm: a record's target is not on this worker's allow-list; it waits for a worker that may",
     "worker.target-avoided": "alarm: a target is not tried for a while",
     "worker.target-careful": "alarm: a target refused a batch; for a while each of its records is a separate batch",
+    "worker.timestamp-refused": "alarm: a target refused a sender's timestamp; for an hour, records with such a one "
+    "have the time of their delivery",
     "worker.hop-not-stored": "alarm: a hop was not stored and is made again; it blocks its partition's commit",
     "worker.probe-failed": "alarm: a leader's clock could not be probed",
     "worker.clock-differs": "alarm: this machine's clock differs from the brokers' by more than a minute: set it",

@@ -19,11 +19,12 @@ from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.names import init_command
+from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
     from rocketshim.worker.hop_writer import HopBatch
 
-__all__ = ["REFUSED_RECORD", "RecordMarks", "Refusals", "Verdict", "compacted"]
+__all__ = ["REFUSED_RECORD", "SPOILS_BATCH", "RecordMarks", "Refusals", "Verdict", "compacted"]
 
 REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     {
@@ -32,7 +33,9 @@ REFUSED_RECORD: Final = TOO_LARGE | frozenset(
         KafkaError._INVALID_ARG,  # noqa: SLF001 - librdkafka's local errors have no public spelling
     }
 )
-"""Errors of one record for which the broker refuses the record's whole batch."""
+"""Errors of one record that its target or queue never takes; the broker refuses the record's whole batch."""
+SPOILS_BATCH: Final = REFUSED_RECORD | {KafkaError.INVALID_TIMESTAMP}
+"""Errors with which a target refuses a whole batch because of one record."""
 _NO_CAUSE: Final = frozenset(
     {
         KafkaError._PURGE_QUEUE,  # noqa: SLF001
@@ -127,7 +130,8 @@ class Refusals:
 
         Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
             its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
-            alone is parked. In a transaction: `worker.transaction_failures`.
+            alone is parked. If only the timestamp that its sender gave is refused, it is delivered without that. In a
+            transaction: `worker.transaction_failures`.
 
         Raises:
             TopicMismatchError: the schedule topic is compacted.
@@ -143,7 +147,13 @@ class Refusals:
             if kind is not Kind.PARK and error.code() == KafkaError.INVALID_RECORD:
                 raise compacted(topic)
             return self._own_hop_refused(record, kind, error)
-        self._delivery_refused(record, self._targets.target(topic, now_ns), error, now_ns, alone=batch.alone)
+        target = self._targets.target(topic, now_ns)
+        given_ms = batch.group.timestamps.get(batch.indexes[at])
+        if error.code() == KafkaError.INVALID_TIMESTAMP and batch.alone and given_ms is not None:
+            if target.timestamp_refused(given_ms - batch.flight.due.clock_ms(now_ns), now_ns):
+                self._alarm("worker.timestamp-refused", topic=topic, timestamp_ms=given_ms, record=coordinates(record))
+            return Verdict.ROUTE_AGAIN
+        self._delivery_refused(record, target, error, now_ns, alone=batch.alone)
         return Verdict.ROUTE_AGAIN
 
     def _delivery_refused(
@@ -156,7 +166,7 @@ class Refusals:
             self._targets.look_again(target.topic)
             # the next lookup decides; if the topic exists, the broker that refused may not know it for a moment
             target.failed(now_ns, error.name())
-        elif code not in REFUSED_RECORD:
+        elif code not in SPOILS_BATCH or (alone and code not in REFUSED_RECORD):
             self.target_failed(target, now_ns, error.name())
         elif alone:
             self._marks.park(record, f"target-refused:{error.name()}")

@@ -130,6 +130,18 @@ class _Due:
         candidates = self.shape.candidates(self.headers, self.hop_id, self.append_ms, self.due_ms, self.tries + 1)
         return self._hop(self.shape.to_queue_again(candidates))
 
+    def timestamps(self, target: TargetHealth, clock_ms: int, now_ns: int) -> dict[int, int]:
+        """Return the timestamp that the sender gave, by the record's index; nothing if it does not count.
+
+        Decides: Which timestamp does a delivered record have, if its sender gave one? That one, but not in a retry
+            topic, whose retention would count from it, and not where the target has refused one that is as far from
+            the brokers' clock (`worker.target_health.TargetHealth.takes_timestamp`): there the time of its delivery.
+        """
+        if self.shape.timestamp < 0 or self.route.is_retry:
+            return {}
+        given_ms = int(self.headers[self.shape.timestamp][1] or 0)
+        return {self.index: given_ms} if given_ms and target.takes_timestamp(given_ms - clock_ms, now_ns) else {}
+
     def _hop(self, headers: tuple[Header, ...]) -> Hop:
         return self.index, self.record.value(), self.record.key(), list(headers), self.due_ms
 
@@ -183,7 +195,7 @@ class Router:
                         self._open_target(self._route_to(value, None if group is None else _bytes(group)), now_ns)
                     break
 
-    def route(  # noqa: C901, PLR0915 - one pass over a run, in which every call costs speed
+    def route(  # noqa: C901, PLR0912, PLR0915 - one pass over a run, in which every call costs speed
         self,
         due: Due[Any],
         assigned: AssignedPartition,
@@ -212,6 +224,7 @@ class Router:
         queue_delay_ms, known_delay_ms = assigned.queue.delay_ms, self._levels.queue_delay_ms(number) or 0
         groups: list[HopGroup] = []
         begun: dict[tuple[TargetHealth, int], Callable[[Hop], None]] = {}
+        timestamps: dict[int, int] = {}
         route: _Route | None = None
         target: TargetHealth | None = None
         last: tuple[bytes | None, bytes | None] = (None, None)
@@ -254,6 +267,9 @@ class Router:
                     shape.candidates(headers, hop_id, append_ms)
                 )
                 kind, to = Kind.DELIVER, target
+                if shape.timestamp >= 0:
+                    each = _Due(index, record, route, shape, headers, hop_id, append_ms, due_ms)
+                    timestamps |= each.timestamps(target, clock_ms, now_ns)
                 count = target.partitions or 1
                 partition = qid if qid >= 0 else target.turn % count if key is None else murmur2(key, count)
             elif due_ms > clock_ms and due_ms - clock_ms <= self._max_delay_ms and route.refusal is None:
@@ -267,7 +283,9 @@ class Router:
                 continue
             add = begun.get((to, partition))
             if add is None:
-                started = HopGroup(kind, to.topic, partition, target=None if kind is Kind.HOP else to)
+                started = HopGroup(
+                    kind, to.topic, partition, target=None if kind is Kind.HOP else to, timestamps=timestamps
+                )
                 groups.append(started)
                 add = begun[to, partition] = started.records.append
             add((index, value, key, list(chosen), due_ms))
@@ -291,9 +309,9 @@ class Router:
             return self._re_append(each, f"unknown-topic:{route.name}", parked_as="")
         if not target.let_through(now_ns):
             return self._re_append(each, target.avoid_reason)
-        return self._deliver(each, target, now_ns)
+        return self._deliver(each, target, clock_ms, now_ns)
 
-    def _deliver(self, each: _Due, target: TargetHealth, now_ns: int) -> HopGroup:
+    def _deliver(self, each: _Due, target: TargetHealth, clock_ms: int, now_ns: int) -> HopGroup:
         qid, key, count = each.qid, each.record.key(), target.partitions
         if count is None:
             partition = -1
@@ -306,8 +324,9 @@ class Router:
             partition = target.turn % count if key is None else murmur2(key, count)
         one_per_batch = now_ns < target.careful_until_ns
         return HopGroup(
-            Kind.DELIVER, target.topic, partition, target=target, one_per_batch=one_per_batch, first=each.delivery()
-        )
+            Kind.DELIVER, target.topic, partition, target=target, one_per_batch=one_per_batch, first=each.delivery(),
+            timestamps=each.timestamps(target, clock_ms, now_ns),
+        )  # fmt: skip
 
     def _not_yet(self, each: _Due, target: TargetHealth) -> HopGroup:
         return HopGroup(Kind.NOT_YET, target=target, first=each.delivery())

@@ -2,9 +2,11 @@
 
 * A target that refused or did not answer is **avoided**: its records are re-appended without a try, so that it does not
   slow other targets. After a second the worker tries one batch. Each failure in a row doubles this time, up to 30 s.
-* A target that refused a *batch* as too large, or because of an invalid record, is **careful** for 30 s: each of its
-  records is a separate batch. The reason: a broker refuses a whole batch because of one record (measured), and a
-  topic's `max.message.bytes` limits the batch.
+* A target that refused a *batch* as too large, or because of an invalid record or timestamp, is **careful** for 30 s:
+  each of its records is a separate batch. The reason: a broker refuses a whole batch because of one record (measured),
+  and a topic's `max.message.bytes` limits the batch.
+* A target that refused a **timestamp** that a sender gave gets no timestamp that is as far from the brokers' clock for
+  an hour: these records have the time of their delivery.
 
 One owner thread: the worker's.
 """
@@ -20,8 +22,11 @@ _AVOID_NS: Final = _NS_PER_S
 _AVOID_MOST_NS: Final = 30 * _NS_PER_S
 _BACKOFF_NS: Final = Backoff(_AVOID_NS, _AVOID_MOST_NS)
 _CAREFUL_NS: Final = 30 * _NS_PER_S
+_TIMESTAMP_LIMITS_NS: Final = 3_600 * _NS_PER_S
+_TIMESTAMP_MARGIN_MS: Final = 60_000  # the brokers' clock has moved when the record is sent again
 NEVER_NS: Final = 1 << 62
 """An instant that does not come."""
+_NO_LIMITS_MS: Final = (-1 << 64, 1 << 64)
 
 
 class TargetHealth:
@@ -38,6 +43,8 @@ class TargetHealth:
         lacking_ns: first and last instant at which a producer did not know a partition that the cluster has.
         avoid_until_ns: the worker does not try it before this instant.
         avoid_reason: why it is avoided.
+        timestamps_ms: how far a timestamp must be ahead of the brokers' clock at least, and may be at most, exclusive.
+        timestamps_until_ns: until when these limits count.
         careful_until_ns: until this instant each of its records is a separate batch.
         turn: the partition of the next keyless records.
         failures: number of failures in a row.
@@ -48,7 +55,8 @@ class TargetHealth:
 
     __slots__ = (
         "answered_ns", "ask_ns", "avoid_reason", "avoid_until_ns", "careful_until_ns", "failures",
-        "lacking_ns", "last_failure_ns", "not_before_ns", "partitions", "ready_ns", "ticket", "topic", "turn",
+        "lacking_ns", "last_failure_ns", "not_before_ns", "partitions", "ready_ns", "ticket", "timestamps_ms",
+        "timestamps_until_ns", "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, topic: str) -> None:
@@ -66,6 +74,8 @@ class TargetHealth:
         self.failures = 0
         self.last_failure_ns = -_AVOID_MOST_NS
         self.turn = 0
+        self.timestamps_ms = _NO_LIMITS_MS
+        self.timestamps_until_ns = 0
 
     def is_open(self, now_ns: int) -> bool:
         """Return whether it takes records as they come: it is known, and nothing is wrong with it."""
@@ -105,3 +115,20 @@ class TargetHealth:
         was = now_ns < self.careful_until_ns
         self.careful_until_ns = now_ns + _CAREFUL_NS
         return not was
+
+    def takes_timestamp(self, ahead_ms: int, now_ns: int) -> bool:
+        """Return whether to give it a timestamp so far ahead of the brokers' clock (negative: behind)."""
+        least_ms, most_ms = self.timestamps_ms
+        return least_ms < ahead_ms < most_ms or now_ns >= self.timestamps_until_ns
+
+    def timestamp_refused(self, ahead_ms: int, now_ns: int) -> bool:
+        """Note that it refused a timestamp with this distance; return True if no limit was known."""
+        is_first = now_ns >= self.timestamps_until_ns
+        if is_first:
+            self.timestamps_ms, self.timestamps_until_ns = _NO_LIMITS_MS, now_ns + _TIMESTAMP_LIMITS_NS
+        least_ms, most_ms = self.timestamps_ms
+        if ahead_ms > 0:
+            self.timestamps_ms = least_ms, min(most_ms, max(1, ahead_ms - _TIMESTAMP_MARGIN_MS))
+        else:
+            self.timestamps_ms = max(least_ms, ahead_ms), most_ms
+        return is_first

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaError
 from rocketshim.core.backoff import Backoff
 from rocketshim.worker.hop_group import Kind
 from rocketshim.worker.hop_writer import HopBatch
-from rocketshim.worker.refusals import REFUSED_RECORD, Refusals, Verdict
+from rocketshim.worker.refusals import SPOILS_BATCH, Refusals, Verdict
 from rocketshim.worker.transaction import PURGED, Transaction
 from rocketshim_topics.wire import coordinates
 
@@ -69,7 +69,7 @@ class TransactionFailures:
                 if verdict is Verdict.WAIT and group.kind is not Kind.DELIVER:
                     self._back_off(batch, at, error, now_ns)
                 is_refused = is_refused or (
-                    group.kind is Kind.DELIVER and not batch.alone and error.code() in REFUSED_RECORD
+                    group.kind is Kind.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
                 )
         return is_refused
 

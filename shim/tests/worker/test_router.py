@@ -74,6 +74,7 @@ class Expected(NamedTuple):
     reason: str = ""
     due_ms: int = 0
     one_per_batch: bool = False
+    timestamp_ms: int = 0
 
 
 # --- the rules, once more and slowly ---------------------------------------------------------------------------------
@@ -125,7 +126,9 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
         return Expected(Kind.NOT_YET)
     by_key = 0 if out.key is None else murmur2(out.key, count)
     out.partition = out.partition if out.partition is not None and out.partition < count else by_key
-    return made(Kind.DELIVER, out, "", at_ms)._replace(one_per_batch=target.careful_until_ns > 0)
+    given_ms = 0 if envelope.real_topic.startswith("%RETRY%") else envelope.target_timestamp_ms or 0
+    is_careful = target.careful_until_ns > 0
+    return made(Kind.DELIVER, out, "", at_ms)._replace(one_per_batch=is_careful, timestamp_ms=given_ms)
 
 
 def park(record: Any, reason: str) -> Expected:
@@ -152,7 +155,7 @@ topics = st.sampled_from([b"orders", b"audit", b"payments", b"__x", b"%RETRY%g",
 texts = st.one_of(topics, st.sampled_from([b"g", b"", b"1", b"a/0/1", b"topic/0/1"]), st.binary(max_size=8), st.none())
 NUMBERS = {
     "SHIM", "REAL_QID", "DELAY", "DELAY_MS", "DELIVER_AT_MS", "BORN_TIMESTAMP", "RECONSUME_TIMES", "FAIL_AT_MS",
-    "MAX_RECONSUME_TIMES", "TARGET_TRIES", "REPLAY_COUNT",
+    "MAX_RECONSUME_TIMES", "TARGET_TRIES", "REPLAY_COUNT", "TARGET_TIMESTAMP_MS",
 }  # fmt: skip
 FAILURE = {
     "CONSUMER_GROUP": b"g", "RECONSUME_TIMES": b"3", "RETRY_TOPIC": b"t", "ORIGIN_MESSAGE_ID": b"o", "FAIL_CLASS": b"E",
@@ -161,6 +164,7 @@ FAILURE = {
 SOMETIMES = {
     "TAGS": b"a", "KEYS": b"k", "HOP_ID": b"s/0/1", "MAX_RECONSUME_TIMES": b"5", "REAL_QID": b"1", "TARGET_TRIES": b"1",
     "SHIM": b"1", "UNIQ_KEY": b"id", "BORN_TIMESTAMP": b"1700000000000", "REPLAY_ID": b"r", "REPLAY_COUNT": b"1",
+    "TARGET_TIMESTAMP_MS": b"1600000000000",
 }  # fmt: skip
 DUES: list[dict[str, bytes]] = [
     {}, {"DELAY": b"1", "DELAY_MS": b"1000"}, {"DELAY_MS": b"900000"}, {"DELIVER_AT_MS": b"1700000005000"},
@@ -273,8 +277,9 @@ def test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say(
                 assert (value, key) == (records[index].value(), records[index].key())
             due_at_ms = at_ms if group.kind in {Kind.DELIVER, Kind.HOP} else 0
             found = Expected(
-                group.kind, group.topic, group.partition, headers, group.reason, due_at_ms, group.one_per_batch
-            )
+                group.kind, group.topic, group.partition, headers, group.reason, due_at_ms, group.one_per_batch,
+                group.timestamps.get(index, 0) if group.kind is Kind.DELIVER else 0,
+            )  # fmt: skip
             routed[index] = found if is_written else Expected(group.kind)
         assert [hop[0] for hop in group.records] == sorted(hop[0] for hop in group.records)
     assert [routed[index] for index in range(len(run))] == wanted
@@ -290,6 +295,29 @@ def test_records_with_the_same_hop_form_one_group() -> None:
         (Kind.DELIVER, [0, 2, 4]),
         (Kind.HOP, [1, 3, 5]),
     ]
+
+
+def test_records_with_and_without_a_timestamp_of_their_senders_stay_in_order() -> None:
+    plain: Headers = [("REAL_TOPIC", b"orders"), ("UNIQ_KEY", b"u")]
+    stamped: Headers = [*plain, ("TARGET_TIMESTAMP_MS", b"1600000000000")]
+    run: list[tuple[Headers, bytes | None, int, str | None]] = [
+        (headers, b"k", APPEND_MS, None) for headers in (plain, stamped, plain, stamped)
+    ]
+    (group,), _, _ = route(run, 0, {"orders": "open"})
+    assert [hop[0] for hop in group.records] == [0, 1, 2, 3]
+    assert group.timestamps == {1: 1_600_000_000_000, 3: 1_600_000_000_000}
+
+
+def test_a_target_that_refused_a_timestamp_gets_none_that_is_as_far_for_an_hour() -> None:
+    orders, hour_ns = target("orders", "open"), 3_600_000_000_000
+    assert all(orders.takes_timestamp(ahead_ms, 0) for ahead_ms in (-(1 << 62), 0, 1 << 62))
+    assert orders.timestamp_refused(7_200_000, 0)
+    assert not orders.timestamp_refused(-86_400_000, 5)
+    limits = (-86_400_000, -86_399_999, 0, 7_139_999, 7_140_000, 7_200_000)
+    assert [orders.takes_timestamp(ahead_ms, 9) for ahead_ms in limits] == [False, True, True, True, False, False]
+    assert orders.takes_timestamp(7_200_000, hour_ns)
+    assert orders.timestamp_refused(7_200_000, hour_ns)
+    assert orders.takes_timestamp(-86_400_000, hour_ns)
 
 
 def test_the_memory_of_shapes_and_numbers_is_bounded() -> None:

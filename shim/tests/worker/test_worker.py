@@ -645,6 +645,41 @@ def test_a_time_that_a_topic_refuses_is_not_the_fault_of_a_record(sim: Any) -> N
     assert sim.kafka.records("rmq.parked")[0].value() == b"names no target"
 
 
+def test_a_record_has_the_timestamp_that_its_sender_gave_unless_the_target_refuses_it(sim: Any) -> None:
+    """Kafka refuses the whole batch with a timestamp that is too far ahead; by default that is an hour."""
+    sim.kafka.create_topic("audit", 1)
+    sim.kafka.create_topic("rmq.retry.g", 1)
+    worker, began_ms = sim.worker(), sim.clock.wall_ms()
+    old_ms, future_ms = began_ms - 3_600_000, began_ms + 2 * 86_400_000
+
+    def send(value: bytes, stamp_ms: int, topic: str = "audit", **more: Any) -> None:
+        own = [("TARGET_TIMESTAMP_MS", b"%d" % stamp_ms), *more.pop("headers", [])]
+        sim.schedule(topic=topic, value=value, headers=own, **more)
+
+    send(b"old", old_ms, level=2)
+    send(b"future", future_ms, level=2)
+    send(b"zero", 0, level=2)
+    sim.schedule(topic="audit", value=b"none", level=2)
+    send(b"hops", old_ms, partition=31)
+    send(b"retry", old_ms, topic="%RETRY%g", headers=[("CONSUMER_GROUP", b"g")])
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 5 and bool(sim.kafka.records("rmq.retry.g")))
+    found = {record.value(): record for record in sim.delivered("audit")}
+    assert found[b"old"].timestamp()[1] == found[b"hops"].timestamp()[1] == old_ms
+    for value in (b"future", b"zero", b"none"):
+        assert began_ms + 2_000 <= found[value].timestamp()[1] <= sim.clock.wall_ms()
+    assert began_ms < sim.kafka.records("rmq.retry.g")[0].timestamp()[1] <= sim.clock.wall_ms()
+    assert all(header(record, "TARGET_TIMESTAMP_MS") is None for record in found.values())
+    assert worker.counts.alarms["worker.timestamp-refused"] == 1
+    assert not sim.parked()
+    before = dict(worker.counts.alarms)
+    for _ in range(3):
+        send(b"again", future_ms + 60_000)
+    send(b"old", old_ms)
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 9)
+    assert {record.timestamp()[1] for record in sim.delivered("audit") if record.value() == b"old"} == {old_ms}
+    assert worker.counts.alarms == before, "the target is not asked again what it has refused"
+
+
 def test_records_of_a_denied_target_are_parked_after_their_tries_and_others_continue(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1)
     sim.kafka.deny("audit", read=False)

@@ -4,7 +4,7 @@ Each schedule record is joined with the records that were made from it (`HOP_ID`
 a delivery; only the last schedule record of a message is delivered. Lateness is the Kafka timestamp of the delivered
 record minus the due time. On topics with `LogAppendTime` the timestamp is from the broker's clock, on others from the
 worker's. So it contains the difference between the clocks of two machines; `skew_ms` allows for that before a delivery
-counts as early.
+counts as early. If the record has the timestamp that its sender gave (`TARGET_TIMESTAMP_MS`), the lateness is unknown.
 
 ============  ======================================================================================================
 outcome       meaning for one schedule record
@@ -71,7 +71,8 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
 
     Returns:
         msg_id, grp, real_topic, delay_level (null: a fine queue), stored_at, due_at, coordinates, outcome, late_ms
-        (null if not delivered; negative: early), early (by more than the skew), overtaken, repeats.
+        (null: not delivered, or delivered with the sender's timestamp; negative: early), early (by more than the
+        skew), overtaken, repeats.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
@@ -98,7 +99,9 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     # From the newest to the oldest: a window that looks forward takes quadratic time in the length of a queue.
     newer = Window.partitionBy("topic", "partition", "first.topic", "first.partition").orderBy(F.desc("offset"))
     passed_by = F.min("first.offset").over(newer.rowsBetween(Window.unboundedPreceding, -1))
-    late = F.unix_millis("first.stored_at") - F.unix_millis("due_at")
+    # A record whose sender gave a timestamp does not tell when it was delivered.
+    is_timed = ~F.col("first.stored_at").eqNullSafe(F.col("target_timestamp"))
+    late = F.when(is_timed, F.unix_millis("first.stored_at") - F.unix_millis("due_at"))
     overdue = F.col("due_at") < F.lit(params.now.astimezone(dt.UTC) - dt.timedelta(milliseconds=params.grace_ms))
     outcome = (
         F.when(F.col("first").isNotNull(), "delivered")

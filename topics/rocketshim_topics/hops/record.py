@@ -106,6 +106,7 @@ def drop_scheduling(envelope: Envelope) -> None:
     envelope.delay_ms = None
     envelope.deliver_at_ms = None
     envelope.target_tries = None
+    envelope.target_timestamp_ms = None
     envelope.clock = None
     envelope.park_reason = None
     envelope.park_from = None

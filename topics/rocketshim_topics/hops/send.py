@@ -47,6 +47,7 @@ def delayed_record(
     real_qid: int | None = None,
     max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
     sender_ms: int | None = None,
+    timestamp_ms: int | None = None,
 ) -> OutgoingRecord:
     """Return the first record of a message, on the schedule topic if the message has a delay.
 
@@ -67,6 +68,8 @@ def delayed_record(
         max_delay_ms: longest allowed `delay`, and longest time until `deliver_at`, in ms. Default 40 days.
         sender_ms: the sender's own clock in epoch ms. A `deliver_at` is checked against `max_delay_ms` by it where
             `now_ms` is None. None: `born_ms`.
+        timestamp_ms: timestamp of the record at its target, epoch ms, for a message with a delay. None: the time of its
+            delivery.
 
     Raises:
         MessageError: the delay is longer than `max_delay_ms`, or the topic belongs to the shim: senders cannot
@@ -93,6 +96,7 @@ def delayed_record(
     envelope.tags = message.tag
     envelope.keys = " ".join(message.keys) or None
     envelope.born_timestamp_ms = born_ms
+    envelope.target_timestamp_ms = timestamp_ms
     envelope.max_reconsume_times = message.max_reconsume_times
     envelope.user = message.headers
     return OutgoingRecord(names.schedule, partition, message.key_bytes, message.body, encode(envelope))
