@@ -36,6 +36,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.queues-unknown": "The queues of a topic could not be looked up for a queue listener.",
     "consumer.strategy-failed": "The allocation strategy raised or returned an invalid value; the queues are kept.",
     "consumer.subscriptions-differ": "A member of the group subscribes to a topic with another filter.",
+    "consumer.topics-differ": "A member of the group subscribes to other topics; normal in a rolling deployment.",
     "consumer.subscriptions-unknown": "The subscriptions of the other members could not be read.",
     "consumer.client-error": "An error of the Kafka client; the consumer continues.",
     "consumer.commit-failed": "Positions were not committed; the next commit includes them.",

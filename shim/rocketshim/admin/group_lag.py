@@ -13,11 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.start_position import decode_metadata
+from rocketshim.core.start_position import decode_metadata, has_same_filter
 from rocketshim.errors import (
     BrokerUnavailableError,
     ClusterError,
@@ -138,15 +139,18 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Different subscriptions to one topic in one group: each member skips messages that only another one wants.
+    """Different subscriptions in one group. With different filters, each member skips what only another one wants.
 
     Attributes:
         topic: physical name.
         partitions: subscription to the partitions whose last commit carries it, most partitions first.
+        loses_messages: the filters of this topic differ, or may; False: only other topics or their filters do, as in a
+            rolling deployment.
     """
 
     topic: str
     partitions: dict[str, tuple[int, ...]]
+    loses_messages: bool = True
 
 
 def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> list[Conflict]:
@@ -170,7 +174,9 @@ def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> lis
             for digest, same in most_first:
                 text = same[0].subscription or digest  # a long one is cut, so that several may look the same
                 named[f"{text} ({digest})" if text in named else text] = tuple(each.partition for each in same)
-            found.append(Conflict(topic, named))
+            texts = [same[0].subscription or "" for _, same in most_first]
+            differ = any(not has_same_filter(topic, *pair) for pair in combinations(texts, 2))
+            found.append(Conflict(topic, named, loses_messages=differ))
     return found
 
 

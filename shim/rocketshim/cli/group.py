@@ -176,7 +176,7 @@ def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: boo
 def subscriptions(
     *, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", client: Client = None, as_json: Json = False
 ) -> None:
-    """Show the committed subscriptions of a group. Exit code 2 if they differ: then the group loses messages.
+    """Show the committed subscriptions of a group. Exit code 2 if filters of a topic differ: the group loses messages.
 
     Each partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
     """
@@ -187,7 +187,10 @@ def subscriptions(
             {"topic": each.topic, "partition": each.partition, "digest": each.digest, "subscription": each.subscription}
             for each in standing.partitions
         ]
-        conflicting = [{"topic": each.topic, "subscriptions": each.partitions} for each in found]
+        conflicting = [
+            {"topic": each.topic, "subscriptions": each.partitions, "loses_messages": each.loses_messages}
+            for each in found
+        ]
         typer.echo(json.dumps({"group": group, "subscriptions": rows, "conflicts": conflicting}))
     else:
         table = Table("topic", "partition", "subscription", box=None, pad_edge=False)
@@ -198,8 +201,10 @@ def subscriptions(
         differing = "; ".join(
             f"{text} (partitions {', '.join(map(str, numbers))})" for text, numbers in conflict.partitions.items()
         )
-        echo_safe(f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group: {differing}", err=True)
-    if found:
+        meaning = "" if conflict.loses_messages else " (no other filter of this topic: normal in a rolling deployment)"
+        subscriptions_of = f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group{meaning}"
+        echo_safe(f"{subscriptions_of}: {differing}", err=True)
+    if any(conflict.loses_messages for conflict in found):
         raise typer.Exit(FINDING)
 
 

@@ -22,6 +22,7 @@ The rules of `resolve_starts`, in order:
    If uncertain: repeat, never lose.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -43,15 +44,19 @@ __all__ = [
     "decode_metadata",
     "digest_conflict",
     "encode_metadata",
+    "has_same_filter",
     "latest_offset",
+    "led_by",
     "resolve_starts",
     "timestamp_or_default",
+    "topics_of",
 ]
 
 _MARK: Final = "rs1"
 _DEFAULT_TIMESTAMP_AGE_MS: Final = 1_800_000
 _MAX_DIGEST: Final = 64
 _MAX_SUBSCRIPTION: Final = 300
+_NEXT_ENTRY: Final = re.compile(r", (?=(?:[A-Za-z0-9._-]{1,249}|\^[^,]*?)=)")  # in `core.subscriptions.text_of`
 
 
 class ConsumeFromWhere(Enum):
@@ -74,6 +79,7 @@ class StartRules:
         subscription: the subscription as text.
         young_queue_max_messages: maximum number of records of a queue that LAST_OFFSET begins at the start of
             (`latest_offset`).
+        allocates: members allocate the queues themselves, also those of a topic that they do not subscribe to.
     """
 
     retry_topic: str
@@ -82,6 +88,7 @@ class StartRules:
     digest: str = ""
     subscription: str = ""
     young_queue_max_messages: int = 0
+    allocates: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +249,56 @@ def _is_number(text: str, *, digits: int) -> bool:
 
 
 def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:
-    """Return the digest of a different subscription in this group, or None: different filters lose messages.
+    """Return the digest of a different subscription in this group, or None: it is the same one, or not known.
 
     Decides: Do the members of a group subscribe differently? What others have committed tells
-        (`consumer.reader.start_offsets.StartOffsets`); it is logged, not refused.
+        (`consumer.reader.start_offsets.StartOffsets`); it is logged, not refused. Messages of a topic are lost if its
+        filters differ (`has_same_filter`), not if only other topics do.
     """
     return None if found is None or found.digest in {"", mine} else found.digest
+
+
+def has_same_filter(topic: str, one: str, other: str) -> bool:
+    """Return whether two different subscriptions, as text, certainly lose no message of a topic.
+
+    They have the same filter of the topic, or one does not have the topic. A text that may be cut, and two patterns
+    that may match the topic, count as different filters.
+    """
+    if one == other or not (one and other):
+        return False  # filters of two types may have one text
+    mine, theirs = (_filter_of(topic, text) for text in (one, other))
+    return mine == theirs if mine and theirs else mine is not None and theirs is not None
+
+
+def topics_of(subscription: str) -> frozenset[str] | None:
+    """Return the topics and patterns of a subscription as text; None: the text may be cut, or is empty."""
+    return frozenset(_entries(subscription)) if subscription and not _may_be_cut(subscription) else None
+
+
+def led_by(topic: str, subscription: str) -> str:
+    """Return a subscription as the commits of a topic carry it: one that will be cut begins with this topic."""
+    if not _may_be_cut(subscription):
+        return subscription
+    entries = _entries(subscription)
+    names = sorted(entries, key=lambda name: (name != topic, name))
+    return ", ".join(f"{name}={entries[name]}" for name in names)
+
+
+def _filter_of(topic: str, subscription: str) -> str | None:
+    """Return the filter of a topic in a subscription; "": it does not have the topic; None: it is not known."""
+    entries, is_cut = _entries(subscription), _may_be_cut(subscription)
+    if is_cut and entries:
+        entries.popitem()
+    if topic in entries:
+        return f"={entries[topic]}"
+    patterns = [f"{name}={entries[name]}" for name in entries if name.startswith("^")]
+    return None if is_cut else ", ".join(patterns)
+
+
+def _entries(subscription: str) -> dict[str, str]:
+    entries = (entry.partition("=") for entry in _NEXT_ENTRY.split(subscription) if entry)
+    return {name: expression for name, _, expression in entries}
+
+
+def _may_be_cut(subscription: str) -> bool:
+    return len(subscription) >= _MAX_SUBSCRIPTION or not subscription.isascii()

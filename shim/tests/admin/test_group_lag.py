@@ -51,6 +51,13 @@ def test_two_subscriptions_of_a_topic_are_a_conflict_with_the_partitions_of_each
     assert list(found.partitions.items()) == [("t=*", (1, 2)), ("t=b", (0,))]
 
 
+def test_a_conflict_loses_messages_of_a_topic_only_if_its_filters_differ() -> None:
+    other = standing(0, metadata=commit("e", "t=b, u=*")), standing(0, "u", metadata=commit("e", "t=b, u=*"))
+    first, second = conflicts(group(*other, standing(1), standing(1, "u", metadata=commit("d", "t=*, u=*"))))
+    assert (first.topic, first.loses_messages) == ("t", True)
+    assert (second.topic, second.loses_messages) == ("u", False)
+
+
 def test_subscriptions_that_differ_only_where_commits_cut_them_are_shown_as_two() -> None:
     long = "t=" + "x" * 300
     [found] = conflicts(group(standing(0, metadata=commit("e", long + "a")), standing(1, metadata=commit("d", long))))

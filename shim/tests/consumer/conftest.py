@@ -24,7 +24,7 @@ from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
-from rocketshim.core.subscriptions import Subscription, Subscriptions
+from rocketshim.core.subscriptions import Subscription, Subscriptions, digest_of
 from rocketshim.kafka.clients import Clients
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -181,7 +181,13 @@ class Bench:
             reader=PartitionReader(
                 make_consumer=make_consumer,
                 make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
-                rules=StartRules(self.names.retry(GROUP), where, timestamp_ms, digest, source.text()),
+                rules=StartRules(
+                    self.names.retry(GROUP),
+                    where,
+                    timestamp_ms,
+                    digest_of(dict.fromkeys(topics, digest)),
+                    source.text(),
+                ),
                 ownership=Ownership(now_ms_of(clock)),
                 now_ms=now_ms_of(clock),
                 care=care,

@@ -1,6 +1,7 @@
 """The poll loop, turn by turn on the in-memory Kafka: what it commits, what it sends back, what it survives."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -812,6 +813,36 @@ def test_another_subscription_in_the_group_is_found_and_logged(bench: Make, capl
     assert second.starts.conflicts == {"orders": "orders=paid || created"}
     (said,) = [record for record in caplog.records if getattr(record, "event", None) == "consumer.subscriptions-differ"]
     assert (said.__dict__["mine"], said.__dict__["theirs"]) == ("orders=paid", "orders=paid || created")
+
+
+def test_a_member_with_other_topics_and_the_same_filters_is_no_conflict_but_a_line(
+    kafka: InMemoryKafka, bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rolling deployment that adds one topic, and later the old member, which reads only the first."""
+    kafka.create_topic("bills")
+    first = bench(nothing, topics=("orders", "bills"), digest="paid")
+    first.run()
+    first.loop.stop(0)
+    first.loop.close()
+    second = bench(nothing, digest="paid")
+    second.run()
+    assert second.starts.conflicts == {}
+    logged = [vars(record) for record in caplog.records if "differ" in str(vars(record).get("event"))]
+    assert [record["event"] for record in logged] == ["consumer.topics-differ"]
+    assert (logged[0]["only_mine"], logged[0]["only_theirs"]) == ([], ["bills"])
+    assert "rolling deployment" in logged[0]["hint"]
+
+
+def test_where_members_allocate_the_queues_other_topics_are_a_conflict(kafka: InMemoryKafka, bench: Make) -> None:
+    kafka.create_topic("bills")
+    first = bench(nothing, topics=("orders", "bills"), digest="paid")
+    first.run()
+    first.loop.stop(0)
+    first.loop.close()
+    second = bench(nothing, digest="paid")
+    second.starts._rules = replace(second.starts._rules, allocates=True)
+    second.starts.look(["orders"], 1)
+    assert second.starts.conflicts == {"orders": "bills=paid, orders=paid"}
 
 
 def test_a_topic_that_is_read_no_longer_has_no_conflict(kafka: InMemoryKafka, bench: Make) -> None:

@@ -16,10 +16,14 @@ from rocketshim.core.start_position import (
     decode_metadata,
     digest_conflict,
     encode_metadata,
+    has_same_filter,
     latest_offset,
+    led_by,
     resolve_starts,
     timestamp_or_default,
+    topics_of,
 )
+from rocketshim.core.subscriptions import text_of
 
 POLICY: dict[ConsumeFromWhere, Start] = {
     ConsumeFromWhere.FIRST_OFFSET: Earliest(),
@@ -227,3 +231,52 @@ def test_latest_is_the_start_of_a_young_log_only(
 @pytest.mark.parametrize(("configured_ms", "starts_ms"), [(None, 200_000), (0, 0), (7, 7)])
 def test_the_epoch_is_a_time_to_begin_at(configured_ms: int | None, starts_ms: int) -> None:
     assert timestamp_or_default(configured_ms, now_ms=2_000_000) == starts_ms
+
+
+SQL = "t=x IN ('a', 'b') AND y = ', u=1'"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("t=a", "t=b", False),
+        ("t=a", "t=a", False),  # the digests differ: a tag and an expression with one text
+        ("t=a", "t=a, u=*", True),
+        ("s=*, t=a", "t=a", True),
+        ("s=*, t=a", "t=a || b", False),
+        ("t=a, u=a", "t=a, u=b", True),
+        (SQL, f"{SQL}, v=*", True),
+        (SQL, "t=x IN ('a', 'c'), v=*", False),
+        ("t=a", "u=*", True),  # a member that has unsubscribed from it
+        ("^t=a", "^t=a, u=*", True),
+        ("^t=a", "t=a", False),
+        ("^t=a, ^v=*", "^t=a", False),  # both may match the topic
+        ("t=a", "", False),
+        ("t=a", "t=a, u=" + "x" * 296, True),
+        ("t=a", "s=" + "x" * 298, False),  # it is cut
+        ("t=a, u=*", "s=" + "x" * 293 + ", t=a", False),  # the filter may be cut
+        ("t=a", "\u00fc=*, t=a", False),  # it may be cut, since its bytes are limited, too
+        ("t=a", "\u00fc=*, t=a, u=*", True),
+    ],
+)
+def test_which_subscriptions_lose_no_message_of_a_topic(one: str, other: str, is_same: bool) -> None:
+    assert has_same_filter("t", one, other) is is_same
+    assert has_same_filter("t", other, one) is is_same
+
+
+def test_a_subscription_that_commits_cut_begins_with_the_topic_of_the_commit() -> None:
+    many = {f"topic-{number}": "*" for number in range(60)}
+    text = text_of(many)
+    led = led_by("topic-59", text)
+    assert led.startswith("topic-59=*, topic-0=*")
+    assert sorted(led.split(", ")) == sorted(text.split(", "))
+    found = decode_metadata(encode_metadata(CommitMetadata("d", 1, led)))
+    assert found is not None
+    assert has_same_filter("topic-59", text_of({**many, "new": "*"}), found.subscription)
+    assert led_by("u", "t=*, u=*") == "t=*, u=*", "a short one stays as it is"
+
+
+def test_the_topics_of_a_subscription_that_may_be_cut_are_not_known() -> None:
+    assert topics_of("t=*, u=a || b, ^v=*") == {"t", "u", "^v"}
+    assert topics_of("t=" + "x" * 298) is None
+    assert topics_of("") is None

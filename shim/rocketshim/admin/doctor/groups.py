@@ -21,6 +21,19 @@ def subscriptions(facts: Facts) -> Iterator[Finding]:
         if standing is None:
             continue
         for conflict in conflicts(standing, retry_topic=facts.names.retry(group)):
+            if not conflict.loses_messages:
+                yield Finding(
+                    "topics-differ",
+                    Severity.NOTE,
+                    f"{group} on {conflict.topic}",
+                    "commits carry subscriptions to different topics, or other filters of other topics: "
+                    + "; ".join(conflict.partitions),
+                    "normal in a rolling deployment: nothing of this topic is lost. With an allocation strategy, "
+                    "queues of a topic that a member lacks are not read",
+                    "finish the deployment: docs/rolling-deployments.md; "
+                    + facts.command("group", "subscriptions", group),
+                )
+                continue
             yield Finding(
                 "subscriptions-differ",
                 Severity.ERROR,

@@ -218,6 +218,7 @@ class PushAssembly:
                 self.subscriptions.digest(),
                 self.subscriptions.text(),
                 young_queue_max_messages=0 if self._broadcasts else settings.young_queue_max_messages,
+                allocates=settings.allocate_message_queue_strategy is not None,
             ),
             ownership=ownership,
             now_ms=now_ms_of(clock),

@@ -35,8 +35,11 @@ from rocketshim.core.start_position import (
     decode_metadata,
     digest_conflict,
     encode_metadata,
+    has_same_filter,
     latest_offset,
+    led_by,
     resolve_starts,
+    topics_of,
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.kafka.lookups import check_answers, in_parts, offsets_at, partitions_of
@@ -47,14 +50,18 @@ __all__ = ["StartOffsets"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _MAX_LOGGED: Final = 100
+_OTHER_TOPICS: Final = (
+    "in a rolling deployment this is normal, and nothing is lost; if it lasts, subscribe to the same topics in each "
+    "member (docs: Rolling deployments)"
+)
 
 
 class StartOffsets:
     """Start offsets of one consumer.
 
     Attributes:
-        conflicts: topic to the subscription, as text, of a member that committed there and subscribes differently. Two
-            subscriptions in one group lose messages: each member skips what the other wants.
+        conflicts: topic to the subscription, as text, of a member that committed there and may have another filter of
+            the topic. Two filters in one group lose messages: each member skips what the other wants.
         found_tokens: fencing token in the commit of a partition when its start was last looked up; None: the commit
             carries none. A partition without an entry had no commit.
 
@@ -81,11 +88,14 @@ class StartOffsets:
         self._logged: dict[TopicPartitionKey, Handling] = {}
         self._born: dict[TopicPartitionKey, int] = {}
         self.found_tokens: dict[TopicPartitionKey, int | None] = {}
+        self._others: set[str] = set()  # digests of subscriptions whose topics are known to differ
+        self._led: dict[str, str] = {}  # topic to the subscription as its commits carry it
         self.conflicts: dict[str, str] = {}
 
     def subscribe(self, digest: str, subscription: str) -> None:
         """Set a changed subscription; commits carry it from now on."""
         self._rules = replace(self._rules, digest=digest, subscription=subscription)
+        self._others, self._led = set(), {}
 
     def as_offsets(self, positions: Mapping[TopicPartitionKey, int]) -> list[TopicPartition]:
         """Return positions in the form in which they are committed: with metadata."""
@@ -97,8 +107,9 @@ class StartOffsets:
                 handling = handling.since(positions[key])
             # the number of partitions that the topic had when its start was found: one that is added later is read from
             # its start (test_partitions_that_came_later_are_read_from_their_start)
-            born = self._born.get(key, 0)
-            return encode_metadata(CommitMetadata(rules.digest, born, rules.subscription, token, handling))
+            if (subscription := self._led.get(key.topic)) is None:
+                subscription = self._led[key.topic] = led_by(key.topic, rules.subscription)
+            return encode_metadata(CommitMetadata(rules.digest, self._born.get(key, 0), subscription, token, handling))
 
         return [TopicPartition(*key, offset, metadata=metadata(key)) for key, offset in positions.items()]
 
@@ -220,7 +231,12 @@ class StartOffsets:
     def _compare(self, topic: str, commits: Iterable[CommitMetadata | None]) -> None:
         rules = self._rules
         others = [each for each in commits if each is not None and digest_conflict(rules.digest, each) is not None]
-        if not others or not self._is_compared(topic):
+        if not self._is_compared(topic):
+            others = []
+        if not rules.allocates:  # else a member that lacks a topic has queues of it, and nobody reads them
+            self._log_other_topics(others)
+            others = [each for each in others if not has_same_filter(topic, rules.subscription, each.subscription)]
+        if not others:
             self.conflicts.pop(topic, None)
             return
         theirs = others[0].subscription or others[0].digest
@@ -228,6 +244,17 @@ class StartOffsets:
             self.conflicts[topic] = theirs
             extra = {"topic": topic, "mine": rules.subscription, "theirs": theirs}
             _LOG.error("consumer.subscriptions-differ", extra=extra)
+
+    def _log_other_topics(self, others: Iterable[CommitMetadata]) -> None:
+        """Log, once for each subscription, that a member subscribes to other topics, which loses nothing."""
+        mine = topics_of(self._rules.subscription)
+        for each in others:
+            theirs = topics_of(each.subscription)
+            if mine is None or theirs is None or mine == theirs or each.digest in self._others:
+                continue
+            self._others.add(each.digest)
+            facts = {"only_mine": sorted(mine - theirs), "only_theirs": sorted(theirs - mine), "hint": _OTHER_TOPICS}
+            _LOG.warning("consumer.topics-differ", extra=facts)
 
     def _offsets(self, starts: Mapping[TopicPartitionKey, Start], timeout_s: float) -> dict[TopicPartitionKey, int]:
         def asked(kind: type[Start] | UnionType, when_ms: int) -> dict[TopicPartitionKey, int]:

@@ -160,6 +160,11 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
      {"standings": {"g": GroupStanding("g", "STABLE", (), tuple(
          partition("orders", n, metadata=encode_metadata(CommitMetadata(f"d{n}", 4, f"orders={n}"))) for n in (0, 1)
      ))}}),
+    ("topics-differ", "g on orders", Severity.NOTE,
+     {"standings": {"g": GroupStanding("g", "STABLE", (), tuple(
+         partition("orders", n, metadata=encode_metadata(CommitMetadata(f"d{n}", 4, text)))
+         for n, text in enumerate(("orders=paid", "orders=paid, refunds=*"))
+     ))}}),
     ("partitioner", "orders", Severity.WARNING, {"keys": {"orders": KeySample(100, 70)}}),
     ("client-setting", "acks", Severity.ERROR, {"client": {"acks": "1"}}),
     ("client-setting", "plugin.library.paths", Severity.WARNING, {"client": {"plugin.library.paths": "x"}}),
