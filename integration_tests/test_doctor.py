@@ -104,10 +104,13 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
     write(there, names.schedule, partition=0, count=3)
     create(admin, names.retry("renamed"), 1)
     write(there, names.retry("renamed"), partition=0, timestamp=time.time_ns() // 1_000_000 - 2 * 3_600_000)
-    commit(there, "renamed", TopicPartition(names.retry("renamed"), 0, 0))
+    rolling = [TopicPartition(orders, 2 + at, 0, metadata=f"rs1;{at};4;{orders}=*{', new=*' * at}") for at in (0, 1)]
+    commit(there, "renamed", TopicPartition(names.retry("renamed"), 0, 0), *rolling)
     ran_with = levels_metadata(DelayLevels.parse("1s 6s"))
     commit(there, names.worker_group, TopicPartition(names.schedule, 0, 0, metadata=ran_with))
-    mine = [TopicPartition(orders, number, 1 - number, metadata=f"rs1;{number};4;t={number}") for number in (0, 1)]
+    mine = [
+        TopicPartition(orders, number, 1 - number, metadata=f"rs1;{number};4;{orders}={number}") for number in (0, 1)
+    ]
     commit(there, "payments", *mine)
     for future in admin.delete_records([TopicPartition(names.schedule, 0, 2), TopicPartition(orders, 0, 5)]).values():
         future.result(DEADLINE_S)
@@ -192,6 +195,7 @@ ONE_BROKER = {
     "parked-not-allowed": ("rmq.parked", "warning"),
     "open-transaction": ("orders/3", "error"),
     "subscriptions-differ": ("orders", "error"),
+    "topics-differ": ("orders", "note"),
     "partitioner": ("orders", "warning"),
     "client-setting": ("isolation.level", "error"),
     "poll-interval": ("max.poll.interval.ms", "error"),
