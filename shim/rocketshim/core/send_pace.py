@@ -16,9 +16,9 @@ A broker with a quota, or behind a slow link, is slow and not silent. Rules of t
 * **A silent target** must not hold up others. While nobody answers, the limit is extended by 256 kB each 250 ms, or
   each time in which the slowest record of the last 10 to 20 s was stored, if that is longer.
 * **Patience.** A record must be without an answer for four times as long as the slowest record that was stored in the
-  last 10 to 20 s, and for the configured time, before silence is possible. From the second failure of its target in a
-  row on, each doubles the configured time, up to four times. The result is two thirds of the time after which the
-  client gives up, at most.
+  last 10 to 20 s, and for the configured time, before silence is possible. At least once, each failure of its target
+  in a row, from the second on, doubles the configured time, up to four times; in a transaction others would wait for
+  it. The result is two thirds of the time after which the client gives up, at most.
 """
 
 from typing import Final
@@ -171,7 +171,7 @@ class SendPace:
 
         Args:
             now_ns: now.
-            failures: how often its target has failed in a row.
+            failures: how often its target has failed in a row; 0 if others wait for the record.
         """
         least_ns = self._patience_ns << min(max(0, failures - 1), _MOST_DOUBLINGS)
         slow_ns = _SLOWEST_TIMES * max(self._slowest_at(now_ns))

@@ -295,12 +295,13 @@ class ExactlyOnce:
             if not still:
                 self._pace.answered(round(longest_s * 1e9), now_ns)
                 return 0
-            if quiet_s >= self._patience_s(transaction, now_ns):
+            # however often the target has failed: a silent one must not hold up the others for longer each time
+            if quiet_s >= self._pace.patience_ns(now_ns) / 1e9:
                 if not asked_ns:
                     asked_ns = now_ns
                     self._probe(transaction)
                 is_proven = self._is_probe_stored(asked_ns)  # may show that the brokers are slow
-                transaction.is_silent = is_proven and quiet_s >= self._patience_s(transaction, now_ns)
+                transaction.is_silent = is_proven and quiet_s >= self._pace.patience_ns(now_ns) / 1e9
             if transaction.is_silent or now_ns >= end_ns:
                 return still
             if quiet_s == _LOOK_S:
@@ -310,10 +311,6 @@ class ExactlyOnce:
             if transaction.has_deleted:
                 return still
             left = still
-
-    def _patience_s(self, transaction: Transaction, now_ns: int) -> float:
-        failures = max((target.failures for target in transaction.unstored_targets()), default=0)
-        return self._pace.patience_ns(now_ns, failures) / 1e9
 
     def _probe(self, transaction: Transaction) -> None:
         """Write probes, to find out whether only the targets are silent."""

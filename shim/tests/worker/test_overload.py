@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from .conftest import SCHEDULE, header
+
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
 
@@ -163,6 +165,47 @@ def test_a_broker_that_throttles_for_longer_than_a_transaction_lasts_aborts_it_a
     sim.until(worker, lambda: len(sim.delivered()) == 4, 5_000)
     assert worker.counts.aborted == 1
     assert "worker.target-avoided" not in worker.counts.alarms
+
+
+@pytest.mark.only("exactly-once")
+def test_a_silent_target_does_not_make_the_next_transactions_smaller(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.hold_sends("orders")
+    sizes: list[int] = []
+    committed = worker._delivery._committed
+
+    def noted(transaction: Any, began_ns: int) -> None:
+        sizes.append(transaction.count)
+        committed(transaction, began_ns)
+
+    worker._delivery._committed = noted
+    sim.schedule()
+    for number in range(100):
+        sim.schedule(topic="audit", value=b"%d" % number)
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 100, 10_000)
+    assert worker.counts.aborted == 1
+    assert max(sizes) >= 100
+
+
+@pytest.mark.only("exactly-once")
+def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_it_is_tried(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    worker = sim.worker(target_patience_ms=2_000)
+    sim.run(worker, 100)
+    sim.kafka.hold_sends("orders")
+    for _ in range(300):
+        sim.schedule()
+        sim.schedule(topic="audit")
+        sim.run(worker, 100)
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 300, 10_000)
+    assert worker.counts.aborted >= 3
+    sent_ms = [
+        record.timestamp()[1] for record in sim.kafka.records(SCHEDULE) if header(record, "REAL_TOPIC") == "audit"
+    ]
+    stored_ms = [record.timestamp()[1] for record in sim.delivered("audit")]
+    assert max(after - before for before, after in zip(sent_ms, stored_ms, strict=True)) <= 1_000 + 2_500
 
 
 @pytest.mark.only("exactly-once")
