@@ -65,6 +65,7 @@ __all__ = ["ExactlyOnce"]
 _NS: Final = 1_000_000
 _MOST_RECORDS: Final = 5_000
 _MOST_TOPICS: Final = 200  # about: each of them costs requests at the end of the transaction
+_SMALL: Final = 32_000  # cost; a link that carries less in ten seconds needs a longer time-out
 _LONGEST_NS: Final = 50 * _NS
 _GAP_NS: Final = 3 * _NS
 _BACK_OFF_NS: Final = 100 * _NS
@@ -362,6 +363,11 @@ class ExactlyOnce:
         self._open = None
         self._pace.ended(transaction.cost, now_ns)
 
+    def _slow(self, transaction: Transaction, now_ns: int) -> None:
+        """Make the next transactions smaller, unless size cannot be why: it is small, and no broker throttled it."""
+        if transaction.cost > _SMALL or self._pace.throttled_until_ns > transaction.begun_ns:
+            self._pace.late(transaction.begun_ns, now_ns)
+
     def _confirm(self, flight: Flight) -> None:
         if not flight.assigned.gone:
             flight.assigned.queue.confirmed(flight.due.run)
@@ -397,7 +403,7 @@ class ExactlyOnce:
         now_ns = self._clock.monotonic_ns()
         poll_callbacks(producer)
         if transaction.is_late and not transaction.is_silent:  # a silent target says nothing about the others
-            self._pace.late(transaction.begun_ns, now_ns)
+            self._slow(transaction, now_ns)
         self._end(transaction, now_ns)
         failed = sum(len(batch.errors) for batch in transaction.batches)
         reason = str(cause) if cause is not None else why or f"{failed} records were not stored"
@@ -437,7 +443,7 @@ class ExactlyOnce:
         self._discard_producer()
         if transaction is not None:
             if error.code() == KafkaError._TIMED_OUT:  # noqa: SLF001
-                self._pace.late(transaction.begun_ns, now_ns)
+                self._slow(transaction, now_ns)
                 transaction.is_silent = not transaction.has_deleted and self._pace.throttled_until_ns < now_ns
             self._end(transaction, now_ns)
             self._uncertain.append(transaction)

@@ -190,6 +190,17 @@ def test_a_silent_target_does_not_make_the_next_transactions_smaller(sim: Any) -
 
 
 @pytest.mark.only("exactly-once")
+def test_a_coordinator_that_does_not_answer_does_not_make_the_next_transactions_smaller(sim: Any) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True))
+    sim.schedule()
+    sim.until(worker, lambda: worker.counts.recycled == 1)
+    assert worker._delivery._pace.room_count(sim.clock.monotonic_ns()) >= 200
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+
+
+@pytest.mark.only("exactly-once")
 def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_it_is_tried(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker = sim.worker(target_patience_ms=2_000)
