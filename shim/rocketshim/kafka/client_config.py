@@ -86,9 +86,10 @@ PROTECTED_PRODUCER: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,
     "acks": "all",
     "partitioner": "murmur2_random",
+    "delivery.report.only.error": False,
 }
 """Required settings of every producer that this library creates. The partitioner is the Java client's, so that all
-clients map a key to the same partition."""
+clients map a key to the same partition. Without reports of success nothing would ever count as stored."""
 
 CONSUMER_ONLY: Final = re.compile(
     r"session\.timeout\.ms|heartbeat\.interval\.ms|max\.poll\.interval\.ms|group\.(instance\.id|protocol.*|remote.*)"

@@ -56,6 +56,7 @@ def test_a_setting_that_runs_code_is_refused_unless_it_is_allowed(key: str) -> N
         ({"request.required.acks": 1}, PROTECTED_PRODUCER),
         ({"message.timeout.ms": 1_000}, {"delivery.timeout.ms": 30_000}),
         ({"partitioner": "consistent"}, PROTECTED_PRODUCER),
+        ({"delivery.report.only.error": True}, PROTECTED_PRODUCER),
         ({"default.topic.config": {"partitioner": "random"}}, PROTECTED_PRODUCER),
         ({"default.topic.config": {"auto.offset.reset": "latest"}}, {"group.id": "g", "auto.offset.reset": "earliest"}),
     ],
