@@ -95,16 +95,17 @@ class AssignedPartition:
         backoffs: number of such back-offs in a row.
         hop_prefix: first part of the coordinates of its records.
         metadata: metadata of its commits.
+        told: the metadata that its last commit carried.
     """
 
     __slots__ = (
         "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "gone", "hop_prefix",
-        "metadata", "number", "paused", "queue", "skipped_to",
+        "metadata", "number", "paused", "queue", "skipped_to", "told",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
         self._topic = topic
-        self.metadata = metadata
+        self.metadata = self.told = metadata
         self.number = number
         self.queue = queue
         self.committed = committed

@@ -395,7 +395,7 @@ class AtLeastOnce:
 
         An asynchronous commit leaves out partitions whose last commit has no answer: librdkafka may repeat that one
         after this one, and the position would go back. A commit that is waited for includes them, because the last one
-        may still be refused.
+        may still be refused. A position that has not moved is committed again if its metadata has changed.
         """
         consumer = self._consumer
         if consumer is None:
@@ -403,7 +403,7 @@ class AtLeastOnce:
         moved = [
             (each, position)
             for each in assigned
-            if (position := each.position) and (not asynchronous if each.awaits_commit else position > each.committed)
+            if (position := each.position) and (not asynchronous if each.awaits_commit else _is_new(each, position))
         ]
         if not moved:
             return
@@ -421,7 +421,7 @@ class AtLeastOnce:
             return
         self._point("after-commit")
         for each, position in moved:
-            each.committed = position
+            each.committed, each.told = position, each.metadata
             each.awaits_commit = asynchronous
 
     def _commit_at_last(self, consumer: ConsumerClient, offsets: list[TopicPartition]) -> None:
@@ -494,6 +494,11 @@ def _began(batch: HopBatch) -> tuple[int, int]:
 
 def _cost(batch: HopBatch) -> int:
     return cost(len(batch.indexes), len(batch.indexes) * batch.flight.mean_bytes)
+
+
+def _is_new(assigned: AssignedPartition, position: int) -> bool:
+    is_told = assigned.told == assigned.metadata
+    return position > assigned.committed if is_told else position >= assigned.committed
 
 
 def _is_late_delivery(batch: HopBatch, late_ns: int) -> bool:
