@@ -280,7 +280,8 @@ class ExactlyOnce:
         """Wait for the reports of all records; return how many are missing.
 
         While reports arrive, the broker is slow. The targets are silent if none arrives for a time that is long for the
-        brokers at the moment (`core.send_pace`), and a probe was stored meanwhile. A deleted target ends the waiting
+        brokers at the moment (`core.send_pace`), and something else is stored: records of this transaction, or a probe.
+        (The probe alone would not do: its own broker may be the silent one.) A deleted target ends the waiting
         earlier: librdkafka tries to add its partition to the transaction again and again.
         """
         end_ns = self._clock.monotonic_ns() + round(self._api_timeout_s * 1e9)
@@ -291,8 +292,10 @@ class ExactlyOnce:
             still = producer.flush(step_s)
             now_ns = self._clock.monotonic_ns()
             is_heard = still < left or now_ns < self._pace.throttled_until_ns
+            longest_s = max(longest_s, quiet_s + step_s)
+            if 0 < still < left:  # patience grows with the first late answer, before it is asked for the others
+                self._pace.answered(round(longest_s * 1e9), now_ns)
             quiet_s = 0.0 if is_heard else quiet_s + step_s
-            longest_s = max(longest_s, quiet_s)
             if not still:
                 self._pace.answered(round(longest_s * 1e9), now_ns)
                 return 0
@@ -301,7 +304,7 @@ class ExactlyOnce:
                 if not asked_ns:
                     asked_ns = now_ns
                     self._probe(transaction)
-                is_proven = self._is_probe_stored(asked_ns)  # may show that the brokers are slow
+                is_proven = transaction.has_stored or self._is_probe_stored(asked_ns)
                 transaction.is_silent = is_proven and quiet_s >= self._pace.patience_ns(now_ns) / 1e9
             if transaction.is_silent or now_ns >= end_ns:
                 return still

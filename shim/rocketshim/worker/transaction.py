@@ -88,6 +88,11 @@ class Transaction:
         return any(batch.errors for batch in self.batches)
 
     @property
+    def has_stored(self) -> bool:
+        """Whether all records of a batch are known to be stored."""
+        return any(not batch.errors and batch.reports == len(batch.indexes) for batch in self.batches)
+
+    @property
     def has_refusal(self) -> bool:
         """Whether a record was refused because of itself or of its target, and not only purged."""
         return any(error.code() not in PURGED for _, _, error in self.failures())

@@ -220,6 +220,23 @@ def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_i
 
 
 @pytest.mark.only("exactly-once")
+def test_a_target_is_silent_if_others_of_its_transaction_are_stored_though_no_probe_is(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1, config=STAMPED)
+    worker = sim.worker(target_patience_ms=2_000)
+    sim.run(worker, 100)
+    sim.kafka.hold_sends("orders")
+    sim.schedule()
+    sim.schedule(topic="audit")
+    sim.run(worker, 50)
+    sim.kafka.hold_sends(SCHEDULE)  # its leader is the silent broker, too: no probe is stored
+    begin_ms = sim.clock.wall_ms()
+    sim.until(worker, lambda: worker.counts.aborted >= 1, 20_000)
+    assert sim.clock.wall_ms() - begin_ms < 5_000
+    sim.kafka.release()
+    sim.until(worker, lambda: len(sim.delivered("audit")) == 1, 20_000)
+
+
+@pytest.mark.only("exactly-once")
 @pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "silent"])
 def test_a_transaction_waits_while_reports_arrive(sim: Any, is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sim.worker()
