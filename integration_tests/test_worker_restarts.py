@@ -105,7 +105,7 @@ def test_a_worker_that_stops_while_the_group_waits_for_a_killed_member_repeats_n
     victim.wait()
     stage.worker(*options)  # its JoinGroup begins the rebalance
     with sending(stage, target) as sent:
-        wait_until(lambda: len(stage.read(target)) > 20, "deliveries", within_s=DEADLINE_S)
+        wait_until(lambda: stage.end(target) > 20, "deliveries", within_s=DEADLINE_S)
         stopped(worker)
     assert copies(stage.read_until(target, len(sent))) == 0
 
@@ -117,7 +117,7 @@ def test_a_killed_worker_repeats_at_most_what_it_had_not_committed(
     options = ["--allow", target, "--client", "session.timeout.ms=6000"]
     worker = started(stage, *options)
     with sending(stage, target) as sent:
-        wait_until(lambda: len(stage.read(target)) > 200, "deliveries", within_s=DEADLINE_S)
+        wait_until(lambda: stage.end(target) > 200, "deliveries", within_s=DEADLINE_S)
         worker.kill()
         worker.wait()
         standing = GroupReader(stage.bootstrap).read(stage.names.worker_group)

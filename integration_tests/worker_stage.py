@@ -55,8 +55,18 @@ class WorkerStage:
         with Producer(self.bootstrap, namespace=self.names.namespace, delay_levels=LEVELS) as producer:
             yield producer
 
+    def end(self, topic: str) -> int:
+        """The offsets of a topic's partitions so far, summed up; for a topic that is being written to."""
+        reader = Consumer({"bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex})
+        try:
+            count = len(self.admin.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions)
+            places = [TopicPartition(topic, number) for number in range(count)]
+            return sum(reader.get_watermark_offsets(each, timeout=DEADLINE_S)[1] for each in places)
+        finally:
+            reader.close()
+
     def read(self, topic: str) -> list[Message]:
-        """Everything that lies in a topic now, as `read_committed` readers see it."""
+        """Everything that lies in a topic now, as `read_committed` readers see it; it has no end while more comes."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False,
