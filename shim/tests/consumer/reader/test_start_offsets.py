@@ -168,7 +168,7 @@ def test_seeking_a_waiting_partition_starts_it(kafka: InMemoryKafka, unopened: M
     b = unopened(lambda message: seen.append(message.body))
     starts = Unanswered(b, 100)
     b.open()
-    b.loop.queues.seek({("orders", 0): 2})
+    b.loop.queues.seek({TopicPartitionKey("orders", 0): 2})
     b.run()
     assert seen == [b"2", b"3"]
     starts.left = 0
