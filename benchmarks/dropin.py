@@ -24,7 +24,7 @@ TURNS = 100
 PER_TURN = 2_000
 BATCH = 500
 PREFETCH_S = 12.0
-REACH = {"off": 0.95, "on": 0.80}
+REACH = {"off": 0.93, "on": 0.80}
 
 
 def consumers(bootstrap: str, topic: str) -> dict[str, Consumer]:
