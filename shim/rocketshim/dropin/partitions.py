@@ -42,9 +42,19 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Partition", "Partitions", "Split"]
+__all__ = ["Partition", "Partitions", "Split", "key_of", "offset_of"]
 
 _KEPT_COUNT: Final = 10_000
+
+
+def key_of(message: Message) -> TopicPartitionKey:
+    """Return the partition of a message; of an error that names none: topic `""`, or partition -1."""
+    return TopicPartitionKey(message.topic() or "", -1 if (number := message.partition()) is None else number)
+
+
+def offset_of(message: Message) -> int:
+    """Return the offset of a message; -1 if it has none."""
+    return -1 if (offset := message.offset()) is None else offset
 
 
 class Split(NamedTuple):
@@ -98,14 +108,13 @@ class Partition:
         last = self.last
         if last is None:
             return self.asked
-        key, offset = (last.topic() or "", _number(last.partition())), _number(last.offset()) + 1
+        key, offset = key_of(last), offset_of(last) + 1
         epoch = last.leader_epoch()  # as the client stores it (test_the_same_operations_have_the_same_answers)
         return TopicPartition(*key, offset) if epoch is None else TopicPartition(*key, offset, leader_epoch=epoch)
 
     def answered(self, position: TopicPartition) -> None:
         """Note the client's position, unless a later message was handed out meanwhile."""
-        last = self.last
-        if last is None or _number(last.offset()) < position.offset:
+        if self.last is None or offset_of(self.last) < position.offset:
             self.asked, self.last = position, None
 
     def has_handed_out(self, offset: int) -> bool:
@@ -310,7 +319,7 @@ class Partitions:
 
     def handed_out(self, message: Message) -> None:
         """Note that the program gets a message."""
-        held = self.held.get(TopicPartitionKey(message.topic() or "", _number(message.partition())))
+        held = self.held.get(key_of(message))
         if held is not None and message.error() is None:
             held.last = message
 
@@ -373,10 +382,6 @@ def _matches(pattern: str, topic: str) -> bool:
         return re.match(pattern, topic) is not None
     except re.error:
         return True
-
-
-def _number(value: int | None) -> int:
-    return -1 if value is None else value
 
 
 def _is_done(future: Future[None] | None) -> bool:

@@ -57,7 +57,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.dropin.original import OriginalConsumer as _Original
-from rocketshim.dropin.partitions import Partitions
+from rocketshim.dropin.partitions import Partitions, key_of, offset_of
 from rocketshim.dropin.send_back import DropinSendBack, HopStore
 from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
 from rocketshim.errors import RocketshimError, StaleMessageError
@@ -170,8 +170,7 @@ class Retries:
             StaleMessageError: it does not belong to the assignment; `store` was not called.
             BaseException: what `store` raised.
         """
-        key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
-        offset = _number(message.offset())
+        key, offset = key_of(message), offset_of(message)
         future, is_ours = self.partitions.begin(key, offset)
         if not is_ours:
             future.result()
@@ -323,8 +322,8 @@ class Retries:
         found = {TopicPartitionKey.of(each): each for each in positions}  # with the leader's epoch
         for message in reversed(self.messages):
             if message.error() is None:
-                key = TopicPartitionKey(message.topic() or "", _number(message.partition()))
-                found[key] = TopicPartition(*key, _number(message.offset()))
+                key = key_of(message)
+                found[key] = TopicPartition(*key, offset_of(message))
         self.partitions.answered(found)
         return found
 
@@ -355,7 +354,7 @@ class Retries:
         """Return False for what belongs to a revoked partition of the retry topic; no callback tells the user of it."""
         match each:
             case Message():
-                key = TopicPartitionKey(each.topic() or "", _number(each.partition()))
+                key = key_of(each)
             case TopicPartition():
                 key = TopicPartitionKey.of(each)
             case _:
@@ -676,7 +675,3 @@ def _joined(partitions: list[TopicPartition], retries: list[TopicPartition]) -> 
 
 def _make_producer(config: dict[str, Any]) -> ProducerClient:
     return Producer(with_log(config))
-
-
-def _number(value: int | None) -> int:
-    return -1 if value is None else value
