@@ -19,9 +19,14 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim_local import Broker
+from rocketshim_topics import provision
+from rocketshim_topics.layout import Layout
+from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.names import TopicNames
 
 from .shifted_clock import ShiftedClock
 from .stepped_broker import SteppedBroker, stepped_broker_in
+from .worker_stage import LEVELS, WorkerStage
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -104,6 +109,16 @@ def namespace(admin: AdminClient) -> Iterator[str]:
     unique = f"ns{uuid.uuid4().hex[:10]}"
     yield unique
     delete_topics(admin, [name for name in admin.list_topics(timeout=_DEADLINE_S).topics if name.startswith(unique)])
+
+
+@pytest.fixture
+def stage(broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path) -> Iterator[WorkerStage]:
+    """A namespace with the shared topics, where a test runs workers as processes; they are killed after it."""
+    names = TopicNames(namespace)
+    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
+    made = WorkerStage(broker.bootstrap, names, tmp_path, admin)
+    yield made
+    made.kill()
 
 
 @pytest.fixture

@@ -5,21 +5,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer as PlainProducer
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import NewTopic
 
-from rocketshim_local import Broker
 from rocketshim_topics import Message as Outgoing
-from rocketshim_topics import provision
-from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
-from rocketshim_topics.names import TopicNames
 from test_support.frozen import freeze
 
 from .worker_stage import DEADLINE_S, LEVELS, STAMPED, WorkerStage, first_of, header
@@ -34,15 +29,6 @@ SPOILT_VALUES = [
     b"SCHEDULE_TOPIC_XXXX", b"\xff\xfe", b"a/../b", b"x" * 400, b"900", b"1500", b"1700000001000", b"\x00", b"t/0/1",
     b"9223372036854775807", b"9223372036854775808",
 ]  # fmt: skip
-
-
-@pytest.fixture
-def stage(broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path) -> Iterator[WorkerStage]:
-    names = TopicNames(namespace)
-    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
-    made = WorkerStage(broker.bootstrap, names, tmp_path, admin)
-    yield made
-    made.kill()
 
 
 def test_every_level_any_delay_and_what_is_due_are_delivered_never_early(

@@ -2,41 +2,24 @@
 
 import signal
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from subprocess import Popen
 
 import pytest
 from confluent_kafka import Message
-from confluent_kafka.admin import AdminClient
 
 from rocketshim.admin.group_lag import GroupReader
-from rocketshim_local import Broker
 from rocketshim_topics import Message as Outgoing
-from rocketshim_topics import provision
-from rocketshim_topics.layout import Layout
-from rocketshim_topics.levels import DelayLevels
-from rocketshim_topics.names import TopicNames
 
 from .waiting import wait_until
-from .worker_stage import DEADLINE_S, LEVELS, STAMPED, WorkerStage, header
+from .worker_stage import DEADLINE_S, STAMPED, WorkerStage, header
 
 MODES = {"at-least-once": [], "exactly-once": ["--exactly-once"]}
 DELAYS = ("900ms", "1500ms", "2200ms", "3700ms")
 """Each is composed of several hops: a hop that is made twice makes two messages."""
-
-
-@pytest.fixture
-def stage(broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path) -> Iterator[WorkerStage]:
-    names = TopicNames(namespace)
-    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
-    made = WorkerStage(broker.bootstrap, names, tmp_path, admin)
-    yield made
-    made.kill()
 
 
 def started(stage: WorkerStage, *options: str) -> Popen[bytes]:
@@ -122,8 +105,7 @@ def test_a_killed_worker_repeats_at_most_what_it_had_not_committed(
         worker.wait()
         standing = GroupReader(stage.bootstrap).read(stage.names.worker_group)
         committed = {each.partition: each.position or 0 for each in standing.partitions}
-        stage.worker(*options)
-        time.sleep(0.1)
+        started(stage, *options)
     found = stage.read_until(target, len(sent))
     made = Counter(header(record, "HOP_ID") for record in found)
     repeated = [(hop or "").rsplit("/", 2)[1:] for hop, count in made.items() if count > 1]

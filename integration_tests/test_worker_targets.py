@@ -4,35 +4,22 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 from confluent_kafka import Consumer, murmur2
 from confluent_kafka import Producer as PlainProducer
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import NewPartitions, NewTopic
 
 from rocketshim import DelayWorker
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.settings import WorkerSettings
-from rocketshim_local import Broker
-from rocketshim_topics import provision
-from rocketshim_topics.layout import Layout
-from rocketshim_topics.levels import DelayLevels
-from rocketshim_topics.names import TopicNames
 
 from .running import running
 from .waiting import has_records, wait_until
 from .worker_stage import DEADLINE_S, LEVELS, STAMPED, WorkerStage
 
 MODES = pytest.mark.parametrize("exactly_once", [False, True], ids=["at-least-once", "exactly-once"])
-
-
-@pytest.fixture
-def stage(broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path) -> WorkerStage:
-    names = TopicNames(namespace)
-    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
-    return WorkerStage(broker.bootstrap, names, tmp_path, admin)
 
 
 def make_worker(
