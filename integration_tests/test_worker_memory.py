@@ -1,12 +1,11 @@
 """A worker stays below its `--memory`, however many queues there are and however large their messages."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from rocketshim_local import Broker
@@ -45,7 +44,7 @@ def test_large_messages_in_many_queues_fit_into_the_memory_of_a_worker(
     target = topic(4)
     sent = fill(stage, target, lanes)
     process = stage.worker("--allow", target, "--delay-levels", str(LEVELS), *mode)  # the last of an option counts
-    waiting.wait_until(lambda: stored(stage, target) >= sent, "all are delivered", within_s=2 * DEADLINE_S)
+    waiting.wait_until(lambda: stage.end(target) >= sent, "all are delivered", within_s=2 * DEADLINE_S)
     peak_mib = peak_bytes(process.pid) // 1_048_576
     assert peak_mib <= MEMORY_MIB, f"{peak_mib} MiB for {sent} messages in {lanes} lanes"
 
@@ -64,16 +63,6 @@ def fill(stage: WorkerStage, target: str, lanes: int) -> int:
                     producer.poll(0.1)
     assert producer.flush(DEADLINE_S) == 0
     return COUNT * lanes * 13
-
-
-def stored(stage: WorkerStage, target: str) -> int:
-    time.sleep(0.2)
-    consumer = Consumer({"bootstrap.servers": stage.bootstrap, "group.id": "memory"})
-    try:
-        parts = [TopicPartition(target, number) for number in range(4)]
-        return sum(consumer.get_watermark_offsets(part, timeout=DEADLINE_S)[1] for part in parts)
-    finally:
-        consumer.close()
 
 
 def peak_bytes(pid: int) -> int:
