@@ -22,10 +22,11 @@ from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.failure_windows import WINDOW_MS, FailureWindows
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS, Hop, HopKind
 from rocketshim.core.retry_policy import AtLevel, effective_limit
-from rocketshim.core.user_values import safe_text
-from rocketshim.logs import SafeLogger, one_line
+from rocketshim.core.user_values import one_line, safe_text
+from rocketshim.logs import SafeLogger
 from rocketshim.stack_traces import StackTraces, full_trace
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, wire
+from rocketshim_topics.durations import duration_text
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["Attempt", "FailureLog", "FailureMaker"]
@@ -35,7 +36,6 @@ _MAX_TEXT_CHARS: Final = 300
 _DEAD: Final = "message-dead"
 _SENT_ON: Final = "sent-on"
 _NOT_LOGGED: Final = "failures-not-logged"
-_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "min"), (1_000, "s"), (1, "ms"))
 
 
 class FailureMaker:
@@ -89,14 +89,6 @@ class Attempt:
     level: int | None = None
     event: str = _DEAD
     end: str = ""
-
-
-def _duration(milliseconds: int) -> str:
-    """Return a duration for people: `10 s`, `1.5 min`."""
-    for unit_ms, name in _UNITS:
-        if milliseconds >= unit_ms:
-            return f"{milliseconds / unit_ms:.3g} {name}"
-    return "0 s"
 
 
 class FailureLog:
@@ -162,7 +154,7 @@ class FailureLog:
         sentence = (
             f"{event}: this member of group {self._group} cannot handle retried messages of {one_line(topic)}: "
             f"{one_line(failure.exception_class)}: {one_line(failure.text[:_MAX_TEXT_CHARS])}; it sends them on to the "
-            f"other members, uncounted, and makes them dead letters after {_duration(self._send_on_timeout_ms)}. "
+            f"other members, uncounted, and makes them dead letters after {duration_text(self._send_on_timeout_ms)}. "
             "Further ones of this topic are not logged"
         )
         facts = {
@@ -302,4 +294,4 @@ def _what_follows(attempt: Attempt, failed_ms: int) -> str:
         return attempt.end
     at = time.strftime("%H:%M:%S", time.localtime((failed_ms + attempt.delay_ms) // 1_000))
     level = "" if attempt.level is None else f" (level {attempt.level})"
-    return f"next attempt in {_duration(attempt.delay_ms)}{level}, at {at}"
+    return f"next attempt in {duration_text(attempt.delay_ms)}{level}, at {at}"

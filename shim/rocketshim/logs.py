@@ -14,7 +14,9 @@ from collections.abc import Mapping, MutableMapping
 from contextlib import suppress
 from typing import Any, Final
 
-__all__ = ["SafeLogger", "one_line", "safe_logger"]
+from rocketshim.core.user_values import one_line
+
+__all__ = ["SafeLogger", "safe_logger"]
 
 
 _EVENT: Final = re.compile(r"[a-z]+\.[a-z-]+")
@@ -50,11 +52,6 @@ class SafeLogger(logging.LoggerAdapter[logging.Logger]):
             if logging.raiseExceptions:
                 with suppress(Exception):
                     traceback.print_exc()
-
-
-def one_line(text: str) -> str:
-    """Return a text with everything escaped that is not printable, so that it cannot forge a log line."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
 
 
 def safe_logger(name: str) -> SafeLogger:

@@ -158,12 +158,3 @@ def test_a_delay_above_the_longest_is_logged_as_the_record_has_it(caplog: pytest
     log = FailureLog(safe_logger("rocketshim.consumer"), "payments", TopicNames(), DelayLevels.default())
     log.hop(maker.first(outcome, lane=lambda: 0, unit=0.5), 0)
     assert "; next attempt in 40 d, at " in caplog.records[-1].getMessage()
-
-
-@pytest.mark.parametrize(
-    ("milliseconds", "text"),
-    [(0, "0 s"), (512, "512 ms"), (10_000, "10 s"), (90_000, "1.5 min"), (7_200_000, "2 h"), (864_000_000, "10 d")],
-)
-def test_a_duration_is_for_people(caplog: pytest.LogCaptureFixture, milliseconds: int, text: str) -> None:
-    record = record_of(caplog, Attempt("orders/0/7", "0A1B", 1, 17, milliseconds))
-    assert f"; next attempt in {text}, at " in record.getMessage()

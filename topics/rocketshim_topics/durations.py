@@ -1,4 +1,4 @@
-"""Durations as people write them: `"90s"`, `"30m"`, a number of seconds, a `timedelta`.
+"""Durations as people write and read them: `"90s"`, `"30m"`, a number of seconds, a `timedelta`; `1 h 30 min`.
 
 A text is one number and one unit (`ms`, `s`, `m`, `h`, `d`; lower case). A decimal point is allowed: `"1.5h"`. The
 result is whole milliseconds, rounded *up*, so that a wait is never shorter than written.
@@ -13,13 +13,14 @@ from typing import Final
 from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.limits import LONG_MAX
 
-__all__ = ["Duration", "parse_duration_ms"]
+__all__ = ["Duration", "duration_text", "parse_duration_ms"]
 
 Duration = str | int | float | timedelta
 """The types of a duration. A number is seconds."""
 
 _UNIT_MS: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _TEXT: Final = re.compile(r"([0-9]{1,19}(?:\.[0-9]{1,9})?)(ms|s|m|h|d)")
+_SHOWN: Final = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 _MICROSECOND: Final = timedelta(microseconds=1)
 
 
@@ -54,3 +55,17 @@ def parse_duration_ms(value: Duration) -> int:
     if not 0 <= milliseconds <= LONG_MAX:
         raise ConfigError(f"{value!r:.80} is not a duration: a duration is 0 to 2^63 - 1 milliseconds")
     return milliseconds
+
+
+def duration_text(duration_ms: float) -> str:
+    """Return a duration for people, in two units at most: `1 h 30 min`, `12.5 s`, `250 ms`, `0 s`."""
+    if duration_ms < 1_000:
+        return f"{duration_ms:.0f} ms" if duration_ms >= 0.5 else "0 s"
+    if duration_ms < 60_000:
+        return f"{duration_ms / 1_000:.3g} s"
+    left_ms, parts = int(duration_ms), list[str]()
+    for unit, length_ms in _SHOWN:
+        count, left_ms = divmod(left_ms, length_ms)
+        if count:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim_topics import ConfigError, parse_duration_ms
+from rocketshim_topics.durations import duration_text
 
 
 @pytest.mark.parametrize(
@@ -73,3 +74,22 @@ def test_timedelta_is_never_shortened(value: timedelta) -> None:
     milliseconds = parse_duration_ms(value)
     assert timedelta(milliseconds=milliseconds) >= value
     assert timedelta(milliseconds=milliseconds - 1) < value
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "text"),
+    [
+        (0, "0 s"),
+        (0.4, "0 s"),
+        (512, "512 ms"),
+        (999, "999 ms"),
+        (1_000, "1 s"),
+        (12_500, "12.5 s"),
+        (90_000, "1 min 30 s"),
+        (3_600_000, "1 h"),
+        (90_061_000, "1 d 1 h"),
+        (864_000_000, "10 d"),
+    ],
+)
+def test_a_duration_for_people_has_two_units_at_most(milliseconds: float, text: str) -> None:
+    assert duration_text(milliseconds) == text

@@ -120,9 +120,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if os.environ.get("ROCKETSHIM_DEBUG"):
             traceback.print_exc()
         else:
-            from rocketshim.cli.escaping import plain, plain_lines  # noqa: PLC0415 - only needed for errors
+            from rocketshim.core.user_values import one_line, printable_lines  # noqa: PLC0415 - only needed here
 
-            escape = plain_lines if isinstance(error, LocalBrokerError) else plain  # that error has lines of a log
+            has_lines = isinstance(error, LocalBrokerError)  # of a log
+            escape = printable_lines if has_lines else one_line
             typer.secho(f"error: {escape(str(error))}", err=True)
         return ERROR
     except _UsageError as error:

@@ -35,6 +35,7 @@ from rocketshim.cli.records import (
     show_table,
 )
 from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics.durations import duration_text
 from rocketshim_topics.levels import time_in_queue_ms
 from rocketshim_topics.wire import headers_shown
 
@@ -194,4 +195,4 @@ def _queue(partition: int, delay_ms: int | None, levels: DelayLevels) -> str:
     if delay_ms is None:
         return "unknown level"
     kind = f"level {partition % levels.STRIDE + 1}" if levels.is_level(partition) else "fine"
-    return f"{kind}, {delay_ms / 1_000:g} s"
+    return f"{kind}, {duration_text(delay_ms)}"

@@ -11,9 +11,9 @@ from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.escaping import plain
 from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, Quiet, client_settings, seconds
 from rocketshim.cli.records import console
+from rocketshim.core.user_values import one_line
 from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
@@ -96,10 +96,10 @@ def _show(found: list[Finding]) -> None:
     out = console()
     for finding in found:
         head = Text(f"{finding.severity:8}", style=_COLOURS[finding.severity])
-        head.append(plain(f"{finding.check}  {finding.subject}"), style="bold")
+        head.append(one_line(f"{finding.check}  {finding.subject}"), style="bold")
         out.print(head, soft_wrap=True)
         for label, text in (("", finding.what), ("costs", finding.cost), ("fix", finding.fix)):
-            out.print(Text(plain(f"  {label:6}{text}")), soft_wrap=True)
+            out.print(Text(one_line(f"  {label:6}{text}")), soft_wrap=True)
 
 
 def _counts(found: list[Finding]) -> str:

@@ -22,6 +22,7 @@ from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.durations import duration_text
 
 app = typer.Typer(
     help="List consumer groups; show a group's lag, subscriptions and queue locks; move its positions.",
@@ -166,7 +167,7 @@ def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: boo
             str(row["position"]),
             "gone" if row["end"] is None else str(row["end"]),
             str(row[behind]),
-            "" if since is None else _age(now_ms - since),
+            "" if since is None else duration_text(max(0, now_ms - since) // 1_000 * 1_000),
             row["member"] or "",
         )
     out.print(table)
@@ -206,14 +207,6 @@ def subscriptions(
         echo_safe(f"{subscriptions_of}: {differing}", err=True)
     if any(conflict.loses_messages for conflict in found):
         raise typer.Exit(FINDING)
-
-
-def _age(age_ms: int) -> str:
-    seconds = max(0, age_ms) // 1_000
-    for unit, length in (("d", 86_400), ("h", 3_600), ("m", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"
 
 
 app.command(epilog=group_reset.EXAMPLE)(group_reset.reset)

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.escaping import plain
 from rocketshim.cli.options import seconds
+from rocketshim.core.user_values import one_line
 from rocketshim.errors import ConfigError
 
 app = typer.Typer()
@@ -35,8 +35,8 @@ def healthcheck(
         with error:
             status = error.code
     except (OSError, ValueError, HTTPException) as error:
-        typer.echo(plain(f"{url}: no answer ({error})"), err=True)
+        typer.echo(one_line(f"{url}: no answer ({error})"), err=True)
         raise typer.Exit(FINDING) from error
     if status != HTTPStatus.OK:
-        typer.echo(plain(f"{url}: {status}"), err=True)
+        typer.echo(one_line(f"{url}: {status}"), err=True)
         raise typer.Exit(FINDING)

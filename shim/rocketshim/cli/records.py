@@ -16,8 +16,8 @@ from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.options import OUTPUT, SELECTION
+from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
@@ -100,11 +100,11 @@ _COUNT_EVERY = 10_000
 _T = TypeVar("_T")
 
 
-def console(escape: Callable[[str], str] = plain) -> Console:
+def console(escape: Callable[[str], str] = one_line) -> Console:
     """Return the console for tables: as wide as the terminal, 200 columns in a pipe; it never interprets markup.
 
     Args:
-        escape: makes each text safe to print; `plain_lines` where a text may have several lines.
+        escape: makes each text safe to print; `printable_lines` where a text may have several lines.
     """
     plain_console = _PlainConsole(escape)
     if plain_console.is_terminal or "COLUMNS" in os.environ:
@@ -114,7 +114,7 @@ def console(escape: Callable[[str], str] = plain) -> Console:
 
 def echo_safe(line: str, *, err: bool = False) -> None:
     """Print one line that contains untrusted text."""
-    typer.echo(plain(line), err=err)
+    typer.echo(one_line(line), err=err)
 
 
 def show_raw(facts: Mapping[str, Any], message: Any) -> None:
@@ -310,8 +310,8 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         ("body", entry.value_text()),
     ):
         if value:
-            table.add_row(plain(label), value)
-    console(plain_lines).print(table)  # aligns the further lines of a value with its first one
+            table.add_row(one_line(label), value)
+    console(printable_lines).print(table)  # aligns the further lines of a value with its first one
 
 
 def parse_coordinates(text: str, command: str) -> tuple[int, int]:

@@ -72,7 +72,7 @@ def top(
 
 
 def _print(snapshot: Snapshot, *, as_json: bool) -> None:
-    from rocketshim.cli.escaping import plain  # noqa: PLC0415
+    from rocketshim.core.user_values import one_line  # noqa: PLC0415
     from rocketshim.observe.tables import summary, tables  # noqa: PLC0415
 
     shown = tables(snapshot)
@@ -80,8 +80,8 @@ def _print(snapshot: Snapshot, *, as_json: bool) -> None:
         found = {each.title.lower(): [dict(zip(each.columns, row, strict=True)) for row in each.rows] for each in shown}
         typer.echo(json.dumps({"at_ms": snapshot.at_ms, "unknown": [*map(str, snapshot.unknown)], **found}))
         return
-    typer.echo(plain(summary(snapshot)))
+    typer.echo(one_line(summary(snapshot)))
     for table in shown:
         typer.echo("\n" + "\t".join((table.title, *table.columns)))
         for row in table.rows:
-            typer.echo("\t".join(["", *("-" if cell is None else plain(str(cell)) for cell in row)]))
+            typer.echo("\t".join(["", *("-" if cell is None else one_line(str(cell)) for cell in row)]))

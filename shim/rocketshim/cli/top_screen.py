@@ -11,7 +11,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Static, TabbedContent, TabPane
 
-from rocketshim.cli.escaping import plain
+from rocketshim.core.user_values import one_line
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
 from rocketshim.observe.tables import Cell, Table, summary, tables
@@ -30,7 +30,7 @@ def formatted(value: Cell) -> str:
         case float():
             return f"{value:.1f}"
         case _:
-            return plain(str(value))
+            return one_line(str(value))
 
 
 class TopScreen(App[None]):
@@ -110,7 +110,7 @@ class TopScreen(App[None]):
             self._fill(table)
 
     def _say(self) -> None:
-        text = "waiting for the cluster" if self._drawn is None else plain(summary(self._drawn))
+        text = "waiting for the cluster" if self._drawn is None else one_line(summary(self._drawn))
         self.query_one("#summary", Static).update(f"HELD   {text}" if self._is_held else text)
 
     def _fill(self, table: Table) -> None:

@@ -10,8 +10,9 @@ from typing import Final, Literal
 
 from rocketshim.admin.trace import Missing, TraceStep, missing_text, step_text
 from rocketshim_topics import Origin, TopicNames
+from rocketshim_topics.durations import duration_text
 
-__all__ = ["Biography", "Kind", "Lane", "Step", "biography", "duration_text"]
+__all__ = ["Biography", "Kind", "Lane", "Step", "biography"]
 
 Kind = Literal["made", "waits", "failed", "dead", "missing"]
 _MARKS: Final[dict[Kind, str]] = {"made": "✓", "waits": "…", "failed": "✗", "dead": "✗", "missing": "?"}
@@ -94,23 +95,13 @@ def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biograp
             steps.append(Step(number, x, y, lane, "missing", "?", hop.at, None, None, None, text, ""))
             continue
         entry, kind = hop.entry, _kind(hop, lane)
-        wait = "" if last_ms is None else duration_text(entry.stored_ms - last_ms)
+        wait_ms = 0 if last_ms is None else (entry.stored_ms - last_ms) // 1_000 * 1_000
+        wait = duration_text(wait_ms) if wait_ms > 0 else ""
         last_ms = entry.stored_ms
         at = (entry.topic, entry.partition, entry.offset)
         text, failures = step_text(hop, names), entry.envelope.reconsume_times or 0
         steps.append(Step(number, x, y, lane, kind, _MARKS[kind], entry.at, at, entry.stored_ms, failures, text, wait))
     return Biography(lanes, steps, _LEFT + _COLUMN * len(steps), _TOP + _ROW * len(lanes))
-
-
-def duration_text(duration_ms: int) -> str:
-    """Return a duration for a person: `30 s`, `1 h 30 min`; `""` for less than a second."""
-    seconds = duration_ms // 1_000
-    parts = []
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60), ("s", 1)):
-        if seconds >= length:
-            parts.append(f"{seconds // length} {unit}")
-            seconds %= length
-    return " ".join(parts[:2])
 
 
 def _topic(hop: TraceStep | Missing) -> str:

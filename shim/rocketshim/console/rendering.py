@@ -1,8 +1,7 @@
 """Templates: everything is escaped, and no control or invisible character reaches a page.
 
 `finalize` sees every value before it is escaped. Text from records may contain characters that reverse the direction of
-writing or that show nothing; they are spelled out as on a terminal (`rocketshim.cli.escaping`), and as numbers in the
-fields of forms.
+writing or that show nothing; they are spelled out as on a terminal, and as numbers in the fields of forms.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,9 +12,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from rocketshim.admin.record_view import time_text
-from rocketshim.cli.escaping import plain_lines
-from rocketshim.console.biography import Biography, duration_text
+from rocketshim.console.biography import Biography
 from rocketshim.console.links import link
+from rocketshim.core.user_values import printable_lines
+from rocketshim_topics.durations import duration_text
 
 __all__ = ["Templates", "age_text"]
 
@@ -40,7 +40,7 @@ class Templates:
         )
         self._environment.globals["link"] = lambda *parts, **query: base_path + link(*parts, **query)
         self._environment.filters.update(
-            time=self._time, number=_number, size=_size, counted=_counted, duration=_duration, field=_field
+            time=self._time, number=_number, size=_size, counted=_counted, duration=duration_text, field=_field
         )
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
@@ -66,21 +66,15 @@ class Templates:
 
 
 def age_text(age_ms: int) -> str:
-    """Return a distance in time for a person: `4 min ago`, `in 2 h`."""
-    seconds = abs(age_ms) // 1_000
-    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
-        if seconds >= 2 * length:
-            text = f"{seconds // length} {unit}"
-            break
-    else:
-        text = f"{seconds} s"
+    """Return a distance in time for a person: `4 min 20 s ago`, `in 2 h`."""
+    text = duration_text(abs(age_ms) // 1_000 * 1_000)
     return f"{text} ago" if age_ms >= 0 else f"in {text}"
 
 
 def _finalized(value: object) -> object:
     if value is None:
         return ""
-    return value if isinstance(value, Markup) or hasattr(value, "__html__") else escape(plain_lines(str(value)))
+    return value if isinstance(value, Markup) or hasattr(value, "__html__") else escape(printable_lines(str(value)))
 
 
 def _field(value: str | None) -> Markup:
@@ -102,10 +96,6 @@ def _number(value: int | None) -> str:
 
 def _counted(value: int, noun: str) -> str:
     return f"{value:,} {noun}{'' if value == 1 else 's'}"
-
-
-def _duration(duration_ms: float) -> str:
-    return duration_text(int(duration_ms)) or f"{round(duration_ms)} ms"
 
 
 def _size(size_bytes: int) -> str:

@@ -1,4 +1,11 @@
-"""Read and check the objects of user code: `str()` may raise, an attribute may be a property, a class may lie."""
+"""Read, check and show what comes from user code and from records.
+
+*Objects of user code*: `str()` may raise, an attribute may be a property, a class may lie.
+
+*Texts of records* (failure texts, header names, ids, names of members): anybody may write records. A control character
+would steer the terminal, and a line end would begin a line that looks like our own. So each log line, terminal line and
+page shows them through `one_line` or `printable_lines`.
+"""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -7,7 +14,18 @@ from typing import Any, Final
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["as_int", "attribute", "call_problem", "check_hook", "class_name", "safe_text", "signature_of", "takes"]
+__all__ = [
+    "as_int",
+    "attribute",
+    "call_problem",
+    "check_hook",
+    "class_name",
+    "one_line",
+    "printable_lines",
+    "safe_text",
+    "signature_of",
+    "takes",
+]
 
 _MAX_SHOWN_CHARS: Final = 4_096  # a record stores 1 KiB, and a log line needs no more
 _QUALNAME: Final = type.__dict__["__qualname__"]
@@ -24,6 +42,16 @@ def safe_text(value: object, how: Callable[[Any], str] = str) -> str:
         return str.__str__(how(value))[:_MAX_SHOWN_CHARS]  # a plain text, also of a subclass
     except BaseException as error:  # noqa: BLE001 - user code; the text reports the error
         return f"({how.__name__}() of a {class_name(value)} raised {class_name(error)})"
+
+
+def one_line(text: str) -> str:
+    """Return an untrusted text as one line, with line ends, tabs and other non-printable characters escaped."""
+    return text if text.isprintable() else "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+
+
+def printable_lines(text: str) -> str:
+    """Apply `one_line` to each line; use it only where a text may take several lines."""
+    return "\n".join(map(one_line, text.split("\n")))
 
 
 def class_name(value: object) -> str:

@@ -12,7 +12,7 @@ import logging
 import sys
 from typing import Final, Literal, TextIO
 
-from rocketshim.logs import one_line
+from rocketshim.core.user_values import one_line
 
 __all__ = ["ALARM_EVENTS", "EVENTS", "JsonLines", "LogFormat", "LogLevel", "TextLines", "configure"]
 

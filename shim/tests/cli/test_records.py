@@ -21,11 +21,11 @@ from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.trace import TraceStep
 from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
-from rocketshim.cli.escaping import plain, plain_lines
 from rocketshim.cli.group import _lag_findings, _lag_rows
 from rocketshim.cli.parked import _goes_to
 from rocketshim.cli.records import console, counting, echo_safe, find, show_list, show_one, show_raw
 from rocketshim.cli.trace import _show
+from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -214,7 +214,7 @@ def test_untrusted_text_is_printed_literally(capsys: pytest.CaptureFixture[str])
 def test_untrusted_text_cannot_control_the_terminal(
     text: str, shown: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert plain(text) == shown
+    assert one_line(text) == shown
     monkeypatch.setenv("COLUMNS", "100")
     table = Table("id", f"of {text}")
     table.add_row(text, ":x:")
@@ -303,7 +303,7 @@ def test_a_trace_ends_with_the_stack_trace_of_the_last_failure(capsys: pytest.Ca
 def test_an_error_with_untrusted_text_cannot_control_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dlq", "plan", "--group", "a\x1b[2Jb", "--bootstrap", "127.0.0.1:1"]) == 1
     assert "\x1b" not in capsys.readouterr().err
-    assert plain_lines("a\nb\x1b") == "a\nb\\x1b"
+    assert printable_lines("a\nb\x1b") == "a\nb\\x1b"
 
 
 def test_the_name_of_a_member_cannot_add_lines_to_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:

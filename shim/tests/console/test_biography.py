@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.message_search import history
 from rocketshim.admin.record_view import RecordView
-from rocketshim.console.biography import biography, duration_text
+from rocketshim.console.biography import biography
 from rocketshim.console.rendering import Templates
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels
@@ -99,9 +99,3 @@ def test_only_a_dead_letter_is_called_dead(stage: Stage) -> None:
         stage.kafka.append(topic, b"x", partition=0)
         assert "state dead" not in text_of(browser.get(f"/message/{topic}/0/0").text)
     assert "state dead" in text_of(browser.get(f"/message/{DEAD}/0/0").text)
-
-
-def test_durations_have_two_units_at_most() -> None:
-    assert [duration_text(ms) for ms in (0, 999, 1_000, 90_000, 3_600_000, 90_061_000)] == [
-        "", "", "1 s", "1 min 30 s", "1 h", "1 d 1 h",
-    ]  # fmt: skip
