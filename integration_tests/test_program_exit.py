@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
@@ -69,6 +70,34 @@ def test_all_that_was_sent_is_stored(how: str, broker: Broker, topic: Callable[.
     ran = _run(program + SENDING[how])
     assert (ran.returncode, ran.stderr) == (0, "")
     assert _end(broker, name) == COUNT
+
+
+CELERY = """
+import sys
+from celery import Celery
+from rocketshim import Producer
+app = Celery(broker="filesystem://", broker_connection_retry_on_startup=True, broker_transport_options={
+    "data_folder_in": FOLDER, "data_folder_out": FOLDER, "control_folder": FOLDER})
+producer = None
+
+@app.task(name="send")
+def send():
+    global producer
+    producer = producer or Producer(B, linger_ms=2_000)
+    for _ in range(N): producer.send_oneway(T, b'x')
+    app.control.shutdown()
+
+if __name__ == "__main__":
+    send.delay()
+    app.worker_main(["worker", "--pool=prefork", "--concurrency=2", "--without-gossip", "--without-mingle", "-lERROR"])
+"""
+
+
+def test_a_task_of_celery_ends_without_close(broker: Broker, topic: Callable[..., str], tmp_path: Path) -> None:
+    pytest.importorskip("celery")
+    name = topic()
+    ran = _run(f"FOLDER, B, T, N = {str(tmp_path)!r}, {broker.bootstrap!r}, {name!r}, {COUNT}" + CELERY)
+    assert _end(broker, name) == COUNT, ran.stderr
 
 
 def test_a_program_without_a_broker_ends_in_time_and_says_what_is_not_stored() -> None:

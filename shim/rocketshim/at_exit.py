@@ -11,10 +11,12 @@ group. This module ends all of it within a bounded time, in two steps:
 One clock counts for both steps. Each object waits until its own limit after the beginning; the producers get at least a
 second after the consumers. What is not stored by then is counted, and logged as one line. Ctrl-C ends the wait.
 
-A forked child has no objects of its parent. A child of `multiprocessing` runs no function of `atexit`: it runs this as
-a finalizer. References are weak, because an object that is in use is kept by its own thread. Not handled: `os._exit`, a
-signal that kills, a crash; messages that are sent by functions of `atexit` which were registered before rocketshim was
-imported, since they run later; tasks of an executor that outlive the main thread (they count as no thread).
+A forked child has no objects of its parent. A child of `multiprocessing`, or of its fork billiard, runs no function of
+`atexit`: it runs this as a finalizer. A child of Celery's pool ends by `os._exit`, and runs this at its signal
+`worker_process_shutdown`. References are weak, because an object that is in use is kept by its own thread. Not handled:
+`os._exit` elsewhere, a signal that kills, a crash; messages that are sent by functions of `atexit` which were
+registered before rocketshim was imported, since they run later; tasks of an executor that outlive the main thread (they
+count as no thread).
 """
 
 import atexit
@@ -57,13 +59,7 @@ class LeftOpen(Protocol):
 
 
 class AtExit:
-    """The objects of this process that end with the interpreter.
-
-    Args:
-        now_s: the monotonic clock, in seconds.
-
-    Thread-safety: any thread, and signal handlers.
-    """
+    """The objects of this process that end with the interpreter. Any thread and signal handlers may call it."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._now_s = now_s
@@ -82,13 +78,13 @@ class AtExit:
         """Stop this object at the exit; it may have stopped by then."""
         with self._lock:
             self._consumers.add(consumer)
-        self._run_in_child_of_multiprocessing()
+        self._run_in_child()
 
     def add_producer(self, producer: LeftOpen) -> None:
         """Wait at the exit for the messages of this object."""
         with self._lock:
             self._producers.add(producer)
-        self._run_in_child_of_multiprocessing()
+        self._run_in_child()
 
     def producers(self) -> list[LeftOpen]:
         """Return the objects that may have messages to send."""
@@ -138,14 +134,17 @@ class AtExit:
             self._is_interrupted = True
             return _all_ended(left_open, until_s)
 
-    def _run_in_child_of_multiprocessing(self) -> None:
+    def _run_in_child(self) -> None:
         """Have a child of `multiprocessing` call `run` before it ends; once, since it may open clients without end."""
-        if self._runs_in_child:
-            return
         process, util = (sys.modules.get(f"multiprocessing.{name}") for name in ("process", "util"))
-        if process is not None and util is not None and process.parent_process() is not None:
-            self._runs_in_child = True
-            util.Finalize(None, self.run, exitpriority=0)
+        # billiard's processes are those of `multiprocessing` in all but `parent_process`
+        if self._runs_in_child or process is None or util is None or process.current_process()._parent_pid is None:  # noqa: SLF001
+            return
+        self._runs_in_child = True
+        util.Finalize(None, self.run, exitpriority=0)
+        celery = sys.modules.get("celery.signals")
+        if celery is not None:
+            celery.worker_process_shutdown.connect(lambda **_: self.run(), weak=False)
 
 
 def _all_ended(left_open: Iterable[LeftOpen], until_s: Callable[[LeftOpen], float]) -> int:

@@ -244,9 +244,11 @@ if child:
     assert _output(program) == "awaited by parent\n"
 
 
-def test_a_child_of_multiprocessing_waits_for_its_own() -> None:
+@pytest.mark.parametrize("library", ["multiprocessing", "billiard"])
+def test_a_child_of_multiprocessing_waits_for_its_own(library: str) -> None:
+    pytest.importorskip(library)
     program = """
-import multiprocessing
+import LIBRARY as multiprocessing
 from multiprocessing import util
 from rocketshim.at_exit import at_exit
 
@@ -270,7 +272,42 @@ if __name__ == "__main__":
     child.start()
     child.join()
 """
-    assert _output(program) == "1 finalizer\n" + 2 * "awaited in the child\n"
+    assert _output(program.replace("LIBRARY", library)) == "1 finalizer\n" + 2 * "awaited in the child\n"
+
+
+def test_a_process_of_celerys_pool_waits_for_its_own_at_the_signal_of_its_end() -> None:
+    pytest.importorskip("billiard")
+    program = """
+import os, sys, types
+from billiard.pool import Pool
+from rocketshim.at_exit import at_exit
+
+class Signal:
+    def __init__(self): self.receivers = []
+    def connect(self, receiver, weak): self.receivers.append(receiver)
+    def send(self, pid, exitcode):  # as Celery's does
+        for receiver in self.receivers: receiver(signal=self, sender=None, pid=pid, exitcode=exitcode)
+
+class Left:
+    exit_timeout_ms = 60_000
+    def begin_exit(self): pass
+    def finish_exit(self, until_s):
+        os.write(1, b"awaited in the child")
+        return 0
+
+def work():
+    global left
+    left = Left()
+    at_exit.add_producer(left)
+
+celery = sys.modules["celery.signals"] = types.ModuleType("celery.signals")
+celery.worker_process_shutdown = Signal()
+pool = Pool(1, on_process_exit=celery.worker_process_shutdown.send)
+pool.apply(work)
+pool.close()
+pool.join()
+"""
+    assert _output(program) == "awaited in the child"
 
 
 def _output(program: str) -> str:

@@ -38,9 +38,7 @@ class PartitionCounts:
     def count(self, topic: str, list_topics: Callable[..., Any]) -> int:
         """Return the number of partitions of a topic.
 
-        Args:
-            topic: physical name.
-            list_topics: the method of a Kafka client; called once a minute, and for a topic that is not known.
+        `list_topics` of a Kafka client is called once a minute, and for a topic that is not known.
 
         Raises:
             TopicMissingError: the topic does not exist.
@@ -68,14 +66,7 @@ class PartitionCounts:
 
 
 class Lanes:
-    """The lanes of a schedule topic.
-
-    Args:
-        topic: physical name of the schedule topic.
-        counts: the numbers of partitions.
-
-    Thread-safety: any thread may call `choose`.
-    """
+    """The lanes of a schedule topic, by its physical name. Any thread may call `choose`."""
 
     def __init__(self, topic: str, counts: PartitionCounts) -> None:
         self._topic = topic
@@ -83,14 +74,6 @@ class Lanes:
         self._selector = LaneSelector()
 
     def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
-        """Return the lane of a record.
-
-        Args:
-            key: key of the record; None: no key.
-            list_topics: the method of a Kafka client.
-
-        Raises:
-            TopicMissingError, BrokerUnavailableError: as `PartitionCounts.count`.
-        """
+        """Return the lane of a record by its key; raise what `PartitionCounts.count` raises."""
         lanes = max(1, self._counts.count(self._topic, list_topics) // DelayLevels.STRIDE)
         return self._selector.choose(key, lanes)
