@@ -30,9 +30,8 @@ from benchmarks import table
 from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.clock import SystemClock
-from rocketshim.core.queue_lock_actions import QueueStarted
-from rocketshim.group.connect import connect_group_log
-from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.core.lease import QueueStarted
+from rocketshim.group.log_thread import GroupLogThread, connect_group_log
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_local import any_broker

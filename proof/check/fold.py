@@ -12,8 +12,7 @@ from functools import partial
 from proof.folds import queue_text
 from proof.index import Index, Stored
 from proof.violation import Violation
-from rocketshim.core.group_log import GroupLog, LeaseOutcome
-from rocketshim.core.group_log_results import Folded, QueueLock
+from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, QueueLock
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue

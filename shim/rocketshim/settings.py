@@ -25,10 +25,10 @@ from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.failure_rules import ExceptionTypes
+from rocketshim.core.lease import QueueLockSettings
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.options import advice, check_options
-from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy, check_policy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem

@@ -5,10 +5,9 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.core.group_log import GroupLog, LeaseOutcome
-from rocketshim.core.lease_rules import Owner
+from rocketshim.core.group_log import GroupLog, LeaseOutcome, Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.group.connect import log_reader_config
+from rocketshim.group.log_clients import log_reader_config
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import partition_bounds

@@ -38,17 +38,15 @@ A gap in the offsets (retention was faster than the reader) or a record of an un
 then starts again from scratch, like a fold that begins there, and reports this in `Folded.began_anew`: every owner of a
 queue must stop.
 
-`group_members` has the members.
-
 Not handled here: reading and writing the log, local clocks, and what an owner may believe (`queue_lock`).
 """
 
 from collections.abc import Iterable
-from typing import Final, assert_never
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Literal, assert_never
 
-from rocketshim.core.group_log_results import Folded, Judgement, QueueLock
-from rocketshim.core.group_members import GroupMembers, Member
-from rocketshim.core.lease_rules import LeaseEvent, LeaseOutcome, Owner, QueueLease
+from rocketshim.core.lease import LOG_TIME_STEP_MAX_MS
 from rocketshim_topics.group_log import (
     LEASE_MAX_MS,
     ClaimRecord,
@@ -60,10 +58,270 @@ from rocketshim_topics.group_log import (
 )
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["LOG_TIME_STEP_MAX_MS", "GroupLog", "LeaseOutcome", "Owner"]
+__all__ = ["Folded", "GroupLog", "Judgement", "LeaseOutcome", "Member", "Owner", "QueueLock"]
 
-LOG_TIME_STEP_MAX_MS: Final = 5_000
-"""Maximum that one record adds to log time, in ms."""
+_NEVER_MS: Final = 2**62
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Owner:
+    """One run of one client."""
+
+    client_id: str
+    incarnation: str
+
+
+class LeaseOutcome(Enum):
+    """The effect of a record on one of its queues."""
+
+    GRANTED = auto()
+    """The claim made its writer the owner, with a new token."""
+    RENEWED = auto()
+    """The lease starts again at this record."""
+    RELEASED = auto()
+    """The queue is free."""
+    REFUSED = auto()
+    """The claim had no effect: another owner's lease is still valid, or nothing is granted yet."""
+    VOID = auto()
+    """No effect: not the current token, the lease had expired, or the record was written for another base."""
+    UNKNOWN = auto()
+    """This fold does not know yet. Its reader must treat this as a refusal."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLock:
+    """The state of one queue after the last record.
+
+    Attributes:
+        queue: the queue.
+        known: whether the fold knows the state; if not, `owner` is the likely one and nothing is granted.
+        owner: current owner; None: free, or its lease has expired.
+        token: token of the owner, or of the last one; None: none seen.
+        lease_left_ms: log time until the lease expires; 0 without an owner.
+        next_offset: position from which a new owner continues; None: no owner has reported one.
+        reconsume_counts: (offset, failed attempts) of messages that are not finished, ascending.
+    """
+
+    queue: MessageQueue
+    known: bool
+    owner: Owner | None
+    token: int | None
+    lease_left_ms: int
+    next_offset: int | None
+    reconsume_counts: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The effect of a record on one queue.
+
+    Attributes:
+        queue: the queue.
+        outcome: the effect.
+        token: token that the claim made, or that the renewal or release names; None for a claim that made none.
+        next_offset: the queue's value now.
+        reconsume_counts: the queue's value now.
+        position_token: token of the owner that reported `next_offset`; -1: nobody has.
+    """
+
+    queue: MessageQueue
+    outcome: LeaseOutcome
+    token: int | None
+    next_offset: int | None
+    reconsume_counts: tuple[tuple[int, int], ...]
+    position_token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """The effect of a record.
+
+    Attributes:
+        offset: its offset.
+        owner: its writer; None: the record was void or not readable.
+        seq: the writer's number of the record; None in the same cases.
+        judgements: one per queue that it names, in its order.
+        began_anew: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of a
+            queue by this log must stop.
+        members_changed: a member joined, left or expired, or changed how it shares out queues.
+    """
+
+    offset: int
+    owner: Owner | None
+    seq: int | None
+    judgements: tuple[Judgement, ...]
+    began_anew: bool
+    members_changed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member that is alive in log time.
+
+    Attributes:
+        owner: client id and incarnation.
+        strategy: name of its allocation strategy; None: Kafka's group protocol assigns its queues.
+        since_offset: offset of its first heartbeat since it was last absent, as far back as this fold reaches.
+        lease_left_ms: log time until it counts as gone, above 0.
+    """
+
+    owner: Owner
+    strategy: str | None
+    since_offset: int
+    lease_left_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEvent:
+    """A record as it affects one queue. For a claim, `token` is the one it would make, `confirmed_offset` is None."""
+
+    kind: Literal["claim", "renew", "release"]
+    offset: int
+    log_ms: int
+    owner: Owner
+    lease_ms: int
+    token: int
+    confirmed_offset: int | None = None
+    next_offset: int | None = None
+    reconsume_counts: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def may_hold_until_ms(self) -> int:
+        """Log time until which this record may have given a lease, judged by this record alone."""
+        return self.log_ms if self.kind == "release" else self.log_ms + self.lease_ms
+
+
+class QueueLease:
+    """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far."""
+
+    __slots__ = ("lease_end_ms", "next_offset", "owner", "position_token", "reconsume_counts", "token", "unjudged")
+
+    def __init__(self, *, known: bool) -> None:
+        self.owner: Owner | None = None
+        self.token: int | None = None
+        self.lease_end_ms = 0
+        self.next_offset: int | None = None
+        self.position_token = -1  # of the owner that reported `next_offset`
+        self.reconsume_counts: tuple[tuple[int, int], ...] = ()
+        self.unjudged: list[LeaseEvent] | None = None if known else []
+
+    def owner_at(self, log_ms: int) -> Owner | None:
+        """Return the owner, or None if its lease has expired by then."""
+        return self.owner if log_ms < self.lease_end_ms else None
+
+    def judge(self, event: LeaseEvent) -> LeaseOutcome:
+        """Apply the ordinary rules to a queue whose state is known."""
+        owner = self.owner_at(event.log_ms)
+        if event.kind == "claim":
+            if owner is not None and owner != event.owner:
+                return LeaseOutcome.REFUSED
+            self.owner, self.token = event.owner, event.token
+            self.lease_end_ms = event.log_ms + event.lease_ms
+            return LeaseOutcome.GRANTED
+        if owner != event.owner or self.token != event.token:
+            return LeaseOutcome.VOID
+        self.note_progress(event)
+        if event.kind == "renew":
+            self.lease_end_ms = event.log_ms + event.lease_ms
+            return LeaseOutcome.RENEWED
+        self.owner, self.lease_end_ms = None, event.log_ms
+        return LeaseOutcome.RELEASED
+
+    def note_progress(self, event: LeaseEvent) -> None:
+        """Keep what a renewal or release reports for the next owner; a position of None reports nothing new."""
+        if event.next_offset is not None:
+            self.next_offset, self.position_token = event.next_offset, event.token
+        self.reconsume_counts = event.reconsume_counts
+
+    def anchor(self, event: LeaseEvent) -> bool:
+        """Return whether `event` confirms a record read before; if so, the state is known from that record on."""
+        unjudged = self.unjudged or []
+        index = next((i for i, e in enumerate(unjudged) if e.offset == event.confirmed_offset), None)
+        if index is None:
+            return False
+        confirmed = unjudged[index]
+        if confirmed.kind == "release" or (confirmed.owner, confirmed.token) != (event.owner, event.token):
+            return False
+        self.guess_progress(unjudged[: index + 1])
+        self.owner, self.token, self.lease_end_ms = confirmed.owner, confirmed.token, confirmed.may_hold_until_ms
+        self.unjudged = None
+        for later in unjudged[index + 1 :]:
+            self.judge(later)
+        return True
+
+    def mark_expired(self) -> None:
+        """Free the queue: every lease that may have been granted has expired."""
+        unjudged = self.unjudged or []
+        self.guess_progress(unjudged)
+        self.token = max((e.token for e in unjudged), default=self.token)
+        self.unjudged = None
+
+    def guess_progress(self, events: Iterable[LeaseEvent]) -> None:
+        """Take position and counts from the renewal or release with the highest token.
+
+        That record may not have taken effect, but its writer had certainly finished everything before that position.
+        """
+        best: LeaseEvent | None = None
+        for event in events:
+            if event.kind != "claim" and (best is None or event.token >= best.token):
+                best = event
+        if best is not None:
+            self.note_progress(best)
+
+
+@dataclass(frozen=True, slots=True)
+class _Membership:
+    strategy: str | None
+    since_offset: int
+    end_ms: int
+
+
+class GroupMembers:
+    """The members, with the log time at which each counts as gone.
+
+    Thread-safety: none; it belongs to one `GroupLog`.
+    """
+
+    __slots__ = ("_members", "_until_ms")
+
+    def __init__(self) -> None:
+        self._members: dict[Owner, _Membership] = {}
+        self._until_ms = _NEVER_MS  # log time before which no member expires
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def heartbeat(self, owner: Owner, strategy: str | None, offset: int, end_ms: int) -> bool:
+        """Add a member, or keep it alive until `end_ms`; return whether it is new or has changed its strategy."""
+        known = self._members.get(owner)
+        self._members[owner] = _Membership(strategy, known.since_offset if known else offset, end_ms)
+        self._until_ms = min(self._until_ms, end_ms)
+        return known is None or known.strategy != strategy
+
+    def leave(self, owner: Owner) -> bool:
+        """Remove a member; return whether it was one."""
+        return self._members.pop(owner, None) is not None
+
+    def forget_expired(self, log_ms: int) -> bool:
+        """Remove expired members; return whether any were removed. Scan only when one of them may have expired."""
+        if log_ms < self._until_ms:
+            return False
+        before = len(self._members)
+        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > log_ms}
+        self._until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
+        return len(self._members) < before
+
+    def alive(self, log_ms: int) -> tuple[Member, ...]:
+        """Return the members, sorted by client id and incarnation."""
+        return tuple(
+            Member(owner, each.strategy, each.since_offset, each.end_ms - log_ms)
+            for owner, each in sorted(self._members.items())
+        )
+
+    def joined_at(self, owner: Owner) -> int | None:
+        """Return the offset of a member's first heartbeat since it was last absent; None: it is not alive."""
+        known = self._members.get(owner)
+        return None if known is None else known.since_offset
 
 
 class GroupLog:

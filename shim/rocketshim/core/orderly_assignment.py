@@ -24,8 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-from rocketshim.core.lease import Lease
-from rocketshim.core.queue_lock_actions import QueueStarted
+from rocketshim.core.lease import Lease, QueueStarted
 
 __all__ = [
     "TRANSITIONS",

@@ -18,8 +18,6 @@ what the process may *do*, on its own monotonic clock. Its rules:
   believe in the old log. If the new log's tokens would be lower than known tokens of the old one, heartbeats carry the
   old number as a higher base. A process that has not read the former log knows of it by the token in commits (`begin`).
 
-`queue_lock_states` has the states of a queue and the transitions between them.
-
 Each `QueueStarted` is followed by exactly one `QueueStopped` with its lease before the next `QueueStarted` of that
 queue. Calls about a former token (`release`, `progress`) are late, not wrong, and are ignored
 (test_calls_about_a_former_token_are_late_and_ignored).
@@ -30,18 +28,23 @@ the last folded record would make it free: the claim itself moves log time befor
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from enum import Enum, auto
 from typing import Final, TypedDict, TypeVar
 
-from rocketshim.core.group_log import LOG_TIME_STEP_MAX_MS, GroupLog
-from rocketshim.core.group_log_results import Folded, Judgement
-from rocketshim.core.lease import Lease, ReconsumeCounts
-from rocketshim.core.lease_rules import LeaseOutcome, Owner
-from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, QueueStopped, StopReason
-from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.core.queue_lock_states import LockEvent, LockState, Slot
+from rocketshim.core.group_log import Folded, GroupLog, Judgement, LeaseOutcome, Owner
+from rocketshim.core.lease import (
+    LOG_TIME_STEP_MAX_MS,
+    Lease,
+    QueueLockSettings,
+    QueueStarted,
+    QueueStopped,
+    ReconsumeCounts,
+    StopReason,
+)
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,
+    GroupRecord,
     LeaseEntry,
     LeaveRecord,
     MemberRecord,
@@ -50,15 +53,120 @@ from rocketshim_topics.group_log import (
 )
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["QueueLockHolder"]
+__all__ = ["TRANSITIONS", "LockEvent", "LockState", "QueueLockAction", "QueueLockHolder"]
+
+QueueLockAction = GroupRecord | QueueStarted | QueueStopped
+"""What the shell does, in this order. It appends records immediately, with one idempotent producer: an older record of
+a member never arrives after a newer one. Call `send_failed` for one that certainly was not appended. Nothing follows a
+`LeaveRecord`."""
 
 _NEVER_MS: Final = 2**62
 
 _ENTRIES_PER_RECORD: Final = 2_000
 """Maximum number of queues and counts together in one record: below 1 MB of JSON, also with the longest topic names."""
 
+_COUNTS_PER_QUEUE: Final = 1_000
+"""Maximum number of counts in one entry, lowest offsets first; later messages restart at their stored count."""
+
+
+class LockState(Enum):
+    """The state of a queue for this member."""
+
+    IDLE = auto()
+    """No claim and no lease."""
+    CLAIMING = auto()
+    """A claim is on its way."""
+    HOLDING = auto()
+    """The queue has a lease and is consumed."""
+    DRAINING = auto()
+    """The queue was stopped because it is not wanted. The lease is still renewed."""
+    LAPSED = auto()
+    """The lease has ended; listeners may still have messages of the queue."""
+
+
+class LockEvent(Enum):
+    """What happens to a queue."""
+
+    CLAIM = auto()
+    GRANT = auto()
+    REFUSE = auto()
+    UNWANT = auto()
+    LAPSE = auto()
+    RELEASE = auto()
+
+
+TRANSITIONS: Final = {
+    (LockState.IDLE, LockEvent.CLAIM): LockState.CLAIMING,
+    (LockState.CLAIMING, LockEvent.GRANT): LockState.HOLDING,
+    (LockState.CLAIMING, LockEvent.REFUSE): LockState.IDLE,
+    (LockState.HOLDING, LockEvent.UNWANT): LockState.DRAINING,
+    (LockState.HOLDING, LockEvent.LAPSE): LockState.LAPSED,
+    (LockState.DRAINING, LockEvent.RELEASE): LockState.IDLE,
+    (LockState.DRAINING, LockEvent.LAPSE): LockState.LAPSED,
+    (LockState.LAPSED, LockEvent.RELEASE): LockState.IDLE,
+}
+"""The next state; a missing pair cannot happen or is an error of the caller."""
+
+_BELIEVING: Final = frozenset({LockState.HOLDING, LockState.DRAINING})
 
 _WITHOUT: Final = frozenset({LockState.IDLE, LockState.CLAIMING})
+
+
+class Slot:
+    """The state of one queue for this member, and what its next record will carry."""
+
+    __slots__ = (
+        "base", "claim_after_ms", "claim_seq", "confirmed_ms", "confirmed_offset", "lease", "next_offset",
+        "reconsume_counts", "renews_now", "sent_ms", "state",
+    )  # fmt: skip
+
+    def __init__(self, queue: MessageQueue) -> None:
+        self.state = LockState.IDLE
+        self.lease = Lease(queue, -1, 0)
+        self.base = 0
+        self.claim_seq = 0
+        self.claim_after_ms: int | None = None  # after a claim that could not be sent
+        self.sent_ms = 0  # when the last claim or renewal was sent
+        self.confirmed_ms = 0  # when the last confirmed one was sent
+        self.confirmed_offset = 0
+        self.next_offset: int | None = None
+        self.reconsume_counts: ReconsumeCounts = ()
+        self.renews_now = False
+
+    def advance(self, event: LockEvent) -> None:
+        """Enter the next state; a lease without belief ends.
+
+        Raises:
+            ValueError: the event cannot happen in this state; nothing changed.
+        """
+        following = TRANSITIONS.get((self.state, event))
+        if following is None:
+            raise ValueError(f"a queue that is {self.state.name} cannot be {event.name}")
+        self.state = following
+        if not self.believing:
+            self.lease.until_ms = 0
+
+    @property
+    def believing(self) -> bool:
+        """Whether this member relies on its lease."""
+        return self.state in _BELIEVING
+
+    def confirm(self, sent_ms: int, hold_ms: int) -> None:
+        """Extend the lease: a claim or renewal that was sent at this instant has been read back."""
+        self.confirmed_ms = max(self.confirmed_ms, sent_ms)
+        self.lease.until_ms = self.confirmed_ms + hold_ms
+
+    def lease_entry(self) -> LeaseEntry:
+        """Return the queue as a renewal or release names it."""
+        queue = self.lease.queue
+        return LeaseEntry(
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            token=self.lease.token,
+            confirmed_offset=self.confirmed_offset,
+            next_offset=self.next_offset,
+            reconsume_counts=self.reconsume_counts[:_COUNTS_PER_QUEUE],
+        )
 
 
 class _Stamp(TypedDict):

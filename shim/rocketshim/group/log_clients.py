@@ -17,15 +17,17 @@ from rocketshim.core.group_log import GroupLog
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
+from rocketshim.kafka.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
+from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.group_log import GroupRecord, encode_group_record
 from rocketshim_topics.kafka_codes import MISSING
 
-__all__ = ["Beginning", "LogReader", "LogWriter", "token_floor"]
+__all__ = ["Beginning", "LogReader", "LogWriter", "log_reader_config", "token_floor"]
 
 _LOG = safe_logger("rocketshim.group")
 _READ_COUNT: Final = 1_000
@@ -43,6 +45,31 @@ class Beginning(NamedTuple):
     low: int
     high: int
     token_floor: int | None
+
+
+def log_reader_config(settings: ConnectionSettings, group: str) -> dict[str, Any]:
+    """Return the settings of a consumer that reads the group log.
+
+    The consumer joins no group, and reports an error when an offset does not exist. It reads `read_uncommitted`: no
+    member writes transactions there, and an open transaction of another program must not block the log.
+    """
+    return merge(
+        {key: value for key, value in settings.client.items() if not CONSUMER_ONLY.fullmatch(key)},
+        defaults={
+            "client.id": "rocketshim",
+            "fetch.queue.backoff.ms": 10,
+            "fetch.error.backoff.ms": 100,
+            "fetch.wait.max.ms": 100,
+        },
+        required={
+            **PROTECTED_CONSUMER,
+            "bootstrap.servers": settings.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "error",
+            "isolation.level": "read_uncommitted",
+        },
+        allow_code_settings=settings.allow_code_settings,
+    )
 
 
 def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:

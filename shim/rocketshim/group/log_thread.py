@@ -32,12 +32,16 @@ process may rely on, and what it writes). This module only acts:
   `error` is set, and the thread ends.
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
 
-`log_clients` reads the records, detects a lost log, and appends. `member_checks` compares the members, and names those
-for whose locks this one waits.
+`log_clients` reads the records, detects a lost log, and appends. `MemberChecks` compares the members, and `LockWatch`
+names those for whose locks this one waits.
 """
 
+import itertools
 import math
+import os
+import socket
 import threading
+import uuid
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
@@ -46,23 +50,23 @@ from typing import Any, Final
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.group_log import GroupLog
-from rocketshim.core.group_log_results import Folded
-from rocketshim.core.lease import Lease, ReconsumeCounts
-from rocketshim.core.lease_rules import Owner
-from rocketshim.core.queue_lock import QueueLockHolder
-from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, QueueStopped, StopReason
-from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.errors import TopicMismatchError
-from rocketshim.group.log_clients import LogReader, LogWriter
-from rocketshim.group.member_checks import LockWatch, MemberChecks
+from rocketshim.core.group_log import Folded, GroupLog, Owner
+from rocketshim.core.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, ReconsumeCounts, StopReason
+from rocketshim.core.queue_lock import QueueLockAction, QueueLockHolder
+from rocketshim.core.timer import Timer
+from rocketshim.errors import ConsumerError, TopicMismatchError
+from rocketshim.group.log_clients import LogReader, LogWriter, log_reader_config, token_floor
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_id import TopicId
 from rocketshim.logs import safe_logger
+from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
-from rocketshim_topics.group_log import decode_group_record
+from rocketshim_topics.group_log import GroupRecord, MemberRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.names import init_command
+from rocketshim_topics.names import TopicNames, init_command
 
-__all__ = ["GroupLogThread"]
+__all__ = ["GroupLogThread", "LockWatch", "MemberChecks", "connect_group_log", "new_client_id"]
 
 _LOG = safe_logger("rocketshim.group")
 
@@ -73,6 +77,21 @@ _BEGIN_AGAIN_MS: Final = 1_000
 _NEVER_MS: Final = 2**62
 _LEAVE_S: Final = 2.0
 _ANSWER_AGAIN_S: Final = 0.02
+_NUMBERS: Final = itertools.count()
+_SET_HERE: Final = frozenset({"linger.ms", "queue.buffering.max.ms", "delivery.timeout.ms", "message.timeout.ms"})
+_CONSUMER_LOG = safe_logger("rocketshim.consumer")
+_BY_KAFKA: Final = "the group protocol of Kafka"
+_LOCK_PATIENCE_MS: Final = 5_000
+_LOOK_MS: Final = 1_000
+_MAX_LOGGED: Final = 100
+_OWNED: Final = (
+    "an owner that runs releases a queue when its listener call there returns. One that has ended without stop() keeps "
+    "it until its lease ends (lock_lease_ms, 60 s by default), or until `rocketshim group release --owner-is-gone`"
+)
+_UNOWNED: Final = (
+    "the group's log, as far as it was read, names no owner. This member claims the queues when it has read the log to "
+    "its end, and, after the log was lost, one lease later"
+)
 
 
 class GroupLogThread:
@@ -361,3 +380,171 @@ class GroupLogThread:
         for seq in self._writer.take_failed(self._now_ms()):
             self._changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
+
+
+class MemberChecks:
+    """Compares the other members with this one; logs each difference once for each member.
+
+    Args:
+        owner: this member.
+        strategy: name of its allocation strategy; None: Kafka's group protocol allocates the queues.
+        lease_ms: the length of its leases.
+    """
+
+    def __init__(self, owner: Owner, strategy: str | None, lease_ms: int) -> None:
+        self._owner = owner
+        self._strategy = strategy
+        self._lease_ms = lease_ms
+        self._other_leases: set[Owner] = set()
+        self._other_strategies: set[Owner] = set()
+        self._namesakes: set[Owner] = set()
+        self._has_joined = False
+
+    def check_strategies(self, log: GroupLog) -> None:
+        """Check how the live members allocate queues. Two strategies are unfair, but safe: they are logged.
+
+        Raises:
+            ConsumerError: the first member allocates by Kafka's protocol and this one does not, or the reverse.
+        """
+        conflict = log.conflicting_member(self._owner, self._strategy)
+        if conflict is None:
+            return
+        if (conflict.strategy is None) != (self._strategy is None):
+            raise ConsumerError(
+                f"{conflict.owner.client_id} was first in this group and allocates its queues by "
+                f"{conflict.strategy or _BY_KAFKA}, this member by {self._strategy or _BY_KAFKA}: configure the same "
+                "in the whole group"
+            )
+        if conflict.owner not in self._other_strategies:
+            self._other_strategies.add(conflict.owner)
+            _LOG.error(
+                "group.strategies-differ",
+                extra={"client_id": conflict.owner.client_id, "theirs": conflict.strategy, "mine": self._strategy},
+            )
+
+    def check_lease(self, record: GroupRecord) -> None:
+        """Log a lease of another length: such leases are safe, except for the wait after the log was lost."""
+        if record.lease_ms == self._lease_ms:
+            return
+        owner = Owner(record.client_id, record.incarnation)
+        if owner not in self._other_leases:
+            self._other_leases.add(owner)
+            _LOG.warning(
+                "group.leases-differ",
+                extra={"client_id": owner.client_id, "theirs_ms": record.lease_ms, "mine_ms": self._lease_ms},
+            )
+
+    def check_client_id(self, record: GroupRecord) -> None:
+        """Log another member with this member's client id. Shares go by client id, so one of the two gets no queue.
+
+        Only a heartbeat after our own first one counts: before, it may be from this member's killed predecessor.
+        """
+        if self._strategy is None or not isinstance(record, MemberRecord) or record.client_id != self._owner.client_id:
+            return
+        owner = Owner(record.client_id, record.incarnation)
+        if owner == self._owner:
+            self._has_joined = True
+        elif self._has_joined and owner not in self._namesakes:
+            self._namesakes.add(owner)
+            _LOG.error("group.client-id-shared", extra={"client_id": owner.client_id})
+
+
+class LockWatch:
+    """Logs which queues wait for their locks, and for whom: after 5 s, and then every two leases.
+
+    Args:
+        group_log: physical name of the group's log.
+        lease_ms: the length of this member's leases.
+    """
+
+    def __init__(self, group_log: str, lease_ms: int) -> None:
+        self._group_log = group_log
+        self._again_ms = 2 * lease_ms
+        self._look = Timer(_LOOK_MS)
+        self._waits: dict[MessageQueue, tuple[int, int]] = {}  # since when, and when it is to be logged
+
+    def look(self, holder: QueueLockHolder, log: GroupLog, now_ms: int) -> None:
+        """Log the queues that wait for too long, in one line.
+
+        Args:
+            holder: knows the queues whose locks this member wants and has not.
+            log: names their owners.
+            now_ms: monotonic time in ms.
+        """
+        if not self._look.is_due(now_ms):
+            return
+        self._waits = {queue: self._waits.get(queue, (now_ms, now_ms + _LOCK_PATIENCE_MS)) for queue in holder.awaited}
+        late = sorted(queue for queue, (_, due_ms) in self._waits.items() if now_ms >= due_ms)
+        if not late:
+            return
+        waited_ms = max(now_ms - self._waits[queue][0] for queue in late)
+        self._waits.update({queue: (self._waits[queue][0], now_ms + self._again_ms) for queue in late})
+        left_ms: dict[str, int] = {}
+        for lock in map(log.lock, late):
+            if lock.owner is not None:
+                name = f"{lock.owner.client_id} ({lock.owner.incarnation})"
+                left_ms[name] = max(left_ms.get(name, 0), lock.lease_left_ms)
+        facts = {
+            "group_log": self._group_log,
+            "partitions": [f"{queue.topic}/{queue.queue_id}" for queue in late[:_MAX_LOGGED]],
+            "count": len(late),
+            "waited_s": waited_ms // 1_000,
+            "owners": sorted(left_ms),
+            "lease_left_s": max(left_ms.values(), default=0) // 1_000,
+            "hint": _OWNED if left_ms else _UNOWNED,
+        }
+        _CONSUMER_LOG.warning("consumer.lock-awaited", extra=facts)
+
+
+def new_client_id() -> str:
+    """Return a client id in RocketMQ's form: `host@pid@n`, where n counts the clients of this process. Any thread."""
+    return f"{socket.gethostname()}@{os.getpid()}@{next(_NUMBERS)}"
+
+
+def connect_group_log(
+    settings: PushConsumerSettings,
+    *,
+    topics: Callable[[], Iterable[str]],
+    clients: Clients,
+    clock: Clock,
+    admin: Any = None,
+) -> GroupLogThread:
+    """Make the group-log thread of a consumer with these settings; do not start it.
+
+    The log's topic must exist (`Layout.for_group(group, with_log=True)`).
+
+    Args:
+        settings: of the consumer. Without a client id it gets a new one; its incarnation is made here.
+        topics: returns the physical names of the topics that the group commits for, its retry topic included.
+        clients: makes Kafka clients.
+        clock: the clock that leases are checked with.
+        admin: admin client that detects when the log's topic was created again; None: only the log's records tell.
+    """
+    group, lock_settings = settings.group, settings.lock_settings
+    strategy = settings.allocate_message_queue_strategy
+    topic = TopicNames(settings.namespace).group_log(group)
+    producer_config = merge(
+        {key: value for key, value in settings.client.items() if key not in _SET_HERE},
+        defaults={"client.id": "rocketshim"},
+        required={
+            **PROTECTED_PRODUCER,
+            "bootstrap.servers": settings.bootstrap,
+            "linger.ms": 0,
+            "delivery.timeout.ms": max(1_000, lock_settings.lock_hold_ms),
+        },
+        allow_code_settings=settings.allow_code_settings,
+    )
+    reader = LogReader(
+        topic,
+        lambda: clients.consumer(log_reader_config(settings, group)),
+        lambda consumer: token_floor(consumer, tuple(topics())),
+        None if admin is None else TopicId(admin, topic),
+    )
+    return GroupLogThread(
+        reader,
+        LogWriter(topic, lambda: clients.producer(producer_config)),
+        owner=Owner(settings.client_id or new_client_id(), uuid.uuid4().hex),
+        settings=lock_settings,
+        clock=clock,
+        strategy=None if strategy is None else strategy.name,
+    )

@@ -20,7 +20,7 @@ from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.ownership import Ownership
+from rocketshim.core.lease import Ownership
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules

@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import GroupLog, LeaseOutcome, Owner
-from rocketshim.core.group_log_results import Folded, QueueLock
-from rocketshim.core.group_members import Member
+from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, Member, Owner, QueueLock
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.lease import Lease
+from rocketshim.core.lease import Lease, QueueStarted
 from rocketshim.core.orderly_assignment import (
     TRANSITIONS,
     EndRun,
@@ -18,7 +18,6 @@ from rocketshim.core.orderly_assignment import (
     PauseReading,
     ReleaseLock,
 )
-from rocketshim.core.queue_lock_actions import QueueStarted
 from rocketshim_topics.message_queue import MessageQueue
 
 KEY = ("orders", 0)

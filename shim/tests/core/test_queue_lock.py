@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import GroupLog
-from rocketshim.core.group_log_results import Folded
-from rocketshim.core.lease import Lease, ReconsumeCounts
-from rocketshim.core.lease_rules import LeaseOutcome, Owner
-from rocketshim.core.queue_lock import QueueLockHolder
-from rocketshim.core.queue_lock_actions import QueueLockAction, QueueStarted, QueueStopped, StopReason
-from rocketshim.core.queue_lock_settings import QueueLockSettings
-from rocketshim.core.queue_lock_states import TRANSITIONS, LockEvent, LockState
+from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, Owner
+from rocketshim.core.lease import (
+    Lease,
+    QueueLockSettings,
+    QueueStarted,
+    QueueStopped,
+    ReconsumeCounts,
+    StopReason,
+)
+from rocketshim.core.queue_lock import TRANSITIONS, LockEvent, LockState, QueueLockAction, QueueLockHolder
 from rocketshim.errors import ConfigError
 from rocketshim_topics.group_log import (
     ClaimRecord,

@@ -2,8 +2,9 @@
 
 import pytest
 
-from rocketshim.core.queue_lock_actions import QueueStarted
-from rocketshim.group.connect import connect_group_log, log_reader_config, new_client_id
+from rocketshim.core.lease import QueueStarted
+from rocketshim.group.log_clients import log_reader_config
+from rocketshim.group.log_thread import connect_group_log, new_client_id
 from rocketshim.settings import ConnectionSettings, PushConsumerSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames

@@ -7,12 +7,8 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.admin.group_log_snapshot import read_group_log, release_record
-from rocketshim.core.group_log import GroupLog
-from rocketshim.core.group_members import Member
-from rocketshim.core.lease import Lease
-from rocketshim.core.lease_rules import Owner
-from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
-from rocketshim.core.queue_lock_settings import QueueLockSettings
+from rocketshim.core.group_log import GroupLog, Member, Owner
+from rocketshim.core.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, StopReason
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
 from rocketshim.group.log_clients import LogReader, LogWriter, token_floor
 from rocketshim.group.log_thread import GroupLogThread

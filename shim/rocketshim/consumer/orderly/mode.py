@@ -23,7 +23,7 @@ from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.core.lease import Lease, ReconsumeCounts
+from rocketshim.core.lease import Lease, QueueStarted, QueueStopped, ReconsumeCounts
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.orderly_assignment import (
     EndRun,
@@ -34,7 +34,6 @@ from rocketshim.core.orderly_assignment import (
     ReleaseLock,
 )
 from rocketshim.core.orderly_partition import OrderlyPartition, Progress
-from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
 from rocketshim.core.timer import Timer
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger

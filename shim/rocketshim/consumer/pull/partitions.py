@@ -15,7 +15,7 @@ from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
-from rocketshim.core.ownership import Ownership
+from rocketshim.core.lease import Ownership
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of

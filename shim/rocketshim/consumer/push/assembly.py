@@ -28,13 +28,12 @@ from rocketshim.core.allocate import Allocation
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.lease import Ownership
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.ownership import Ownership
 from rocketshim.core.start_position import StartRules
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.errors import ConsumerError, TopicMissingError
-from rocketshim.group.connect import connect_group_log
-from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.group.log_thread import GroupLogThread, connect_group_log
 from rocketshim.kafka.client_config import (
     CONSUMER_DEFAULTS,
     METADATA_REFRESH,

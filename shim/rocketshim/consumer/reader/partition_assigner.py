@@ -32,8 +32,7 @@ from typing import TYPE_CHECKING, Final, assert_never
 from confluent_kafka import KafkaException
 
 from rocketshim.core.allocate import Allocation
-from rocketshim.core.ownership import Ownership
-from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped, StopReason
+from rocketshim.core.lease import Ownership, QueueStarted, QueueStopped, StopReason
 from rocketshim.core.user_values import safe_text
 from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient

@@ -22,7 +22,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaException, TopicP
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.core.careful_start import CarefulStart, Handling
-from rocketshim.core.ownership import Ownership
+from rocketshim.core.lease import Ownership
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,

@@ -20,10 +20,8 @@ from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.lease import Ownership, QueueLockSettings, QueueStarted, QueueStopped
 from rocketshim.core.orderly_partition import OrderlyPartition
-from rocketshim.core.ownership import Ownership
-from rocketshim.core.queue_lock_actions import QueueStarted, QueueStopped
-from rocketshim.core.queue_lock_settings import QueueLockSettings
 from rocketshim.core.start_position import (
     CommitMetadata,
     ConsumeFromWhere,
@@ -32,7 +30,7 @@ from rocketshim.core.start_position import (
     encode_metadata,
 )
 from rocketshim.core.subscriptions import Subscription, Subscriptions
-from rocketshim.group.connect import connect_group_log
+from rocketshim.group.log_thread import connect_group_log
 from rocketshim.health import metrics_text
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock

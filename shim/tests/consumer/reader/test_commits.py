@@ -8,8 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.core.careful_start import CarefulStart, Handling
-from rocketshim.core.lease import Lease
-from rocketshim.core.ownership import Ownership
+from rocketshim.core.lease import Lease, Ownership
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.timer import RENEWAL_MS
 from rocketshim.testing.partition_result import PartitionResult

@@ -21,14 +21,12 @@ from rocketshim.core.allocate import (
     AllocateMessageQueueConsistentHash,
     Allocation,
 )
-from rocketshim.core.lease import Lease
-from rocketshim.core.lease_rules import Owner
+from rocketshim.core.group_log import Owner
+from rocketshim.core.lease import Lease, Ownership, QueueStarted
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.ownership import Ownership
-from rocketshim.core.queue_lock_actions import QueueStarted
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_metadata
 from rocketshim.errors import ConfigError, ConsumerError
-from rocketshim.group.member_checks import MemberChecks
+from rocketshim.group.log_thread import MemberChecks
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames

@@ -9,7 +9,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import StartOffsets
-from rocketshim.core.ownership import Ownership
+from rocketshim.core.lease import Ownership
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult
