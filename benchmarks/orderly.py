@@ -30,9 +30,9 @@ from benchmarks import table
 from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.clock import SystemClock
-from rocketshim.core.lease import QueueStarted
-from rocketshim.group.log_thread import GroupLogThread, connect_group_log
 from rocketshim.kafka.clients import confluent_clients
+from rocketshim.locks.lease import QueueStarted
+from rocketshim.locks.log_thread import GroupLogThread, connect_group_log
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from proof.lines import FoldSeen
-from rocketshim.core.group_log import Folded, GroupLog
+from rocketshim.locks.fold import Folded, GroupLog
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["observing", "queue_text", "said_of"]

@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from rocketshim.core import orderly_assignment, queue_lock
+from rocketshim.core import orderly_assignment
+from rocketshim.locks import holder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DESIGN: Final = ROOT / "DESIGN.md"
@@ -51,12 +52,12 @@ def diagram(arrows: Iterable[Arrow]) -> str:
 
 
 def _machines() -> dict[str, list[Arrow]]:
-    locks = [(old.name, event.name, new.name) for (old, event), new in queue_lock.TRANSITIONS.items()]
+    locks = [(old.name, event.name, new.name) for (old, event), new in holder.TRANSITIONS.items()]
     partitions = [
         (old.name, "/".join([event.name, *(action.name.lower() for action in actions)]), new.name)
         for (old, event), (new, actions) in orderly_assignment.TRANSITIONS.items()
     ]
-    return {"queue_lock": locks, "orderly_assignment": partitions}
+    return {"holder": locks, "orderly_assignment": partitions}
 
 
 if __name__ == "__main__":

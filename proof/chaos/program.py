@@ -48,8 +48,8 @@ from rocketshim.errors import (
     StaleMessageError,
     TopicMissingError,
 )
-from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import is_fatal
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.settings import WorkerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import decode

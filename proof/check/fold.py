@@ -1,7 +1,7 @@
 """A group's log says the same to everybody: folded twice, from a later beginning, or by a member of the run.
 
 What members say is written down until the group's log is lost for the first time, so it is compared with the first one.
-The reference is `rocketshim.core.group_log`. A fold that begins later may not know yet; what it knows must agree.
+The reference is `rocketshim.locks.fold`. A fold that begins later may not know yet; what it knows must agree.
 """
 
 import base64
@@ -12,7 +12,7 @@ from functools import partial
 from proof.folds import queue_text
 from proof.index import Index, Stored
 from proof.violation import Violation
-from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, QueueLock
+from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, QueueLock
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue

@@ -20,16 +20,16 @@ from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.next_hop import HopMaker
 from rocketshim.core.orderly_partition import StoppedKeys
 from rocketshim.core.process_queue import ProcessQueue
-from rocketshim.core.queue_lock import QueueLockHolder
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.dropin import Consumer as DropinConsumer
 from rocketshim.dropin.partitions import Partitions
 from rocketshim.dropin.retries import Retries
 from rocketshim.dropin.send_back import HopStore
-from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka import lookups
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.locks.holder import QueueLockHolder
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.producer.producer import Producer
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition

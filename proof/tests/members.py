@@ -8,7 +8,7 @@ from typing import Any
 
 from proof.folds import said_of
 from proof.lines import Group, SinkWrite, digest_of, encoded, headers_to_json
-from rocketshim.core.group_log import GroupLog
+from rocketshim.locks.fold import GroupLog
 from rocketshim_topics import OutgoingRecord, decode, hops
 from rocketshim_topics.group_log import (
     ClaimedQueue,

@@ -21,7 +21,7 @@ from proof.index import Index
 from proof.lines import Commit
 from proof.report import figures
 from proof.violation import Kind
-from rocketshim.core.group_log import Folded, GroupLog
+from rocketshim.locks.fold import Folded, GroupLog
 from rocketshim_topics.group_log import GroupRecord
 
 from .anomalies import ANOMALIES, fault

@@ -25,7 +25,6 @@ from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.failure_rules import ExceptionTypes
-from rocketshim.core.lease import QueueLockSettings
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.options import advice, check_options
@@ -34,6 +33,7 @@ from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import check_bootstrap, client_settings, kafka_hint, mask, merge
+from rocketshim.locks.lease import QueueLockSettings
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import EPOCH_SECONDS
 from rocketshim_topics.message import Message

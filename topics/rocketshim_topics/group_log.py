@@ -1,7 +1,7 @@
 """Records of a group's log: members, and the claims, renewals and releases of queues (format version 1).
 
 One partition per group has these records, as JSON text in the value. Key and headers are not used. The fold
-(`rocketshim.core.group_log`) decides what the records mean together, from their order and append times alone. This
+(`rocketshim.locks.fold`) decides what the records mean together, from their order and append times alone. This
 module defines one record.
 
 * `v` is the version. A reader that finds another version no longer knows who holds a queue: `decode_group_record`

@@ -5,12 +5,12 @@ from typing import Final
 
 from confluent_kafka import KafkaException, TopicPartition
 
-from rocketshim.core.group_log import GroupLog, LeaseOutcome, Owner
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.group.log_clients import log_reader_config
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import partition_bounds
+from rocketshim.locks.fold import GroupLog, LeaseOutcome, Owner
+from rocketshim.locks.log_clients import log_reader_config
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import LeaseEntry, ReleaseRecord, decode_group_record

@@ -28,8 +28,8 @@ from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.subscriptions import Subscriptions
-from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.membership import MemberCheck
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import Failure

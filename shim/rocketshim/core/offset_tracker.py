@@ -266,7 +266,7 @@ class OffsetTracker:
         """The position to commit, or None until the first message is finished.
 
         Decides: Up to which offset is a partition finished, and may be committed? It is read through
-            `core.process_queue.ProcessQueue.next_offset`, and sent if `core.lease.Ownership` allows it. How far the
+            `core.process_queue.ProcessQueue.next_offset`, and sent if `locks.lease.Ownership` allows it. How far the
             client has read beyond the last message: `consumer.queues.AssignedQueues.skip_invisible`.
         """
         if self._runs:

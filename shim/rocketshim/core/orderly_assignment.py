@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Generic, TypeVar
 
-from rocketshim.core.lease import Lease, QueueStarted
+from rocketshim.locks.lease import Lease, QueueStarted
 
 __all__ = [
     "TRANSITIONS",

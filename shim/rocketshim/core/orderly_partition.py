@@ -9,8 +9,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from typing import Any, Final
 
 from rocketshim.core.consume_orderly import BatchAnswer, OrderlyAction
-from rocketshim.core.lease import Lease, ReconsumeCounts
 from rocketshim.core.orderly_queue import OrderlyQueue
+from rocketshim.locks.lease import Lease, ReconsumeCounts
 from rocketshim_topics.hops import Failure
 
 __all__ = ["OrderlyPartition", "OrderlyTask", "Progress", "StoppedKeys"]

@@ -20,12 +20,12 @@ from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.lease import Ownership
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.core.subscriptions import Subscription, Subscriptions, digest_of
 from rocketshim.kafka.clients import Clients
+from rocketshim.locks.lease import Ownership
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.lease import Lease, QueueStarted
 from rocketshim.core.orderly_assignment import (
     TRANSITIONS,
     EndRun,
@@ -18,6 +17,7 @@ from rocketshim.core.orderly_assignment import (
     PauseReading,
     ReleaseLock,
 )
+from rocketshim.locks.lease import Lease, QueueStarted
 from rocketshim_topics.message_queue import MessageQueue
 
 KEY = ("orders", 0)

@@ -27,7 +27,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
-    from rocketshim.core.lease import ReconsumeCounts
+    from rocketshim.locks.lease import ReconsumeCounts
 
 __all__ = ["OrderlyDispatch"]
 

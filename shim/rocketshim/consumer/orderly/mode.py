@@ -23,7 +23,6 @@ from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.pauses import PauseReason
-from rocketshim.core.lease import Lease, QueueStarted, QueueStopped, ReconsumeCounts
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.orderly_assignment import (
     EndRun,
@@ -35,7 +34,8 @@ from rocketshim.core.orderly_assignment import (
 )
 from rocketshim.core.orderly_partition import OrderlyPartition, Progress
 from rocketshim.core.timer import Timer
-from rocketshim.group.log_thread import GroupLogThread
+from rocketshim.locks.lease import Lease, QueueStarted, QueueStopped, ReconsumeCounts
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import REBALANCING

@@ -29,10 +29,10 @@ from rocketshim.core.consume_orderly import (
     orderly_status,
 )
 from rocketshim.core.failure_rules import Rules
-from rocketshim.core.lease import Lease
 from rocketshim.core.orderly_partition import OrderlyTask, StoppedKeys
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
+from rocketshim.locks.lease import Lease
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView

@@ -15,7 +15,6 @@ from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
-from rocketshim.core.lease import Ownership
 from rocketshim.core.pull_positions import PullPositions
 from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of
@@ -25,6 +24,7 @@ from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import matching, unreadable_headers
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, is_fatal, unsubscribes
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
+from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim.settings import LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames

@@ -28,12 +28,10 @@ from rocketshim.core.allocate import Allocation
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.lease import Ownership
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import StartRules
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.errors import ConsumerError, TopicMissingError
-from rocketshim.group.log_thread import GroupLogThread, connect_group_log
 from rocketshim.kafka.client_config import (
     CONSUMER_DEFAULTS,
     METADATA_REFRESH,
@@ -44,6 +42,8 @@ from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, a
 from rocketshim.kafka.membership import JoinWatch, MemberCheck
 from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
+from rocketshim.locks.lease import Ownership
+from rocketshim.locks.log_thread import GroupLogThread, connect_group_log
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames, provision

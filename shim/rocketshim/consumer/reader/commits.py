@@ -13,10 +13,10 @@ from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.commit_positions import CommitPositions
-from rocketshim.core.lease import Ownership
 from rocketshim.core.timer import RENEWAL_MS, Timer
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.kafka.lookups import check_answers, in_parts
+from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 

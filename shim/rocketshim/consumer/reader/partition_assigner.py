@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Final, assert_never
 from confluent_kafka import KafkaException
 
 from rocketshim.core.allocate import Allocation
-from rocketshim.core.lease import Ownership, QueueStarted, QueueStopped, StopReason
 from rocketshim.core.user_values import safe_text
-from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.lookups import found_topics
+from rocketshim.locks.lease import Ownership, QueueStarted, QueueStopped, StopReason
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
 
 if TYPE_CHECKING:
-    from rocketshim.core.lease import Lease
+    from rocketshim.locks.lease import Lease
 
 __all__ = ["LeasedAssigner", "TopicAssigner"]
 

@@ -30,12 +30,12 @@ from rocketshim.consumer.reader.partition_owner import PartitionOwner
 from rocketshim.consumer.reader.pauses import PauseReason, Pauses
 from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.core.careful_start import CarefulStart
-from rocketshim.core.lease import Ownership
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.start_position import StartRules
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups, partition_bounds
+from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 

@@ -22,7 +22,6 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaException, TopicP
 from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.core.careful_start import CarefulStart, Handling
-from rocketshim.core.lease import Ownership
 from rocketshim.core.start_position import (
     AtTimestamp,
     CommitMetadata,
@@ -43,6 +42,7 @@ from rocketshim.core.start_position import (
 )
 from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.kafka.lookups import check_answers, in_parts, offsets_at, partitions_of
+from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 

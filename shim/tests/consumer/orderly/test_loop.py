@@ -20,7 +20,6 @@ from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.lease import Ownership, QueueLockSettings, QueueStarted, QueueStopped
 from rocketshim.core.orderly_partition import OrderlyPartition
 from rocketshim.core.start_position import (
     CommitMetadata,
@@ -30,8 +29,9 @@ from rocketshim.core.start_position import (
     encode_metadata,
 )
 from rocketshim.core.subscriptions import Subscription, Subscriptions
-from rocketshim.group.log_thread import connect_group_log
 from rocketshim.health import metrics_text
+from rocketshim.locks.lease import Ownership, QueueLockSettings, QueueStarted, QueueStopped
+from rocketshim.locks.log_thread import connect_group_log
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.core.lease import QueueLockSettings
+from rocketshim.locks.lease import QueueLockSettings
 from rocketshim_topics.layout import Layout
 
 from .test_loop import GROUP, LEVELS, NAMES, SUSPEND, Member, Stage

@@ -21,13 +21,13 @@ from rocketshim.core.allocate import (
     AllocateMessageQueueConsistentHash,
     Allocation,
 )
-from rocketshim.core.group_log import Owner
-from rocketshim.core.lease import Lease, Ownership, QueueStarted
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_metadata
 from rocketshim.errors import ConfigError, ConsumerError
-from rocketshim.group.log_thread import MemberChecks
 from rocketshim.kafka.clients import Clients
+from rocketshim.locks.fold import Owner
+from rocketshim.locks.lease import Lease, Ownership, QueueStarted
+from rocketshim.locks.log_thread import MemberChecks
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey

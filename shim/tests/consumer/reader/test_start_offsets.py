@@ -9,8 +9,8 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import StartOffsets
-from rocketshim.core.lease import Ownership
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
+from rocketshim.locks.lease import Ownership
 from rocketshim.testing import InMemoryKafka
 from rocketshim.testing.partition_result import PartitionResult
 from rocketshim_topics.coordinates import TopicPartitionKey

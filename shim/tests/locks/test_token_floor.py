@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.group.log_clients import token_floor
+from rocketshim.locks.log_clients import token_floor
 from rocketshim.testing import InMemoryKafka
 
 

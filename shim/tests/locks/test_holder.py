@@ -1,4 +1,4 @@
-"""Facts about `rocketshim.core.queue_lock`: one holder first, then several holders with kills, freezes and delays."""
+"""Facts about `rocketshim.locks.holder`: one holder first, then several holders with kills, freezes and delays."""
 
 import json
 from collections import deque
@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, Owner
-from rocketshim.core.lease import (
+from rocketshim.errors import ConfigError
+from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, Owner
+from rocketshim.locks.holder import TRANSITIONS, LockEvent, LockState, QueueLockAction, QueueLockHolder
+from rocketshim.locks.lease import (
     Lease,
     QueueLockSettings,
     QueueStarted,
@@ -20,8 +22,6 @@ from rocketshim.core.lease import (
     ReconsumeCounts,
     StopReason,
 )
-from rocketshim.core.queue_lock import TRANSITIONS, LockEvent, LockState, QueueLockAction, QueueLockHolder
-from rocketshim.errors import ConfigError
 from rocketshim_topics.group_log import (
     ClaimRecord,
     GroupRecord,

@@ -1,4 +1,4 @@
-"""Facts about `rocketshim.core.group_log`."""
+"""Facts about `rocketshim.locks.fold`."""
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.group_log import Folded, GroupLog, LeaseOutcome, Member, Owner, QueueLock
+from rocketshim.locks.fold import Folded, GroupLog, LeaseOutcome, Member, Owner, QueueLock
 from rocketshim_topics.group_log import (
     ClaimedQueue,
     ClaimRecord,

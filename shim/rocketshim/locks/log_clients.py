@@ -13,7 +13,6 @@ from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.group_log import GroupLog
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
@@ -22,6 +21,7 @@ from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_produ
 from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_id import TopicId
+from rocketshim.locks.fold import GroupLog
 from rocketshim.logs import safe_logger
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.group_log import GroupRecord, encode_group_record
@@ -157,7 +157,7 @@ class LogReader:
             late: wait for the topic's id. A process was frozen for longer than a heartbeat, and meanwhile the log may
                 have been created again and have grown beyond the offset to read. Then its bounds do not show that.
 
-        Decides: Is the group's log lost, and what then? Then `core.queue_lock.QueueLockHolder.log_lost`.
+        Decides: Is the group's log lost, and what then? Then `locks.holder.QueueLockHolder.log_lost`.
         """
         topic_id = None
         if self.topic_id is not None:

@@ -7,12 +7,12 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.admin.group_log_snapshot import read_group_log, release_record
-from rocketshim.core.group_log import GroupLog, Member, Owner
-from rocketshim.core.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, StopReason
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
-from rocketshim.group.log_clients import LogReader, LogWriter, token_floor
-from rocketshim.group.log_thread import GroupLogThread
 from rocketshim.kafka.clients import LastClientError
+from rocketshim.locks.fold import GroupLog, Member, Owner
+from rocketshim.locks.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, StopReason
+from rocketshim.locks.log_clients import LogReader, LogWriter, token_floor
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.group_log import MemberRecord, decode_group_record, encode_group_record
 from rocketshim_topics.message_queue import MessageQueue

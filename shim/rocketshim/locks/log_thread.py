@@ -16,7 +16,7 @@ before the queue starts again; the caller answers it by `release`. In a rebalanc
 drained and committed. It may then call `want` with fewer queues and `release` one directly after the other: only the
 order of the calls matters (test_a_queue_drained_before_its_stop_event_is_released_immediately).
 
-The core makes the decisions: `group_log` (who owns what, from the log alone) and `queue_lock` (which leases this
+The core makes the decisions: `fold` (who owns what, from the log alone) and `holder` (which leases this
 process may rely on, and what it writes). This module only acts:
 
 * One consumer is assigned to the log's one partition, from its first record on; it joins no group. One idempotent
@@ -50,15 +50,15 @@ from typing import Any, Final
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.group_log import Folded, GroupLog, Owner
-from rocketshim.core.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, ReconsumeCounts, StopReason
-from rocketshim.core.queue_lock import QueueLockAction, QueueLockHolder
 from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError, TopicMismatchError
-from rocketshim.group.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
+from rocketshim.locks.fold import Folded, GroupLog, Owner
+from rocketshim.locks.holder import QueueLockAction, QueueLockHolder
+from rocketshim.locks.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, ReconsumeCounts, StopReason
+from rocketshim.locks.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError

@@ -1,6 +1,6 @@
 """The holder's side of queue locks: what one member may believe it owns, and what it writes to the group log.
 
-The log alone decides who owns a queue (`group_log`). This state machine derives from what its process has read back
+The log alone decides who owns a queue (`fold`). This state machine derives from what its process has read back
 what the process may *do*, on its own monotonic clock. Its rules:
 
 * The holder acts when it reads its own record back, never on the record's acknowledgement.
@@ -31,8 +31,8 @@ from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
 from typing import Final, TypedDict, TypeVar
 
-from rocketshim.core.group_log import Folded, GroupLog, Judgement, LeaseOutcome, Owner
-from rocketshim.core.lease import (
+from rocketshim.locks.fold import Folded, GroupLog, Judgement, LeaseOutcome, Owner
+from rocketshim.locks.lease import (
     LOG_TIME_STEP_MAX_MS,
     Lease,
     QueueLockSettings,

@@ -38,7 +38,7 @@ A gap in the offsets (retention was faster than the reader) or a record of an un
 then starts again from scratch, like a fold that begins there, and reports this in `Folded.began_anew`: every owner of a
 queue must stop.
 
-Not handled here: reading and writing the log, local clocks, and what an owner may believe (`queue_lock`).
+Not handled here: reading and writing the log, local clocks, and what an owner may believe (`holder`).
 """
 
 from collections.abc import Iterable
@@ -46,7 +46,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal, assert_never
 
-from rocketshim.core.lease import LOG_TIME_STEP_MAX_MS
+from rocketshim.locks.lease import LOG_TIME_STEP_MAX_MS
 from rocketshim_topics.group_log import (
     LEASE_MAX_MS,
     ClaimRecord,
@@ -369,7 +369,7 @@ class GroupLog:
         Raises:
             ValueError: the offset was folded before, or the append time is negative; nothing changed.
 
-        Decides: Who owns a queue's lock? What a member may rely on decides `core.queue_lock.QueueLockHolder`.
+        Decides: Who owns a queue's lock? What a member may rely on decides `locks.holder.QueueLockHolder`.
         """
         restarted = self._advance(offset, append_ms, record.base)
         if record.base is not None and self._base is not None and record.base > self._base:

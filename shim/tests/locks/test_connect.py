@@ -2,9 +2,9 @@
 
 import pytest
 
-from rocketshim.core.lease import QueueStarted
-from rocketshim.group.log_clients import log_reader_config
-from rocketshim.group.log_thread import connect_group_log, new_client_id
+from rocketshim.locks.lease import QueueStarted
+from rocketshim.locks.log_clients import log_reader_config
+from rocketshim.locks.log_thread import connect_group_log, new_client_id
 from rocketshim.settings import ConnectionSettings, PushConsumerSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames

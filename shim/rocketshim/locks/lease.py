@@ -135,7 +135,7 @@ class Ownership:
             consumer that assigns itself this means that the group protocol has given its partitions to others, too.
 
     Decides: May messages of a partition be handed out, and its offset be committed? It asks the lease of an orderly
-        queue (`core.lease.Lease.holds`), and before each call once more
+        queue (`locks.lease.Lease.holds`), and before each call once more
         `consumer.orderly.runner.OrderlyRunner._may_begin`. Positions of push consumers never go back:
         `core.commit_positions.CommitPositions.may_send`; one asynchronous commit at a time:
         `consumer.reader.commits.Committer.commit`.

@@ -1,1 +1,0 @@
-"""The group log of a consumer group: the thread that reads and writes it for one member."""
