@@ -2,23 +2,19 @@
 
 The reader does not join the group and commits nothing. Positions and their metadata come from `OffsetFetch`, members
 from `DescribeGroups`, end offsets from `ListOffsets` as a `read_committed` reader sees them. `PartitionStanding.behind`
-is a distance in offsets, and so an upper bound: transaction markers, aborted records and compaction leave gaps. `count`
-reads the records to count them.
+is an upper bound; `count` reads the records to count them.
 
 Each request blocks for about 10 s at most.
 """
 
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
-from itertools import combinations
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.start_position import decode_metadata, has_same_filter
 from rocketshim.errors import (
     BrokerUnavailableError,
     ClusterError,
@@ -39,145 +35,13 @@ from rocketshim.kafka.positions import (
     visible_partitions,
 )
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
 
-__all__ = [
-    "Conflict",
-    "GroupReader",
-    "GroupStanding",
-    "GroupSummary",
-    "PartitionStanding",
-    "conflicts",
-    "count",
-    "oldest_ms",
-    "operations_of",
-    "typed_error",
-]
+__all__ = ["GroupReader", "count", "oldest_ms", "operations_of", "typed_error"]
 
 _Offsets = dict[TopicPartitionKey, int]
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionStanding:
-    """The state of a group in one partition.
-
-    Attributes:
-        topic: physical name.
-        partition: number of the partition.
-        position: the committed position, the offset that is read next.
-        low: the earliest offset that still exists; None: the partition does not exist (any more).
-        end: end offset for a `read_committed` reader; None: the partition does not exist (any more).
-        member: `client.id@host` of the member that owns it now; None: no member.
-        metadata: the metadata of the last commit; None: none.
-    """
-
-    topic: str
-    partition: int
-    position: int
-    low: int | None
-    end: int | None
-    member: str | None
-    metadata: str | None = None
-
-    @property
-    def digest(self) -> str | None:
-        """Return the digest of the committing consumer's subscription; None if rocketshim did not make the commit."""
-        commit = decode_metadata(self.metadata)
-        return None if commit is None else commit.digest
-
-    @property
-    def subscription(self) -> str | None:
-        """Return the subscription as text; None if rocketshim did not make the commit."""
-        commit = decode_metadata(self.metadata)
-        return None if commit is None else commit.subscription
-
-    @property
-    def behind(self) -> int:
-        """Return the number of offsets between position and end, the maximum number of waiting records."""
-        return 0 if self.end is None or self.low is None else max(0, self.end - max(self.position, self.low))
-
-    @property
-    def lost(self) -> int:
-        """Return the number of offsets that retention deleted unread; not each of them need be a message."""
-        return 0 if self.low is None else max(0, self.low - self.position)
-
-
-@dataclass(frozen=True, slots=True)
-class GroupStanding:
-    """The state of a group.
-
-    Attributes:
-        group: its name.
-        state: Kafka's name of its state: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …
-        members: `client.id@host` of each member.
-        partitions: each partition with a committed position, by topic and number.
-        operations: the operations that the principal is allowed on the group; None: not known.
-    """
-
-    group: str
-    state: str
-    members: tuple[str, ...]
-    partitions: tuple[PartitionStanding, ...]
-    operations: frozenset[str] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSummary:
-    """A group in a list.
-
-    Attributes:
-        group: its name.
-        state: Kafka's name of its state; `UNKNOWN`: the group could not be described.
-        members: number of its members; None: the group could not be described.
-    """
-
-    group: str
-    state: str
-    members: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Conflict:
-    """Different subscriptions in one group. With different filters, each member skips what only another one wants.
-
-    Attributes:
-        topic: physical name.
-        partitions: subscription to the partitions whose last commit carries it, most partitions first.
-        loses_messages: the filters of this topic differ, or may; False: only other topics or their filters do, as in a
-            rolling deployment.
-    """
-
-    topic: str
-    partitions: dict[str, tuple[int, ...]]
-    loses_messages: bool = True
-
-
-def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> list[Conflict]:
-    """Return the topics whose last commits carry different subscriptions. Pure.
-
-    A partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
-
-    Args:
-        standing: the state of the group.
-        retry_topic: physical name of the group's retry topic, which every member subscribes to; None: none.
-    """
-    by_topic: dict[str, dict[str, list[PartitionStanding]]] = defaultdict(lambda: defaultdict(list))
-    for each in standing.partitions:
-        if each.digest and each.topic != retry_topic:
-            by_topic[each.topic][each.digest].append(each)
-    found = []
-    for topic, digests in sorted(by_topic.items()):
-        if len(digests) > 1:
-            most_first = sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
-            named: dict[str, tuple[int, ...]] = {}
-            for digest, same in most_first:
-                text = same[0].subscription or digest  # a long one is cut, so that several may look the same
-                named[f"{text} ({digest})" if text in named else text] = tuple(each.partition for each in same)
-            texts = [same[0].subscription or "" for _, same in most_first]
-            differ = any(not has_same_filter(topic, *pair) for pair in combinations(texts, 2))
-            found.append(Conflict(topic, named, loses_messages=differ))
-    return found
 
 
 class GroupReader:
@@ -241,7 +105,7 @@ class GroupReader:
             raise typed_error(error, "the topics of the groups", self.text()) from error
         return found | {group: typed_error(error, f"group {group}", self.text()) for group, error in failed.items()}
 
-    def listed(self) -> list["GroupSummary"]:
+    def listed(self) -> list[GroupStanding]:
         """Return every consumer group that the principal may see, by name.
 
         Raises:
@@ -255,9 +119,9 @@ class GroupReader:
         except KafkaException as error:
             raise typed_error(error, "the list of groups", self.text()) from error
         return [
-            GroupSummary(name, "UNKNOWN", None)  # not visible, or its coordinator is moving
+            GroupStanding(name)  # not visible, or its coordinator is moving
             if isinstance(found, KafkaException)
-            else GroupSummary(name, found.state.name, len(found.members))
+            else GroupStanding(name, found.state.name, _members(found))
             for name, found in described.items()
         ]
 
@@ -357,8 +221,7 @@ def _standing(
                 metadata=item.metadata,
             )
         )
-    members = tuple(sorted(map(_member, described.members)))
-    return GroupStanding(group, described.state.name, members, tuple(standings), operations_of(described))
+    return GroupStanding(group, described.state.name, _members(described), tuple(standings), operations_of(described))
 
 
 def operations_of(described: Any) -> frozenset[str] | None:
@@ -389,7 +252,11 @@ def oldest_ms(
 
 def _waiting(standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, tuple[int, int]]:
     """Return the first offset and the end of what waits in each partition."""
-    return {TopicPartitionKey.of(each): (max(each.position, each.low or 0), each.end or 0) for each in standings}
+    return {TopicPartitionKey.of(each): each.unread for each in standings}
+
+
+def _members(described: Any) -> tuple[str, ...]:
+    return tuple(sorted(map(_member, described.members)))
 
 
 def _member(member: Any) -> str:

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
-from rocketshim.admin.group_lag import GroupReader, GroupStanding, typed_error
+from rocketshim.admin.group_lag import GroupReader, typed_error
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
@@ -29,6 +29,7 @@ from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_
 from rocketshim.kafka.lookups import ask_again
 from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import GroupStanding
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -167,7 +168,7 @@ def _target(key: TopicPartitionKey, facts: ResetFacts, target: ResetTarget) -> i
 
 def _members(facts: ResetFacts) -> tuple[str, ...]:
     """Return the running members; those in the log only as long as their leases may last, by the brokers' clock."""
-    found = set(facts.standing.members)
+    found = set(facts.standing.members or ())
     if facts.log is not None and facts.log.last_append_ms is not None:
         idle_ms = facts.now_ms - facts.log.last_append_ms - _CLOCKS_MS
         names = {each.owner.client_id for each in facts.log.log.members if each.lease_left_ms > idle_ms}

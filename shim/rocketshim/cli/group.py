@@ -6,13 +6,12 @@
 import json
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts, count, oldest_ms
+from rocketshim.admin.group_lag import GroupReader, count, oldest_ms
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName
@@ -20,6 +19,7 @@ from rocketshim.cli.options import OUTPUT, Bootstrap, Client, Json, Namespace, Q
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import GroupStanding, conflicts
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
@@ -53,11 +53,12 @@ def ls(*, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = ""
         with suppress(ConfigError):  # another program's group, whose name rocketshim does not accept
             retry = names.retry(each.group)
             retries = retry if retry in topics else None
+        members = None if each.members is None else len(each.members)
         if as_json:
-            typer.echo(json.dumps({**asdict(each), "retry_topic": retries}))
+            facts = {"group": each.group, "state": each.state, "members": members, "retry_topic": retries}
+            typer.echo(json.dumps(facts))
         else:
-            members = "?" if each.members is None else str(each.members)
-            table.add_row(each.group, each.state.lower(), members, retries or "")
+            table.add_row(each.group, each.state.lower(), "?" if members is None else str(members), retries or "")
     if not as_json:
         show_table(table)
 
@@ -152,7 +153,7 @@ def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: boo
     out, now_ms = console(), time.time_ns() // 1_000_000
     if clear and out.is_terminal:
         out.clear()
-    typer.echo(f"group {standing.group}: {standing.state.lower()}, {len(standing.members)} members")
+    typer.echo(f"group {standing.group}: {standing.state.lower()}, {len(standing.members or ())} members")
     table = Table(box=None, pad_edge=False)
     behind = "records" if exact else "behind"
     for column in ("topic", "partition", "position", "end", behind):

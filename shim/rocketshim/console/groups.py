@@ -6,11 +6,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rocketshim.admin.group_lag import GroupReader, GroupStanding, conflicts
+from rocketshim.admin.group_lag import GroupReader
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.console.context import Console
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
-from rocketshim.observe.snapshot import GroupSnapshot
+from rocketshim.observe.snapshot import GroupStanding, conflicts
 from rocketshim.settings import ConnectionSettings
 
 __all__ = ["described", "listed", "show"]
@@ -37,7 +37,7 @@ def show(request: Request) -> Response:
         "group.html",
         group=group,
         snapshot=snapshot,
-        partitions=(standing or members or GroupSnapshot(group, ())).partitions,
+        partitions=(standing or members or GroupStanding(group)).partitions,
         described=members,
         problem=problem,
         conflicts=[] if members is None else conflicts(members, retry_topic=names.retry(group)),

@@ -96,7 +96,7 @@ def leaving(reader: TopicReader, queues: Iterable[QueueSnapshot], now_ms: int) -
     for queue in queues:
         if queue.waiting and queue.delay_ms is not None:
             key = TopicPartitionKey(queue.standing.topic, queue.partition)
-            spans[key] = (max(queue.standing.low, queue.standing.position), queue.standing.end)
+            spans[key] = queue.standing.unread
             delays[key] = queue.delay_ms
     bars: list[Bar] = []
     before = 0

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from rocketshim.admin.doctor import Finding
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import RocketshimError
 from rocketshim.logs import safe_logger
+from rocketshim.observe.finding import Finding
 from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot

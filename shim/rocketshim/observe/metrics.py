@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rocketshim.admin.doctor import Finding
 from rocketshim.health import Metric
+from rocketshim.observe.finding import Finding
 from rocketshim.observe.snapshot import Snapshot
 
 __all__ = ["ExporterState"]

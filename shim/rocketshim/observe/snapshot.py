@@ -1,25 +1,30 @@
-"""A snapshot of an installation: delay queues, consumer groups, dead letters, parked records, workers. Pure data.
+"""An installation at one instant: delay queues, consumer groups, dead letters, parked records, workers. Pure data.
 
 `Offsets` is what was looked up. `snapshot_of` derives the `Snapshot` from it, but for the workers. Counts of records
 are distances of offsets, and so upper bounds: transaction markers, probes and compaction leave gaps.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import combinations
 
+from rocketshim.core.start_position import decode_metadata, has_same_filter
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
 __all__ = [
-    "GroupSnapshot",
+    "Conflict",
+    "GroupStanding",
     "Offsets",
-    "PartitionSnapshot",
+    "PartitionStanding",
     "QueueSnapshot",
     "Snapshot",
     "TopicSnapshot",
     "WorkerSnapshot",
+    "conflicts",
     "groups_of",
     "has_that_group",
     "snapshot_of",
@@ -58,47 +63,76 @@ class Offsets:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionSnapshot:
-    """A group in one partition.
+class PartitionStanding:
+    """A group in one partition. `behind` is a distance in offsets, and so an upper bound.
 
     Attributes:
         topic: physical name.
         partition: number of the partition.
         position: the committed position, the offset that is read next.
-        low: the earliest offset that still exists.
-        end: end offset for a `read_committed` reader.
+        low: the earliest offset that still exists; None: the partition does not exist (any more).
+        end: end offset for a `read_committed` reader; None: the partition does not exist (any more).
+        member: `client.id@host` of the member that owns it now; None: no member, or not asked for.
+        metadata: the metadata of the last commit; None: none, or not asked for.
         first_unread_ms: append time of the first unread record, epoch ms; None: nothing is unread, or it is not known.
     """
 
     topic: str
     partition: int
     position: int
-    low: int
-    end: int
+    low: int | None
+    end: int | None
+    member: str | None = None
+    metadata: str | None = None
     first_unread_ms: int | None = None
+
+    @property
+    def digest(self) -> str | None:
+        """Return the digest of the committing consumer's subscription; None if rocketshim did not make the commit."""
+        commit = decode_metadata(self.metadata)
+        return None if commit is None else commit.digest
+
+    @property
+    def subscription(self) -> str | None:
+        """Return the subscription as text; None if rocketshim did not make the commit."""
+        commit = decode_metadata(self.metadata)
+        return None if commit is None else commit.subscription
+
+    @property
+    def unread(self) -> tuple[int, int]:
+        """Return the first unread offset that still exists, and the end; equal: everything is read."""
+        first = max(self.position, self.low or 0)
+        return first, max(first, self.end or 0)
 
     @property
     def behind(self) -> int:
         """Return the number of offsets that still exist and are not read."""
-        return max(0, self.end - max(self.position, self.low))
+        first, end = self.unread
+        return end - first
 
     @property
     def lost(self) -> int:
         """Return the number of offsets that retention deleted unread; not each of them need be a message."""
-        return max(0, self.low - self.position)
+        return max(0, (self.low or 0) - self.position)
 
 
 @dataclass(frozen=True, slots=True)
-class GroupSnapshot:
+class GroupStanding:
     """A consumer group.
 
     Attributes:
         group: its name.
+        state: Kafka's name of its state: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …, or `UNKNOWN`.
+        members: `client.id@host` of each member; None: the group was not described.
         partitions: each partition with a committed position, by topic and number.
+        operations: the operations that the principal is allowed on the group; None: not known.
     """
 
     group: str
-    partitions: tuple[PartitionSnapshot, ...]
+    state: str = "UNKNOWN"
+    members: tuple[str, ...] | None = None
+    partitions: tuple[PartitionStanding, ...] = ()
+    operations: frozenset[str] | None = None
 
     @property
     def behind(self) -> int:
@@ -115,12 +149,12 @@ class GroupSnapshot:
         """Return the append time of its oldest unread record, epoch ms; None: nothing is unread, or it is not known."""
         return min((each.first_unread_ms for each in self.partitions if each.first_unread_ms is not None), default=None)
 
-    def topics(self) -> dict[str, "GroupSnapshot"]:
+    def topics(self) -> dict[str, "GroupStanding"]:
         """Return the group in each of its topics, by physical name."""
-        found: dict[str, list[PartitionSnapshot]] = {}
+        found: dict[str, list[PartitionStanding]] = {}
         for each in self.partitions:
             found.setdefault(each.topic, []).append(each)
-        return {topic: GroupSnapshot(self.group, tuple(partitions)) for topic, partitions in found.items()}
+        return {topic: replace(self, partitions=tuple(partitions)) for topic, partitions in found.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +169,7 @@ class QueueSnapshot:
 
     partition: int
     delay_ms: int | None
-    standing: PartitionSnapshot
+    standing: PartitionStanding
 
     @property
     def waiting(self) -> int:
@@ -226,7 +260,7 @@ class Snapshot:
 
     at_ms: int
     queues: tuple[QueueSnapshot, ...] = ()
-    groups: tuple[GroupSnapshot, ...] = ()
+    groups: tuple[GroupStanding, ...] = ()
     dead: tuple[TopicSnapshot, ...] = ()
     parked: TopicSnapshot | None = None
     workers: tuple[WorkerSnapshot, ...] = ()
@@ -284,7 +318,7 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
             if (standing := _standing(offsets, names.worker_group, TopicPartitionKey(names.schedule, number)))
         ),
         groups=tuple(
-            GroupSnapshot(group, _standings(offsets, group))
+            GroupStanding(group, partitions=_standings(offsets, group))
             for group in sorted(offsets.positions)
             if group in offsets.groups
         ),
@@ -300,18 +334,18 @@ def _wanted(offsets: Offsets, names: TopicNames) -> set[TopicPartitionKey]:
     return ours.union(*(positions.keys() for positions in offsets.positions.values()))
 
 
-def _standings(offsets: Offsets, group: str) -> tuple[PartitionSnapshot, ...]:
+def _standings(offsets: Offsets, group: str) -> tuple[PartitionStanding, ...]:
     found = (_standing(offsets, group, key) for key in sorted(offsets.positions[group]))
     return tuple(each for each in found if each is not None)
 
 
-def _standing(offsets: Offsets, group: str, key: TopicPartitionKey) -> PartitionSnapshot | None:
+def _standing(offsets: Offsets, group: str, key: TopicPartitionKey) -> PartitionStanding | None:
     """Return a group in a partition; None: its leader did not answer."""
     bounds = offsets.bounds.get(key)
     if bounds is None:
         return None
     position = offsets.positions.get(group, {}).get(key, bounds[0])
-    return PartitionSnapshot(*key, position, *bounds, first_unread_ms=offsets.first_unread_ms.get((key, position)))
+    return PartitionStanding(*key, position, *bounds, first_unread_ms=offsets.first_unread_ms.get((key, position)))
 
 
 def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
@@ -320,3 +354,46 @@ def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
     recent = sum(max(0, end - offsets.day_ago.get(key, end)) for key, (_, end) in bounds.items())
     kept = sum(end - low for low, end in bounds.values())
     return TopicSnapshot(topic, group, kept, sum(end for _, end in bounds.values()), recent)
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Different subscriptions in one group. With different filters, each member skips what only another one wants.
+
+    Attributes:
+        topic: physical name.
+        partitions: subscription to the partitions whose last commit carries it, most partitions first.
+        loses_messages: the filters of this topic differ, or may; False: only other topics or their filters do, as in a
+            rolling deployment.
+    """
+
+    topic: str
+    partitions: dict[str, tuple[int, ...]]
+    loses_messages: bool = True
+
+
+def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> list[Conflict]:
+    """Return the topics whose last commits carry different subscriptions. Pure.
+
+    A partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
+
+    Args:
+        standing: the state of the group.
+        retry_topic: physical name of the group's retry topic, which every member subscribes to; None: none.
+    """
+    by_topic: dict[str, dict[str, list[PartitionStanding]]] = defaultdict(lambda: defaultdict(list))
+    for each in standing.partitions:
+        if each.digest and each.topic != retry_topic:
+            by_topic[each.topic][each.digest].append(each)
+    found = []
+    for topic, digests in sorted(by_topic.items()):
+        if len(digests) > 1:
+            most_first = sorted(digests.items(), key=lambda item: (-len(item[1]), item[0]))
+            named: dict[str, tuple[int, ...]] = {}
+            for digest, same in most_first:
+                text = same[0].subscription or digest  # a long one is cut, so that several may look the same
+                named[f"{text} ({digest})" if text in named else text] = tuple(each.partition for each in same)
+            texts = [same[0].subscription or "" for _, same in most_first]
+            differ = any(not has_same_filter(topic, *pair) for pair in combinations(texts, 2))
+            found.append(Conflict(topic, named, loses_messages=differ))
+    return found

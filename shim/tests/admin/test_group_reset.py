@@ -7,12 +7,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.admin.group_log_snapshot import GroupLogStanding
 from rocketshim.admin.group_reset import ResetFacts, ResetPlan, ResetTarget, _set_now, plan_reset
 from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.locks.fold import GroupLog
+from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.group_log import MemberRecord
 

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.message_search import message_id, own_topics
 from rocketshim.admin.record_filter import RecordFilter, selecting
@@ -28,6 +27,7 @@ from rocketshim.cli.trace import _show
 from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import Envelope, TopicNames
 

@@ -12,8 +12,8 @@ from textual.widgets import Static, TabbedContent
 from rocketshim.cli.top import _print
 from rocketshim.cli.top_screen import TopScreen
 from rocketshim.observe.snapshot import (
-    GroupSnapshot,
-    PartitionSnapshot,
+    GroupStanding,
+    PartitionStanding,
     QueueSnapshot,
     Snapshot,
     TopicSnapshot,
@@ -26,13 +26,13 @@ HOSTILE = "rmq.dlq.\x1b[31m[bold]x"
 
 
 def snapshot() -> Snapshot:
-    head = PartitionSnapshot("SCHEDULE_TOPIC_XXXX", 0, position=2, low=0, end=7, first_unread_ms=90_000)
+    head = PartitionStanding("SCHEDULE_TOPIC_XXXX", 0, position=2, low=0, end=7, first_unread_ms=90_000)
     return Snapshot(
         at_ms=100_000,
         queues=(QueueSnapshot(0, 1_000, head), QueueSnapshot(1, 1_000, replace(head, partition=1, end=3))),
         groups=(
-            GroupSnapshot("mails", (PartitionSnapshot("orders", 0, 5, 0, 6, first_unread_ms=99_000),)),
-            GroupSnapshot("payments", (PartitionSnapshot("orders", 0, 1, 0, 6, first_unread_ms=40_000),)),
+            GroupStanding("mails", partitions=(PartitionStanding("orders", 0, 5, 0, 6, first_unread_ms=99_000),)),
+            GroupStanding("payments", partitions=(PartitionStanding("orders", 0, 1, 0, 6, first_unread_ms=40_000),)),
         ),
         dead=(TopicSnapshot(HOSTILE, "payments", 3, 8),),
         parked=TopicSnapshot("rmq.parked", None, 1, 1),

@@ -8,21 +8,21 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.health import metrics_text
 from rocketshim.observe.metrics import ExporterState
-from rocketshim.observe.snapshot import GroupSnapshot, PartitionSnapshot, QueueSnapshot, Snapshot, TopicSnapshot
+from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, QueueSnapshot, Snapshot, TopicSnapshot
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 NOW_MS = 1_700_000_000_000
 SNAPSHOT = Snapshot(
     at_ms=NOW_MS,
-    queues=(QueueSnapshot(3, 10_000, PartitionSnapshot("S", 3, 4, 0, 9, first_unread_ms=NOW_MS - 12_000)),),
+    queues=(QueueSnapshot(3, 10_000, PartitionStanding("S", 3, 4, 0, 9, first_unread_ms=NOW_MS - 12_000)),),
     groups=(
-        GroupSnapshot(
+        GroupStanding(
             "pay",
-            (
-                PartitionSnapshot("orders", 0, 5, 0, 9, first_unread_ms=NOW_MS - 60_000),
-                PartitionSnapshot("orders", 1, 2, 4, 6, first_unread_ms=NOW_MS - 5_000),
-                PartitionSnapshot("bills", 0, 7, 0, 7),
-                PartitionSnapshot("notes", 0, 1, 0, 7),
+            partitions=(
+                PartitionStanding("orders", 0, 5, 0, 9, first_unread_ms=NOW_MS - 60_000),
+                PartitionStanding("orders", 1, 2, 4, 6, first_unread_ms=NOW_MS - 5_000),
+                PartitionStanding("bills", 0, 7, 0, 7),
+                PartitionStanding("notes", 0, 1, 0, 7),
             ),
         ),
     ),

@@ -1,9 +1,9 @@
 """What a snapshot says of offsets, positions and times."""
 
 from rocketshim.observe.snapshot import (
-    GroupSnapshot,
+    GroupStanding,
     Offsets,
-    PartitionSnapshot,
+    PartitionStanding,
     Snapshot,
     groups_of,
     snapshot_of,
@@ -58,14 +58,16 @@ def test_a_group_is_behind_by_what_still_exists_and_has_lost_what_retention_took
 
 
 def test_a_group_of_many_topics_is_divided_by_topic_in_one_pass() -> None:
-    class Counted(PartitionSnapshot):
+    class Counted(PartitionStanding):
         asked = 0
 
         def __getattribute__(self, name: str) -> object:
             Counted.asked += name == "topic"
             return super().__getattribute__(name)
 
-    group = GroupSnapshot("audit", tuple(Counted(f"t{number % 100}", number // 100, 0, 0, 1) for number in range(500)))
+    group = GroupStanding(
+        "audit", partitions=tuple(Counted(f"t{number % 100}", number // 100, 0, 0, 1) for number in range(500))
+    )
     assert [len(each.partitions) for each in group.topics().values()] == [5] * 100
     assert Counted.asked == 500
 

@@ -9,6 +9,6 @@ rocketshim skips these records.
 
 from rocketshim.admin.doctor.checks import CHECKS, examine
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.observe.finding import Finding, Severity
 
 __all__ = ["CHECKS", "Facts", "Finding", "Severity", "examine"]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from rocketshim.admin.acls import Resource, Role, grants
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.observe.finding import Finding, Severity
 
 __all__ = ["rights"]
 

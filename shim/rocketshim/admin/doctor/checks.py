@@ -6,7 +6,7 @@ from typing import Final
 from rocketshim.admin.doctor import acls as rights
 from rocketshim.admin.doctor import clients, groups, queues, topics
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.observe.finding import Finding, Severity
 
 __all__ = ["CHECKS", "examine"]
 

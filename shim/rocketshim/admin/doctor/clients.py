@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.admin.doctor.finding import Finding, Severity
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, same
+from rocketshim.observe.finding import Finding, Severity
 from rocketshim.settings import WorkerSettings
 
 __all__ = ["client_settings", "poll_interval", "transaction_timeout"]

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rocketshim.admin.group_lag import GroupStanding
+from rocketshim.observe.snapshot import GroupStanding
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.admin.doctor.finding import Finding, Severity
-from rocketshim.admin.group_lag import conflicts
+from rocketshim.observe.finding import Finding, Severity
+from rocketshim.observe.snapshot import conflicts
 
 __all__ = ["lost_records", "partitioner", "subscriptions", "unread_retries"]
 

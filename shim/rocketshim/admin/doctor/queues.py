@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts, QueueFacts
-from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.observe.finding import Finding, Severity
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.assignment import clock_ahead_ms_of, levels_of
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms

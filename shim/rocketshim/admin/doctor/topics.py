@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts, TopicFacts
-from rocketshim.admin.doctor.finding import Finding, Severity
+from rocketshim.observe.finding import Finding, Severity
 from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare
 from rocketshim_topics.levels import DelayLevels
 

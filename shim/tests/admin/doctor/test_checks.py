@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import Facts, Finding, Severity, examine
 from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
-from rocketshim.admin.group_lag import GroupStanding, PartitionStanding
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
+from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim.worker.assignment import clock_ahead_ms_of, levels_metadata, levels_of
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 
