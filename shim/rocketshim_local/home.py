@@ -89,12 +89,12 @@ class ClusterHome:
 
     def _identify(self, brokers: int, fresh_id: str) -> str:
         about = self.path / "cluster.json"
-        if not about.exists():
-            about.write_text(json.dumps({"cluster_id": fresh_id, "brokers": brokers}), encoding="utf-8")
         try:
+            if not about.exists():
+                about.write_text(json.dumps({"cluster_id": fresh_id, "brokers": brokers}), encoding="utf-8")
             known = json.loads(about.read_text(encoding="utf-8"))
             known_brokers, known_id = int(known["brokers"]), str(known["cluster_id"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise LocalBrokerError(f"{about} does not describe a cluster: name another folder") from error
         if known_brokers != brokers:
             raise LocalBrokerError(

@@ -7,6 +7,7 @@ applies it.
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
@@ -32,7 +33,7 @@ from rocketshim_topics.redrive_plan import (
     redrive_id,
 )
 
-__all__ = ["ensure_log", "make_plan", "plan_parked", "planned_redriver"]
+__all__ = ["ensure_log", "make_plan", "plan_parked", "planned_redriver", "read_plan"]
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
@@ -117,6 +118,20 @@ def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedriveP
         held_back=tuple(sorted(held_back)),
         log_end=log.end,
     )
+
+
+def read_plan(path: Path) -> RedrivePlan:
+    """Return the plan in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a plan as it was made; the error names it.
+    """
+    try:
+        return RedrivePlan.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot read the plan ({type(error).__name__})") from error
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 @contextmanager

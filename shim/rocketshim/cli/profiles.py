@@ -109,6 +109,8 @@ def _example(name: str) -> str:
 def _read() -> _ConfigFile:
     path = config_file()
     try:
+        if path.is_dir():  # pydantic-settings would pass over it
+            raise IsADirectoryError(path)
         return _ConfigFile()
     except ValidationError as error:
         found = "; ".join(map(_text, error.errors(include_url=False, include_input=False)))

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.redrive_planning import make_plan, planned_redriver
+from rocketshim.admin.redrive_planning import make_plan, planned_redriver, read_plan
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
 from rocketshim.cli.records import (
@@ -199,7 +199,7 @@ def apply(
 
     Exit code 2 if dead letters could not be sent, or were dead-lettered again while the command was running.
     """
-    redrive_plan = RedrivePlan.from_json(file.read_text(encoding="utf-8", errors="replace"))
+    redrive_plan = read_plan(file)
     progress = RedriveProgress(redrive_plan.letters, rate_per_s=rate, most=most, stop_ratio=stop_ratio)
     with (
         _bar(progress, hidden=as_json) as report,

@@ -79,12 +79,13 @@ class Users:
 
     Args:
         lines: the file's lines.
+        file: its name, for errors.
 
     Raises:
         ConfigError: a line is not valid, or a name occurs twice; the error never contains a hash.
     """
 
-    def __init__(self, lines: list[str]) -> None:
+    def __init__(self, lines: list[str], file: str = "the users' file") -> None:
         self._users: dict[str, tuple[Role, str]] = {}
         for number, line in enumerate(lines, start=1):
             if not line.strip() or line.lstrip().startswith("#"):
@@ -92,7 +93,7 @@ class Users:
             name, _, rest = line.strip().partition(":")
             role, _, hashed = rest.partition(":")
             if role not in {"viewer", "operator"} or not name or not _is_hash(hashed) or name in self._users:
-                raise ConfigError(f"line {number} of the users' file is not NAME:viewer|operator:scrypt$…, or repeated")
+                raise ConfigError(f"{file}, line {number}: not NAME:viewer|operator:scrypt$…, or repeated")
             self._users[name] = ("operator" if role == "operator" else "viewer", hashed)
         self._nobody = _hashed(secrets.token_urlsafe(16))
 
@@ -104,11 +105,13 @@ class Users:
             ConfigError: it cannot be read, has an invalid line, or others may read it.
         """
         try:
-            if path.stat().st_mode & 0o007:
-                raise ConfigError(f"every user of this machine may read or write {path}: chmod o= {path}")
-            return cls(path.read_text(encoding="utf-8").splitlines())
+            is_open = path.stat().st_mode & 0o007
+            lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"cannot read the users' file {path} ({type(error).__name__})") from error
+        if is_open:
+            raise ConfigError(f"every user of this machine may read or write {path}: chmod o= {path}")
+        return cls(lines, str(path))
 
     def check(self, name: str, secret: str) -> Person | None:
         """Return who this is; None: there is no such user, or the password is wrong."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from rocketshim.admin.redrive_planning import read_plan
 from rocketshim.errors import ConfigError
 from rocketshim_topics.redrive_plan import RedrivePlan
 
@@ -46,12 +47,12 @@ class PlanFiles:
         """Return a plan; None: there is none with this id.
 
         Raises:
-            ConfigError: its file was changed.
+            ConfigError: its file was changed, or cannot be read.
         """
         path = self._folder / f"{plan_id}.json"
         if re.fullmatch(r"[0-9a-f]{20}", plan_id) is None or not path.is_file():
             return None
-        return RedrivePlan.from_json(path.read_text(encoding="utf-8", errors="replace"))
+        return read_plan(path)
 
     def listed(self, most: int = 100) -> Iterator[RedrivePlan]:
         """Yield the plans, the newest first, one in memory at a time; leave out a file that is not a plan."""

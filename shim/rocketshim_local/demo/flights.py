@@ -88,9 +88,12 @@ def load(path: Path | None = None) -> list[Flight]:
     source = path or _shipped()
     try:
         with source.open(encoding="utf-8", newline="") as file:
-            return [_flight(row, line) for line, row in enumerate(csv.DictReader(file), start=1)]
-    except (OSError, KeyError, ValueError) as error:
-        raise ConfigError(f"cannot read {source} as a day of flights: {error!r}") from error
+            flights = [_flight(row, line) for line, row in enumerate(csv.DictReader(file), start=1)]
+    except (OSError, KeyError, ValueError, TypeError) as error:  # TypeError: of a line that is too short
+        raise ConfigError(f"cannot read {source} as a day of flights: {error!r:.200}") from error
+    if not flights:
+        raise ConfigError(f"{source} has no flights")
+    return flights
 
 
 def _shipped() -> Path:

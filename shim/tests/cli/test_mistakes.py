@@ -85,3 +85,43 @@ def test_a_mistake_gets_the_words_that_help(
     words, helpful = MISTAKES[mistake]
     assert main(words) == 1
     assert helpful in " ".join(capsys.readouterr().err.split())
+
+
+FILES: dict[str, list[str]] = {
+    "a plan": ["dlq", "apply", "FILE", *AT],
+    "settings of the client": ["group", "ls", "--client", "@FILE", *AT],
+    "settings of Spark's client": ["spark", "land", "orders", "--lake", "lake", "--java-client", "@FILE", *AT],
+    "the users of the console": ["console", "--auth", "@FILE", *AT],
+    "the certificate of the console": ["console", "--tls-cert", "FILE", "--tls-key", "FILE", *AT],
+    "a day of flights": ["demo", "--data", "FILE"],
+    "the folder of a broker": ["broker", "run", "--port", "0", "--data", "FILE"],
+    "the folder of dev": ["dev", "--data", "FILE", "--port", "1"],
+    "the configuration": ["group", "ls"],
+}
+CONTENTS: dict[str, bytes | None] = {
+    "a folder": None,
+    "not text": b"\xff\xfe\x00" * 100,
+    "another text": b"date,sched_dep_time\n1,2\n",
+    "JSON": b'["id"]',
+}
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_that_cannot_be_read_is_named(
+    kind: str, content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "the-file.x"
+    if (data := CONTENTS[content]) is None:
+        Path(name).mkdir(mode=0o700)
+        Path(name, "cluster.json").mkdir()  # a folder of a broker has a file here
+    else:
+        Path(name).write_bytes(data)
+        Path(name).chmod(0o600)
+    if kind == "the configuration":
+        monkeypatch.setenv("ROCKETSHIM_CONFIG", name)
+    assert main([word.replace("FILE", name) for word in FILES[kind]]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert name in said
+    assert len(said) < 600
