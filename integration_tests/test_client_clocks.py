@@ -70,9 +70,6 @@ def test_a_worker_delivers_and_parks_at_the_brokers_time_and_is_not_ready(
     port = next(json.loads(line)["port"] for line in _log(stage).splitlines() if "health.listening" in line)
     waiting.wait_until(lambda: _status(port, "ready") == 503, "/ready is 503", within_s=DEADLINE_S)
     assert _status(port, "live") == 200
-    with stage.sender() as sender:
-        sender.send(Message(target, b"20", delay_level=1), timeout_s=DEADLINE_S)  # its commit tells of the clock
-    stage.read_until(target, 21)
     waiting.wait_until(lambda: "clock-skew" in _command(stage, None, "doctor").stdout, "found", within_s=DEADLINE_S)
     assert f'rocketshim_worker_clock_ahead_seconds{{namespace="{stage.names.namespace}"}} ' in _get(port, "metrics")
 

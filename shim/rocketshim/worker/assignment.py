@@ -135,10 +135,18 @@ class AssignedPartition:
         return any(now_ns < target.ready_ns for target in self.awaited)
 
     @property
-    def has_uncommitted(self) -> bool:
-        """Whether the confirmed position is ahead of the committed one."""
+    def uncommitted(self) -> int | None:
+        """The position that the next commit has to store; None: it is committed, and with the metadata of now."""
         position = self.position
-        return position is not None and position > self.committed
+        if position is not None and position > self.committed:
+            return position
+        return self.committed if self.told != self.metadata and self.committed >= 0 else None
+
+    def commit_failed(self, position: int) -> None:
+        """Have the next commit store this position again."""
+        self.told = ""
+        if position == self.position:
+            self.committed = min(self.committed, position - 1)
 
 
 class Assignment:

@@ -403,7 +403,8 @@ class AtLeastOnce:
         moved = [
             (each, position)
             for each in assigned
-            if (position := each.position) and (not asynchronous if each.awaits_commit else _is_new(each, position))
+            if not (each.awaits_commit and asynchronous)
+            and (position := each.position if each.awaits_commit else each.uncommitted) is not None
         ]
         if not moved:
             return
@@ -494,11 +495,6 @@ def _began(batch: HopBatch) -> tuple[int, int]:
 
 def _cost(batch: HopBatch) -> int:
     return cost(len(batch.indexes), len(batch.indexes) * batch.flight.mean_bytes)
-
-
-def _is_new(assigned: AssignedPartition, position: int) -> bool:
-    is_told = assigned.told == assigned.metadata
-    return position > assigned.committed if is_told else position >= assigned.committed
 
 
 def _is_late_delivery(batch: HopBatch, late_ns: int) -> bool:

@@ -57,10 +57,10 @@ class CommitResults:
             if error is not None or item.error is not None:
                 assigned = self._assigned.get(item.partition)
                 if assigned is not None:
-                    assigned.committed = min(assigned.committed, item.offset - 1)
+                    assigned.commit_failed(item.offset)
                 self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
 
 
 def _has_work(assigned: AssignedPartition, now_ns: int) -> bool:
     due_ns = assigned.queue.oldest_due_ns
-    return assigned.awaits_commit or assigned.has_uncommitted or (due_ns is not None and due_ns <= now_ns)
+    return assigned.awaits_commit or assigned.uncommitted is not None or (due_ns is not None and due_ns <= now_ns)

@@ -197,7 +197,7 @@ class ExactlyOnce:
         transaction.must_abort = transaction.must_abort or failure is not None
         self._point("after-produce")
 
-    def _begin(self, now_ns: int, passed: list[AssignedPartition] | None = None) -> Transaction | None:
+    def _begin(self, now_ns: int, passed: dict[AssignedPartition, int] | None = None) -> Transaction | None:
         if self._producer is None:
             return None
         try:
@@ -350,7 +350,7 @@ class ExactlyOnce:
         for flight in transaction.flights:
             self._confirm(flight)
         for assigned, end in transaction.ends().items():
-            assigned.committed = max(assigned.committed, end)
+            assigned.committed, assigned.told = max(assigned.committed, end), assigned.metadata
             assigned.backoffs = 0
         for batch in transaction.batches:
             self._writer.count_stored(batch, now_ns)
@@ -540,10 +540,10 @@ class ExactlyOnce:
         return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
 
     def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
-        """Commit positions that pass only probes, in a separate transaction; other transactions commit their own."""
+        """Commit positions behind probes, and new metadata, in a separate transaction; other ones commit their own."""
         if not asynchronous:
             return  # the next owner reads the probes again
-        passed = [each for each in assigned if each.has_uncommitted and each.position == each.skipped_to]
+        passed = {each: position for each in assigned if (position := each.uncommitted) is not None}
         now_ns = self._clock.monotonic_ns()
         if passed and self._open is None and self.capacity(now_ns) > 0 and self._begin(now_ns, passed):
             self.end_turn(now_ns)

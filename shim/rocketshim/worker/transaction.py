@@ -28,7 +28,7 @@ class Transaction:
         flights: the due records that it contains, by run.
         batches: their hops as produced.
         topics: the topics to which they were produced.
-        passed: partitions of which it commits only the position after probes.
+        passed: positions that it commits although it has no record before them, by partition.
         must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
         is_late: whether its records were not stored in time, or the commit would not succeed in time.
         is_silent: whether the targets have not stored its records, and no report has arrived for a while.
@@ -42,13 +42,13 @@ class Transaction:
         "passed", "topics",
     )  # fmt: skip
 
-    def __init__(self, begun_ns: int, passed: list[AssignedPartition] | None = None) -> None:
+    def __init__(self, begun_ns: int, passed: dict[AssignedPartition, int] | None = None) -> None:
         self.begun_ns = begun_ns
         self.count = self.cost = 0
         self.flights: list[Flight] = []
         self.batches: list[HopBatch] = []
         self.topics: set[str] = set()
-        self.passed = passed or []
+        self.passed = passed or {}
         self.must_abort = False
         self.is_silent = self.is_late = False
         self.has_deleted = False
@@ -61,8 +61,7 @@ class Transaction:
 
     def ends(self) -> dict[AssignedPartition, int]:
         """Return the position to commit of each partition."""
-        ends = {flight.assigned: flight.due.run.next_offset for flight in self.flights}
-        return ends | {assigned: assigned.skipped_to for assigned in self.passed}
+        return self.passed | {flight.assigned: flight.due.run.next_offset for flight in self.flights}
 
     def offsets(self) -> list[TopicPartition]:
         """Return the positions to commit, as the client wants them."""

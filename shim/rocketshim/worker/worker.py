@@ -324,7 +324,7 @@ class DelayWorker:
                     until_ns = min(until_ns, now_ns + _AWAITED_NS)
                 elif next_ns is not None and next_ns < until_ns:
                     until_ns = min(until_ns, max(next_ns, assigned.backoff_until_ns))
-        if until_ns > self._commit_ns and any(assigned.has_uncommitted for assigned in self._assignment.held.values()):
+        if until_ns > self._commit_ns and any(each.uncommitted is not None for each in self._assignment.held.values()):
             until_ns = self._commit_ns
         return max(0, until_ns - now_ns)
 

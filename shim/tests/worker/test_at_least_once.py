@@ -6,7 +6,6 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.core.send_pace import SendPace
-from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.hop_group import HopGroup, Kind
@@ -204,18 +203,3 @@ def test_records_that_waited_for_other_topics_are_written_to_a_target_that_has_f
     out._produce_backlog(6)
     assert [value for value, _ in made[0].sent] == [b"a", b"b", b"c"]
     assert routed == [6]
-
-
-def test_an_idle_partition_is_committed_once_more_when_its_metadata_change() -> None:
-    out, _, _ = delivery([])
-    commits: list[tuple[int, str]] = []
-    out._consumer = Of(commit=lambda *, offsets, **_: commits.extend((item.offset, item.metadata) for item in offsets))  # type: ignore[assignment]
-    queue: Any = Of(next_offset=5, waiting_count=0, idle=True)
-    assigned = AssignedPartition("s", 0, queue, 5, "levels")
-    out.commit([assigned], asynchronous=True)
-    assert commits == []
-    assigned.metadata = "levels, and a clock that is wrong"
-    for _ in range(2):
-        out.commit([assigned], asynchronous=True)
-        assigned.awaits_commit = False  # it is answered
-    assert commits == [(5, "levels, and a clock that is wrong")]

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMismatchError, WorkerError
+from rocketshim.worker.assignment import clock_ahead_ms_of
 from rocketshim.worker.hop_writer import HopBatch
 from rocketshim_topics.levels import DelayLevels
 
@@ -94,6 +95,33 @@ def test_a_worker_with_records_that_wait_compares_its_clock_every_ten_minutes(si
     sim.run(worker, 1_500)
     probes = [record for record in sim.kafka.records(SCHEDULE) if record.value() is None]
     assert len(probes) == 1
+
+
+@pytest.mark.parametrize("has_delivered", [True, False], ids=["after-a-delivery", "while-its-first-record-waits"])
+def test_the_commits_of_an_idle_worker_name_its_wrong_clock_and_later_the_right_one(
+    sim: Any, *, has_delivered: bool
+) -> None:
+    sim.kafka.set_leader_clock(-7_200_000)
+    worker = sim.worker()
+    if has_delivered:
+        sim.schedule(level=1)
+        sim.until(worker, lambda: bool(sim.delivered()))
+    else:
+        sim.schedule(level=4)
+    sim.run(worker, 8_000)
+    assert {abs(clock_ahead_ms_of(each) - 7_200_000) <= 50 for each in committed_metadata(sim)} == {True}
+    sim.clock.step_wall(-7_200_000)  # somebody sets the clock
+    sim.kafka.set_leader_clock(0)
+    sim.run(worker, 4_000)
+    assert {clock_ahead_ms_of(each) for each in committed_metadata(sim)} == {0}
+    assert worker.counts.alarms == {"worker.clock-differs": 1}
+
+
+def committed_metadata(sim: Any) -> list[str | None]:
+    """Return the metadata of the worker's last commit of each queue."""
+    reader = sim.kafka.consumer({"group.id": "rmq.sched"})
+    queues = [TopicPartition(SCHEDULE, number) for number in range(32)]
+    return [each.metadata for each in reader.committed(queues)]
 
 
 def test_a_leader_clock_that_steps_back_delivers_no_record_early(sim: Any) -> None:
