@@ -38,11 +38,14 @@ def explained_error(error: KafkaError, group: str, settings: Mapping[str, Any]) 
     """
     code, instance = error.code(), settings.get("group.instance.id")
     if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+        beside = (
+            "; or, with brokers of Kafka 4.0 and later, give it client={'group.protocol': 'consumer'}, which "
+            'joins beside them (docs: Consuming, "In a group of plain members")'
+        )
         return (
             f"group {group!r} has members with another assignment strategy than cooperative-sticky, which this one "
             "needs (plain Kafka clients: range). Stop those members, and it joins by itself at their committed "
-            "positions; or, with brokers of Kafka 4.0 and later, give it client={'group.protocol': 'consumer'}, which "
-            'joins beside them (docs: Consuming, "In a group of plain members")'
+            "positions" + ("" if settings.get("group.protocol") == "classic" else beside)
         )
     if code == KafkaError.INVALID_SESSION_TIMEOUT:
         given = settings.get("session.timeout.ms", _SESSION_MS)

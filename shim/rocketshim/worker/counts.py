@@ -1,12 +1,23 @@
-"""Counters of what the worker has done."""
+"""What the worker counts: what it has done, and its alarms, which it also logs."""
 
 from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from confluent_kafka import KafkaError
+
+from rocketshim.core.clock import Clock
+from rocketshim.core.repeated_errors import RepeatedErrors
+from rocketshim.kafka.client_errors import ErrorLines
+from rocketshim.logs import safe_logger
 from rocketshim.worker.allow_list import NOT_ALLOWED
 
-__all__ = ["LATENESS_BOUNDS_MS", "PARK_REASONS", "WorkerCounts", "re_append_event"]
+__all__ = ["LATENESS_BOUNDS_MS", "PARK_REASONS", "Alarms", "WorkerCounts", "re_append_event"]
+
+_LOG = safe_logger("rocketshim.worker")
+_MOST_LINES: Final = 20  # of an event in a second
+_NS_PER_MS: Final = 1_000_000
+_REPEATED: Final = frozenset({"worker.commit-failed", "worker.metadata-failed", "worker.probe-failed"})
 
 LATENESS_BOUNDS_MS: Final = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 60_000, 600_000)
 """Upper bounds of the buckets of lateness (from due to delivered), in ms; one more bucket is above the last."""
@@ -75,3 +86,51 @@ class WorkerCounts:
 def re_append_event(reason: str) -> str:
     """Return the log event for a record that was re-appended for this reason."""
     return "worker.not-allowed" if reason == NOT_ALLOWED else "worker.re-appended"
+
+
+class Alarms:
+    """Counts alarms, and logs them: at most 20 times a second for each event, and the same error only now and then.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    __slots__ = ("_clock", "_counts", "_errors", "_lines", "_repeated")
+
+    def __init__(self, counts: WorkerCounts, clock: Clock, errors: ErrorLines) -> None:
+        self._counts = counts
+        self._clock = clock
+        self._errors = errors
+        self._repeated = RepeatedErrors()
+        self._lines: dict[str, tuple[int, int, int]] = {}  # event -> (second, lines in it, lines left out)
+
+    def __call__(self, event: str, **facts: object) -> None:
+        """Count an alarm and log it."""
+        self._count(event)
+        now_ms = self._clock.monotonic_ns() // _NS_PER_MS
+        if event in _REPEATED:
+            count = self._repeated.note((event, facts.get("error")), now_ms)
+            if not count:
+                return
+            facts |= {"count": count} if count > 1 else {}
+        second = now_ms // 1_000
+        since, lines, left_out = self._lines.get(event, (second, 0, 0))
+        if since != second:
+            if left_out:
+                facts["left_out_before"] = left_out
+            since, lines, left_out = second, 0, 0
+        if lines < _MOST_LINES:
+            _LOG.warning(event, extra=facts)
+            lines += 1
+        else:
+            left_out += 1
+        self._lines[event] = since, lines, left_out
+
+    def client_error(self, error: KafkaError, topic: str | None = None) -> None:
+        """Count an error of a Kafka client that goes on; log it with the way out, and now and then if it repeats."""
+        self._count("worker.client-error")
+        facts = self._errors.facts(error, topic, self._clock.monotonic_ns() // _NS_PER_MS)
+        if facts is not None:
+            _LOG.warning("worker.client-error", extra=facts)
+
+    def _count(self, event: str) -> None:
+        self._counts.alarms[event] = self._counts.alarms.get(event, 0) + 1

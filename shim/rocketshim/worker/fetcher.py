@@ -12,7 +12,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
-from rocketshim.worker.counts import WorkerCounts
+from rocketshim.worker.counts import Alarms, WorkerCounts
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
 from rocketshim_topics.hops import is_probe
@@ -38,7 +38,7 @@ class Fetcher:
         clock: the monotonic clock.
         sleep: waits a number of seconds.
         prefetch_bytes: maximum bytes of one fetched batch.
-        alarm: called with an event and its facts.
+        alarm: counts and logs alarms.
 
     Attributes:
         failure: why the consumer cannot continue.
@@ -56,7 +56,7 @@ class Fetcher:
         clock: Clock,
         sleep: Callable[[float], None] = time.sleep,
         prefetch_bytes: int,
-        alarm: Callable[..., None],
+        alarm: Alarms,
     ) -> None:
         self.failure: Exception | None = None
         self._assignment = assignment
@@ -155,7 +155,7 @@ class Fetcher:
             self.failure = KafkaException(error)
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._judge_ns = self._judge_ns or self._clock.monotonic_ns() + _MISSING_NS
-            self._alarm("worker.client-error", error=str(error))
+            self._alarm.client_error(error, message.topic())
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # reported once; nothing is read from now on
             self.failure = NotAuthorizedError(
                 f"the worker may not read {self._assignment.topic}: grant it Read, see: rocketshim acls --role worker"
@@ -163,4 +163,4 @@ class Fetcher:
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
             self._assignment.overtaken(message.partition())
         else:
-            self._alarm("worker.client-error", error=str(error))
+            self._alarm.client_error(error, message.topic())

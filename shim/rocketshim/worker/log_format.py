@@ -43,7 +43,8 @@ EVENTS: Final[dict[str, str]] = {
     "worker.clock-differs": "alarm: this machine's clock differs from the brokers' by more than a minute: set it",
     "worker.metadata-failed": "alarm: the cluster did not answer a request about a topic",
     "worker.commit-failed": "alarm: positions were not committed; the next commit includes them again",
-    "worker.client-error": "alarm: an error of the Kafka client",
+    "worker.client-error": "alarm: an error of a Kafka client; one that repeats is logged with its count, once an hour "
+    "in the end",
     "worker.producer-recycled": "alarm: the producer was replaced by a new one; records in flight are produced again",
     "worker.transaction-aborted": "alarm: a transaction was aborted; its records are relayed again",
     "worker.fenced": "alarm: another owner of the transactional id, or a transaction that took too long",

@@ -40,15 +40,15 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Buffer, QueueLimits
 from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.errors import ConfigError, WorkerError
+from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
-from rocketshim.worker.alarms import Alarms
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.commit_results import CommitResults
-from rocketshim.worker.counts import WorkerCounts
+from rocketshim.worker.counts import Alarms, WorkerCounts
 from rocketshim.worker.delivery import Delivery, DeliveryParts, paced
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
@@ -60,7 +60,7 @@ from rocketshim.worker.state import WorkerState, queue_state
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
-from rocketshim.worker.worker_clients import WorkerClients
+from rocketshim.worker.worker_clients import MEMBER, WorkerClients
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
@@ -129,7 +129,7 @@ class DelayWorker:
         self._clock: Clock = clock or SystemClock()
         self._on_point = on_point
         self._is_stopping = False  # an event has a lock, which the code that a signal interrupts may hold
-        self._alarm = Alarms(self.counts, self._clock)
+        self._alarm = Alarms(self.counts, self._clock, ErrorLines(self.group, MEMBER | settings.client))
         self._targets = TargetTable(self._alarm)
         self._marks = RecordMarks()
         self._router = Router(
@@ -283,9 +283,8 @@ class DelayWorker:
         if failure is not None:
             raise WorkerError(f"the worker cannot continue: {failure}") from failure
         if errors := self._clients.errors:
-            count, last = len(errors), errors[-1]
-            errors.clear()
-            self._alarm("worker.client-error", error=str(last), count=count)
+            while errors:
+                self._alarm.client_error(errors.popleft())
             delivery.connection_lost()
         is_more = self._fetcher.fetch(consumer, self._wait_ns(delivery, max_wait_ms * _NS))
         self._relay_due(delivery)

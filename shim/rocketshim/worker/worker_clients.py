@@ -14,10 +14,11 @@ from rocketshim_topics.layout import Layout
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError
 
-__all__ = ["WorkerClients"]
+__all__ = ["MEMBER", "WorkerClients"]
 
 _LOG = safe_logger("rocketshim.worker")
-_SESSION_MS: Final = 10_000
+MEMBER: Final[dict[str, Any]] = {"group.protocol": "classic", "session.timeout.ms": 10_000}
+"""How the worker is a member of its group; a user may set another session time-out."""
 _MOST_UNPOLLED_MS: Final = 5_000  # added to the session time-out; a blocked loop then loses its partitions
 
 
@@ -105,9 +106,14 @@ class WorkerClients:
         return self._clients.consumer(self._consumer_config({}, LastClientError().settings))
 
     def _consumer_config(self, required: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-        session_ms = int(self._settings.client.get("session.timeout.ms", _SESSION_MS))
+        session_ms = int((MEMBER | self._settings.client)["session.timeout.ms"])
         longest_ms = self._settings.transaction_timeout_ms if self._settings.exactly_once else 0
-        required = {**PROTECTED_CONSUMER, "group.id": self._group, "group.protocol": "classic", **required}
+        required = {
+            **PROTECTED_CONSUMER,
+            "group.id": self._group,
+            "group.protocol": MEMBER["group.protocol"],
+            **required,
+        }
         defaults = {
             **defaults,
             "client.id": "rocketshim-worker",

@@ -14,6 +14,7 @@ from rocketshim.kafka.client_errors import ErrorLines, explained_error
             {},
             ["group 'g' has members with another assignment strategy", "Stop those members", "group.protocol"],
         ),
+        (KafkaError(KafkaError.INCONSISTENT_GROUP_PROTOCOL), {"group.protocol": "classic"}, ["Stop those members"]),
         (
             KafkaError(KafkaError.INVALID_SESSION_TIMEOUT),
             {"session.timeout.ms": 100},

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.health import HealthServer, metrics_text
@@ -67,6 +67,34 @@ def test_the_oldest_due_record_counts_while_it_is_in_flight_or_waits_for_another
     sim.until(worker, lambda: len(sim.parked()) == 1, 10_000)
     sim.run(worker, 2_000)
     assert worker.state.oldest_due_ms == 0
+
+
+def test_an_error_of_a_client_that_repeats_is_counted_each_time_and_logged_with_its_way_out_once(
+    sim: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = sim.worker(client={"session.timeout.ms": 9_000})
+    refused = KafkaError(KafkaError.INVALID_SESSION_TIMEOUT)
+    for _ in range(100):
+        worker._clients.errors.append(KafkaError(KafkaError._ALL_BROKERS_DOWN))
+        worker._fetcher._client_error(Message(topic="s", error=refused))
+        sim.run(worker, 1_000)
+    assert worker.counts.alarms == {"worker.client-error": 200}
+    lines = [vars(record) for record in caplog.records if getattr(record, "event", "") == "worker.client-error"]
+    by_cause = [[line for line in lines if code in line["error"]] for code in ("_ALL_BROKERS_DOWN", refused.name())]
+    assert [[line.get("count", 1) for line in same] for same in by_cause] == [[1, 60], [1, 60]]
+    assert "session.timeout.ms=9000" in by_cause[1][0]["hint"]
+
+
+def test_a_request_that_fails_again_and_again_is_counted_each_time_and_logged_now_and_then(
+    sim: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = sim.worker()
+    sim.run(worker, 100)
+    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic="SCHEDULE_TOPIC_XXXX", count=100)
+    sim.schedule(level=4)
+    sim.run(worker, 50_000)
+    assert worker.counts.alarms["worker.probe-failed"] >= 8
+    assert [getattr(record, "event", "") for record in caplog.records].count("worker.probe-failed") == 1
 
 
 def test_a_series_exists_before_its_first_event_and_every_alarm_has_one(sim: Any) -> None:
