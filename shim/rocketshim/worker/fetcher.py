@@ -28,23 +28,7 @@ _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and valu
 
 
 class Fetcher:
-    """Fetches records.
-
-    Args:
-        assignment: the partitions and their queues.
-        router: looks up the targets of fetched records.
-        marks: marks of single records.
-        counts: the worker's counters.
-        clock: the monotonic clock.
-        sleep: waits a number of seconds.
-        prefetch_bytes: maximum bytes of one fetched batch.
-        alarm: counts and logs alarms.
-
-    Attributes:
-        failure: why the consumer cannot continue.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Fetches records; `failure` is why the consumer cannot continue."""
 
     def __init__(
         self,

@@ -25,40 +25,19 @@ __all__ = ["Prober"]
 
 
 class Prober:
-    """Writes probes and hands their append times to the queues.
-
-    Args:
-        names: topic names of the namespace.
-        clock: this machine's clocks.
-        alarm: called with an event and its facts.
-
-    Attributes:
-        broker_clock: the brokers' clock, by the reports.
-        topic: the schedule topic, physical.
-        outstanding: probes written with the current producer whose reports were not processed yet.
-        confirmed_ns: monotonic instant at which the last report of a stored probe was processed, in ns.
-        stored_ns: monotonic instant at which the newest stored probe was written, in ns.
-    """
+    """Writes probes and hands their append times to the queues."""
 
     __slots__ = (
-        "_alarm",
-        "_clock",
-        "_delivery_reports",
-        "_names",
-        "_producer",
-        "_reports",
-        "broker_clock",
-        "confirmed_ns",
-        "outstanding",
-        "stored_ns",
-        "topic",
-    )
+        "_alarm", "_clock", "_delivery_reports", "_names", "_producer", "_reports", "broker_clock", "confirmed_ns",
+        "outstanding", "stored_ns", "topic",
+    )  # fmt: skip
 
     def __init__(self, names: TopicNames, clock: Clock, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
         self.broker_clock = BrokerClock()
-        self.outstanding = 0
-        self.confirmed_ns = self.stored_ns = 0
+        self.outstanding = 0  # written with the current producer, and their reports were not processed yet
+        self.confirmed_ns = 0  # when the last report of a stored probe was processed
+        self.stored_ns = 0  # when the newest stored probe was written
         self._names = names
         self._clock = clock
         self._alarm = alarm
@@ -67,12 +46,7 @@ class Prober:
         self._reports: deque[tuple[ProducerClient, AssignedPartition, int, int, KafkaError | None, Any]] = deque()
 
     def use(self, producer: ProducerClient, reports: DeliveryReports) -> None:
-        """Write probes with this producer from now on.
-
-        Args:
-            producer: others may write with it, too.
-            reports: what all delivery callbacks of the producer use.
-        """
+        """Write probes with this producer from now on, and use `reports` as all its other delivery callbacks do."""
         self._producer = producer
         self._delivery_reports = reports
         self.outstanding = 0

@@ -110,15 +110,7 @@ class RecordMarks:
 
 
 class Refusals:
-    """Learns from hops that were not stored.
-
-    Args:
-        targets: state of the targets.
-        marks: marks of single records.
-        alarm: called with an event and its facts.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Learns from hops that were not stored."""
 
     def __init__(self, targets: TargetTable, marks: RecordMarks, alarm: Callable[..., None]) -> None:
         self._targets = targets

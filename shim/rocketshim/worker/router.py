@@ -147,19 +147,7 @@ class _Due:
 
 
 class Router:
-    """Decides where records go, by the rules at the top of this file.
-
-    Args:
-        names: topic names of the namespace.
-        levels: the worker's level table.
-        policy: the allow-list.
-        targets: state of the targets.
-        marks: marks of single records.
-        target_tries: how often a record is re-appended before it is parked.
-        max_delay_ms: longest delay from now.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Decides where records go, by the rules at the top of this file."""
 
     def __init__(
         self,
