@@ -92,18 +92,10 @@ class OffsetTracker:
         self._last_offset = -1
 
     def deliver(self, messages: Sequence[HasOffset]) -> Run:
-        """Register messages in the order in which they were delivered.
+        """Register messages in the order in which they were delivered, as one run.
 
-        Args:
-            messages: at least one message, offsets strictly rising and above every offset delivered before. For speed
-                only the first and the last are checked: Kafka keeps the order in between. Do not change the sequence
-                afterwards.
-
-        Returns:
-            The run; pass it when its messages finish.
-
-        Raises:
-            ValueError: there is no message, or the offsets do not rise; the tracker is unchanged.
+        For speed only the first and the last offset are checked: Kafka keeps the order in between. The sequence is
+        kept, not copied. After a ValueError (no message, or offsets that do not rise) nothing has changed.
         """
         if not messages:
             raise ValueError("a run needs at least one message")
@@ -114,10 +106,7 @@ class OffsetTracker:
         return self._append(Run(self._owner, messages, (), first, last + 1))
 
     def deliver_offsets(self, offsets: Sequence[int]) -> Run:
-        """Register messages by their offsets: the tracker keeps no message. They finish by `finish`, in any runs.
-
-        Args and errors: as of `deliver`, but every offset is checked.
-        """
+        """Register messages by their offsets: the tracker keeps no message. They finish by `finish`, in any runs."""
         if not offsets or offsets[0] <= self._last_offset or not all(map(lt, offsets, islice(offsets, 1, None))):
             raise ValueError(f"offsets {offsets} do not rise above {self._last_offset} and one another")
         return self._append(Run(self._owner, (), offsets, offsets[0], offsets[-1] + 1))
@@ -130,8 +119,7 @@ class OffsetTracker:
     def skip_to(self, position: int) -> None:
         """Count offsets behind the last message delivered that no reader sees: once it is finished, they are, too.
 
-        Args:
-            position: where the client reads on; every message before it was delivered. A lower one changes nothing.
+        The client reads on at this position, and every message before it was delivered. A lower one changes nothing.
         """
         if self._runs:
             last = self._runs[-1]
@@ -140,15 +128,7 @@ class OffsetTracker:
             self._safe = max(self._safe or 0, position)
 
     def split(self, run: Run, count: int) -> tuple[Run, Run]:
-        """Divide a run of which no message is finished into its first `count` messages and the others.
-
-        Returns:
-            The two runs, which replace it.
-
-        Raises:
-            ValueError: a message of it is finished, one of the two would have no message, or it belongs to another
-                tracker; nothing changed.
-        """
+        """Divide a run of which no message is finished into its first `count` messages and the others."""
         self._check(run)
         messages = run.messages
         if not 0 < count < len(messages):
@@ -163,15 +143,9 @@ class OffsetTracker:
         return first, rest
 
     def finish_all(self, run: Run, but: Collection[int] = ()) -> None:
-        """Mark every open message of the run as finished.
+        """Mark every open message of the run as finished, but those with these offsets, which stay open.
 
-        Args:
-            run: as `deliver` returned it.
-            but: offsets of open messages that stay open, in any order.
-
-        Raises:
-            ValueError: the run had finished before, or belongs to another tracker, or one of `but` is not open in it;
-                nothing changed.
+        After a ValueError (the run is finished or not ours, or one of `but` is not open) nothing has changed.
         """
         self._check(run)
         if not but:
@@ -187,15 +161,9 @@ class OffsetTracker:
         self._leave_open(run, offsets, still_open)
 
     def finish_many(self, run: Run, finished: Collection[int]) -> None:
-        """Mark messages of the run as finished.
+        """Mark messages of the run as finished, by their offsets.
 
-        Args:
-            run: as `deliver` returned it.
-            finished: their offsets, each once, in any order; an empty collection changes nothing.
-
-        Raises:
-            ValueError: an offset is not part of the run, had finished before or is named twice, or the run belongs to
-                another tracker; nothing changed.
+        After a ValueError (one is not open or is named twice, or the run is not ours) nothing has changed.
         """
         self._check(run)
         offsets = _offsets(run)
@@ -210,15 +178,8 @@ class OffsetTracker:
     def finish_first(self, count: int, last: int) -> bool:
         """Mark the first unfinished messages as finished, if the last of them has this offset; O(1) for each run.
 
-        For messages that were registered by `deliver_offsets` and finish in the order of delivery.
-
-        Args:
-            count: number of messages, 1 or more.
-            last: offset of the last of them.
-
-        Returns:
-            Whether they are finished. False: it is not that offset, or messages behind an unfinished one have finished
-            already; nothing changed.
+        For messages that were registered by `deliver_offsets` and finish in the order of delivery. Return False, and
+        change nothing, if the last has another offset, or messages behind an unfinished one have finished already.
         """
         left = count
         for run in self._runs:
@@ -245,11 +206,7 @@ class OffsetTracker:
     def finish(self, offsets: Sequence[int]) -> None:
         """Mark messages as finished that were registered by `deliver_offsets`, whatever their runs.
 
-        Args:
-            offsets: each once, in any order.
-
-        Raises:
-            ValueError: an offset was not delivered, or had finished before. Others of them may have been marked.
+        After a ValueError (an offset was not delivered, or had finished before) others may have been marked.
         """
         rising = sorted(offsets)
         while rising:

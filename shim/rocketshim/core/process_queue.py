@@ -168,13 +168,8 @@ class ProcessQueue(Generic[MessageT]):
     def put(self, messages: Sequence[MessageT]) -> None:
         """Accept fetched messages, in order; they are pending. After `withhold` they are ignored.
 
-        Args:
-            messages: offsets strictly rising, above all that was put before. For speed only the first and the last are
-                checked: Kafka keeps the order in between. The sequence is kept, not copied: do not change it
-                afterwards.
-
-        Raises:
-            ValueError: the queue was dropped, or the offsets do not rise; nothing was accepted.
+        The sequence is kept, not copied. For speed only the first and the last offset are checked. After a ValueError
+        (the queue was dropped, or the offsets do not rise) nothing was accepted.
         """
         self._alive()
         if not messages or self._withheld:
@@ -201,20 +196,15 @@ class ProcessQueue(Generic[MessageT]):
     def skip_to(self, position: int) -> None:
         """Have the position to commit pass offsets behind the last message that no reader sees, once that is done.
 
-        Args:
-            position: where the client reads on, if everything that it has returned was put. While a message is pending,
-                after `withhold` and after `drop` nothing changes.
+        The client reads on at this position, and everything that it has returned was put. While a message is pending,
+        after `withhold` and after `drop` nothing changes.
         """
         if position > self._newest + 1 and not (self._pending_count or self._withheld or self.dropped):
             self._newest = position - 1
             self._tracker.skip_to(position)
 
     def take(self, limit: int) -> Chunk[MessageT] | None:
-        """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin.
-
-        Raises:
-            ValueError: the limit is below 1; nothing changed.
-        """
+        """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin."""
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk has at least one message")
         if self.dropped or self._withheld or not self._pending_count:
@@ -249,15 +239,7 @@ class ProcessQueue(Generic[MessageT]):
         return messages
 
     def split(self, chunk: Chunk[MessageT], limit: int = 1) -> list[Chunk[MessageT]]:
-        """Take back what the listener thread has not begun, as new chunks of up to `limit` messages.
-
-        Returns:
-            New chunks in delivery order, to be handed to other threads; an empty list when nothing was left or the
-            chunk belongs to a dropped queue.
-
-        Raises:
-            ValueError: the limit is below 1; nothing changed.
-        """
+        """Take back what the listener thread has not begun, as new chunks of up to `limit` messages, in order."""
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk has at least one message")
         if self.dropped or chunk not in self._chunks:
@@ -273,19 +255,10 @@ class ProcessQueue(Generic[MessageT]):
         return chunks
 
     def report(self, chunk: Chunk[MessageT], failed: Iterable[MessageT] = ()) -> list[MessageT]:
-        """Finish a chunk that a listener thread has completed.
+        """Finish a chunk that a listener thread has completed; all its messages but the `failed` are done.
 
-        Args:
-            chunk: as taken; reported once.
-            failed: messages of the chunk that must be sent back or to the dead-letter topic. The others are done.
-
-        Returns:
-            The messages of `failed` that must still be sent, in delivery order; expired messages have been sent
-            already. They await their next hop. An empty list for a dropped queue.
-
-        Raises:
-            ValueError: the chunk was reported before, belongs to another queue, or has messages that were not begun, or
-                a failed message is not in it; nothing changed.
+        Return the failed messages that must still be sent to their next hop, in delivery order: expired ones have been
+        sent already, and those of a dropped queue belong to its next owner. After a ValueError nothing has changed.
 
         Decides: Does the result of a listener call still count? Not if the queue was dropped meanwhile (revoked,
             sought, cut); then its next owner gets the message again.
@@ -331,18 +304,7 @@ class ProcessQueue(Generic[MessageT]):
         """Finish all messages of a chunk except these, which a call may keep forever; they are reported later.
 
         Otherwise a call that never ends would block, through its chunk, the commit of messages that others have
-        finished, and their failures.
-
-        Args:
-            chunk: as taken, with no message left to begin (`split`).
-            still_open: offsets of its messages that are not completed.
-            failed: completed messages that must be sent back.
-
-        Returns:
-            As `report`. An empty list for a chunk that is reported, or of a dropped queue.
-
-        Raises:
-            ValueError: messages of the chunk are not begun; nothing changed.
+        finished, and their failures. The result is as of `report`.
         """
         if self.dropped or chunk not in self._chunks:
             return []
@@ -363,9 +325,7 @@ class ProcessQueue(Generic[MessageT]):
     def stored(self, chunk: Chunk[MessageT], messages: Collection[MessageT]) -> None:
         """Mark failed or expired messages of a chunk as done: their next hops are stored. Ignored for a dropped queue.
 
-        Raises:
-            ValueError: a message does not await a next hop: it neither failed nor expired, or was stored before;
-                nothing changed.
+        After a ValueError (a message awaits no next hop) nothing has changed.
         """
         if self.dropped:
             return
@@ -386,14 +346,7 @@ class ProcessQueue(Generic[MessageT]):
 
         Each message is returned once. The age of a call counts from the first sweep that saw it. So a sweep every s ms
         returns a call's messages at least `timeout_ms` and less than `timeout_ms + 2 s` after it began, and the
-        listener threads never read a clock.
-
-        Args:
-            now_ms: monotonic time in ms.
-            timeout_ms: consume timeout in ms.
-
-        Returns:
-            Each with its chunk; send it back and then pass it to `stored`. An empty list for a dropped queue.
+        listener threads never read a clock. Send each back, and then pass it to `stored`.
 
         Source: `ProcessQueue#cleanExpiredMsg`, which checks only the lowest offset and only once per timeout.
 
@@ -435,10 +388,8 @@ class ProcessQueue(Generic[MessageT]):
     def withhold(self) -> int:
         """Begin no more messages: pending, handed-out but not begun, and later ones stay undone. Safe to call twice.
 
-        For a queue that will be given up soon: `settled` is true when the messages that had begun are completed.
-
-        Returns:
-            Number of handed-out messages that were taken back.
+        For a queue that will be revoked soon: `settled` is true when the messages that had begun are completed. Return
+        how many handed-out messages were taken back.
         """
         self._withheld = True
         taken_back = 0
