@@ -29,6 +29,13 @@ plus what the first one had not committed. A process that is killed from outside
 else; the suspects of two such ends in a row are cleared by one pass. A partition that moves in good order keeps its
 suspects. A seek, and a log that was cut, end the care.
 
+A process that lives loses its partitions, too, if the brokers do not hear from it for a session. Nothing tells its
+successor from that of a dead process, so its marks may be false. Two rules keep a healthy message from failing:
+
+* A process counts no mark of its own (test_a_process_that_lost_its_partition_takes_back_its_marks).
+* A process that has lost a partition in the last ten minutes believes no mark at all: what has cut it off may have cut
+  off the others (test_a_process_that_was_cut_off_believes_nobodys_marks). At worst the count begins again.
+
 Not handled: a message that kills the process before it is handed out (its fetch takes too much memory), one whose call
 has timed out (it was sent back, and is a suspect when it comes again), and work that a listener leaves running when it
 returns.
@@ -49,24 +56,20 @@ PROCESS_DIED: Final = "ProcessDied"
 _SPAN: Final = 10_000
 _DOUBLINGS: Final = 10
 _PATIENCE_MS: Final = 30_000
+_DOUBT_MS: Final = 600_000
 _MAX_BEGUN: Final = 256
 _PATTERN: Final = re.compile(r"([og])(\d{1,6})((?:,\d{1,19}x\d{1,6}){0,256})")
 
 
 @dataclass(frozen=True, slots=True)
 class Handling:
-    """What a commit tells the next owner of a partition about the present one.
-
-    Attributes:
-        is_open: the owner has not given the partition back.
-        deaths: number of owners in a row before this one that did not give it back.
-        begun: (offset, number of processes that began it and never finished it), ascending. In an open handling the
-            messages that may be in progress count the present owner.
-    """
+    """What a commit tells the next owner of a partition about the present one."""
 
     is_open: bool
     deaths: int = 0
+    """Number of owners in a row before this one that did not give the partition back."""
     begun: tuple[tuple[int, int], ...] = ()
+    """(offset, processes that began it and never finished it), ascending; if open, the present owner is counted."""
 
     def since(self, position: int) -> "Handling":
         """Return it without messages below a position."""
@@ -99,16 +102,7 @@ def decode_handling(text: str) -> Handling | None:
 
 
 class CarefulPartition:
-    """One partition that is read.
-
-    Attributes:
-        until: it is careful below this offset.
-        suspects: number of processes that began a message and never finished it, by offset.
-        noted: what is or may be in progress, as it is to be noted.
-        judged: suspects that have failed here because of their deaths.
-        handling: what the next commit carries.
-        stored: what a commit is known to have stored; None: nothing yet.
-    """
+    """One partition that is read; it is careful below the offset `until`."""
 
     __slots__ = ("deaths", "handling", "is_open", "judged", "noted", "stored", "suspects", "until")
 
@@ -116,11 +110,11 @@ class CarefulPartition:
         self.is_open = True
         self.until = until
         self.deaths = deaths
-        self.suspects = suspects
-        self.noted: dict[int, int] = {}
-        self.judged: set[int] = set()
-        self.stored: Handling | None = None
-        self.handling = self.current()
+        self.suspects = suspects  # number of processes that began a message and never finished it, by offset
+        self.noted: dict[int, int] = {}  # what is or may be in progress, as it is to be noted
+        self.judged: set[int] = set()  # suspects that have failed here because of their deaths
+        self.stored: Handling | None = None  # what a commit is known to have stored
+        self.handling = self.current()  # what the next commit carries
 
     def current(self) -> Handling:
         """Return what the next commit is to carry."""
@@ -140,6 +134,7 @@ class CarefulStart:
             had other messages in progress.
         window: maximum number of messages of all careful partitions that are noted at a time, but one of each
             partition at least. 0: commits carry nothing, and nothing is handed out with care.
+        now_ms: returns monotonic time in ms.
 
     Attributes:
         dirty: partitions whose next commit carries something new.
@@ -148,9 +143,12 @@ class CarefulStart:
     Thread-safety: none; the poll thread owns it.
     """
 
-    def __init__(self, *, max_deaths: int = 3, window: int = 0) -> None:
+    def __init__(self, *, max_deaths: int = 3, window: int = 0, now_ms: Callable[[], int] = lambda: 0) -> None:
         self._max_deaths = max_deaths
         self._window = window
+        self._now_ms = now_ms
+        self._own_marks: dict[TopicPartitionKey, frozenset[int]] = {}  # stored by this process, which was cut off
+        self._doubts_until_ms = 0
         self._partitions: dict[TopicPartitionKey, CarefulPartition] = {}
         self._careful: set[TopicPartitionKey] = set()
         self._alone: tuple[TopicPartitionKey, int] | None = None  # the suspect whose turn it is
@@ -167,20 +165,19 @@ class CarefulStart:
     ) -> Mapping[int, int]:
         """Begin a partition at an offset; return its suspects, with the number of processes that each has ended.
 
-        Args:
-            key: the partition.
-            start: offset of the first message to be read.
-            found: what the last commit carried; None: nothing that we know.
-            end: offset of the end of the log; None: not known.
+        `found` is what the last commit carried, `end` the end of the log; None: not known.
 
         Decides: Did the last owner of a partition die? It did not give it back; then messages are handed out with care.
         """
         if not self._window:
             return {}
-        self.forget(key)
+        self._remove(key)
         found = found or Handling(is_open=False)
-        deaths = found.deaths + 1 if found.is_open else 0
-        suspects = {offset: times for offset, times in found.begun if offset >= start}
+        if self._now_ms() < self._doubts_until_ms:
+            found = Handling(found.is_open)
+        deaths, own = found.deaths + 1 if found.is_open else 0, self._own_marks.get(key, ())
+        counted = {offset: times - (offset in own) for offset, times in found.begun if offset >= start}
+        suspects = {offset: times for offset, times in counted.items() if times > 0}
         until = start + (_SPAN << min(deaths - 1, _DOUBLINGS)) if found.is_open else start
         if end is not None:
             until = min(until, max(start, end))
@@ -207,11 +204,17 @@ class CarefulStart:
                 self._changed(key, partition)
 
     def forget(self, key: TopicPartitionKey) -> None:
-        """Remove a partition that is no longer assigned."""
-        self._partitions.pop(key, None)
+        """Remove a partition that is no longer assigned; if it was not given back, this process was cut off."""
+        partition = self._remove(key)
+        if partition is not None and partition.stored is not None and partition.stored.is_open:
+            self._own_marks[key] = frozenset(filter(partition.has_stored, partition.noted))
+            self._doubts_until_ms = self._now_ms() + _DOUBT_MS
+
+    def _remove(self, key: TopicPartitionKey) -> CarefulPartition | None:
         self._no_longer_alone(key)
         self._careful.discard(key)
         self.dirty.discard(key)
+        return self._partitions.pop(key, None)
 
     def _no_longer_alone(self, key: TopicPartitionKey) -> None:
         if self._alone is not None and self._alone[0] == key:
@@ -231,6 +234,7 @@ class CarefulStart:
         partition = self._partitions.get(key)
         if partition is not None and handling is not None:
             partition.stored = handling
+            self._own_marks.pop(key, None)  # it counts none of them
             if partition.handling == handling:
                 self.dirty.discard(key)
 
@@ -302,11 +306,7 @@ class CarefulStart:
     ) -> set[tuple[TopicPartitionKey, int]]:
         """Return the messages that may begin now. Others have to be noted by a commit first (`dirty`), or to wait.
 
-        Args:
-            waiting: messages of careful partitions that were taken and not begun, in order.
-            running: messages of careful partitions that have begun and are in progress.
-            others_are_busy: returns whether a message of another partition is in progress.
-            now_ms: monotonic time in ms.
+        `waiting` and `running` are of careful partitions; `others_are_busy` is about all others.
 
         Decides: Which message killed a process, and may it be handed out? A suspect, alone, once a commit counts that.
         """

@@ -7,6 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim.core.careful_start import CarefulStart, Handling
+from rocketshim.core.clock import now_ms_of
 from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
 from rocketshim.testing import InMemoryKafka
 
@@ -116,6 +117,25 @@ def test_a_guilty_message_fails_without_a_call(kafka: InMemoryKafka, bench: Make
     assert (headers["FAIL_CLASS"], headers["RECONSUME_TIMES"]) == (b"ProcessDied", b"3")
     b.commit_now()
     assert b.committed() == 3
+
+
+@pytest.mark.parametrize("pause_ms", [1_000, 700_000])
+def test_a_call_that_lost_sessions_cut_off_does_not_fail(
+    kafka: InMemoryKafka, bench: Make, seen: list[Any], pause_ms: int
+) -> None:
+    send(kafka, 2)
+    care = CarefulStart(max_deaths=3, window=4, now_ms=now_ms_of(kafka.clock))
+    b = bench(lambda message: seen.append(message.body), limit=0, care=care)
+    for _ in range(8):
+        b.turn(8)
+        assert b.pool.tasks, "the message is handed out again"
+        b.pool.tasks.clear()  # its call goes on
+        kafka.evict(b.consumer)
+        b.clock.advance(pause_ms)
+        b.turn(8)
+    b.run(12)
+    assert set(seen) == {b"0", b"1"}
+    assert not b.dead()
 
 
 def test_a_guilty_message_is_retried_below_the_limit(kafka: InMemoryKafka, bench: Make) -> None:

@@ -298,3 +298,65 @@ def test_a_handling_is_read_as_it_was_written(is_open: bool, deaths: int, begun:
 )
 def test_other_texts_are_not_understood(text: str) -> None:
     assert decode_handling(text) is None
+
+
+class Member:
+    """A living process that handles message 10 alone or among others, and is cut off while the call goes on."""
+
+    def __init__(self, clock: list[int]) -> None:
+        self.care = CarefulStart(max_deaths=3, window=4, now_ms=lambda: clock[0])
+
+    def handle_and_be_cut_off(self, found: Handling | None) -> Handling | None:
+        """Return what its last commit carries."""
+        care = self.care
+        care.begin(P, 10, found)
+        store(care)
+        assert not care.guilty(P), "a healthy message would fail"
+        if care.is_careful(P, 10):
+            care.next({P: [10]}, {P: []}, nobody, 0)
+            store(care)
+            assert care.next({P: [10]}, {P: []}, nobody, 0) == {(P, 10)}
+        handling = care.handling(P)
+        care.forget(P)
+        return handling
+
+
+@pytest.mark.parametrize("pause_ms", [1_000, 3_600_000])
+def test_a_process_that_lost_its_partition_takes_back_its_marks(pause_ms: int) -> None:
+    clock = [0]
+    member, found = Member(clock), None
+    for _ in range(8):
+        found = member.handle_and_be_cut_off(found)
+        clock[0] += pause_ms
+    assert found is None or all(times == 1 for _, times in found.begun)
+
+
+def test_a_process_takes_back_its_marks_after_others_had_the_partition() -> None:
+    clock = [0]
+    members, found = [Member(clock), Member(clock), Member(clock)], Handling(is_open=True)
+    for turn in range(12):
+        clock[0] += 3_600_000
+        found = members[turn % 3].handle_and_be_cut_off(found) or found
+    assert dict(found.begun) == {10: 3}
+    clock[0] += 3_600_000
+    stranger = CarefulStart(max_deaths=3, window=4)
+    stranger.begin(P, 10, found)
+    assert stranger.guilty(P) == {10: 3}, "nothing tells it that the three live"
+
+
+def test_a_process_that_was_cut_off_believes_nobodys_marks() -> None:
+    clock = [0]
+    member = Member(clock)
+    member.handle_and_be_cut_off(None)
+    for clock[0], suspects in ((599_999, {}), (600_000, {10: 3, 11: 1})):
+        assert member.care.begin(P, 10, Handling(is_open=True, begun=((10, 3), (11, 1)))) == suspects
+        assert member.care.is_careful(P, 10)
+
+
+def test_a_process_that_gave_its_partition_back_believes_the_marks_of_others() -> None:
+    care = begun()
+    store(care)
+    care.give_back([P])
+    store(care)
+    care.forget(P)
+    assert care.begin(P, 10, Handling(is_open=True, begun=((10, 3),))) == {10: 3}

@@ -223,7 +223,9 @@ class PushAssembly:
             now_ms=now_ms_of(clock),
             store=store,
             assigner=self._make_assigner(log, ownership),
-            care=CarefulStart(max_deaths=settings.max_process_deaths, window=self._careful_window),
+            care=CarefulStart(
+                max_deaths=settings.max_process_deaths, window=self._careful_window, now_ms=now_ms_of(clock)
+            ),
             joining=Joining(settings.group, _consumer_config(settings, lambda *_: None, orderly=orderly), join_watch),
         )
         make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
