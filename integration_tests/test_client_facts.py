@@ -2,11 +2,15 @@
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from rocketshim.consumer.reader.commits import Committer
+from rocketshim.core.ownership import Ownership
+from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.lookups import found_topics
 from rocketshim.kafka.positions import positions_from_outside
@@ -62,5 +66,39 @@ def test_a_consumer_that_asks_for_a_topic_does_not_create_it_and_a_producer_does
         producer.list_topics("asked-by-a-producer", timeout=GUARD_S)
         wait_until(lambda: "asked-by-a-producer" in consumer.list_topics(timeout=GUARD_S).topics, within_s=GUARD_S)
         assert "asked-by-a-consumer" not in consumer.list_topics(timeout=GUARD_S).topics
+    finally:
+        consumer.close()
+
+
+def test_a_refused_offset_does_not_hide_those_that_are_stored_with_it(
+    broker: Broker, topic: Callable[..., str]
+) -> None:
+    """librdkafka reports the error of one partition for every partition of its commit."""
+    good, bad = TopicPartitionKey(topic(), 0), TopicPartitionKey(topic(), 0)
+    sizes, answers = {good: 1, bad: 9_000}, []  # Kafka accepts 4,096 characters
+
+    def answered(error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        answers.append(error)
+        commits.answered(error, partitions)
+
+    consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": good.topic, "on_commit": answered})
+    commits = Committer(
+        lambda: consumer,  # type: ignore[arg-type, return-value]
+        lambda: 0,
+        lambda positions: [TopicPartition(*key, at, sizes[key] * "m") for key, at in positions.items()],
+        Ownership(lambda: 0),
+    )
+    try:
+        for asynchronous in (True, False):
+            for key in (good, bad):
+                commits.positions.adopt(key, 0)
+            queues = [ProcessQueue[Any](*key) for key in (good, bad)]
+            for queue in queues:
+                queue.skip_to(5)
+            commits.commit(queues, asynchronous=asynchronous)
+            while commits.outstanding:
+                consumer.poll(0.05)
+            assert [commits.positions.stored(key) for key in (good, bad)] == [5, 0]
+        assert answers == [KafkaError.OFFSET_METADATA_TOO_LARGE]
     finally:
         consumer.close()

@@ -1,11 +1,14 @@
 """Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
 
 A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
-(`fatal`). Under leases, positions that do not move are committed again each hour (`core.timer.RENEWAL_MS`). A position
-is also committed again if its metadata has changed (`core.careful_start`): soon, because a call may wait for it.
+(`fatal`). If Kafka refuses an offset of one partition, librdkafka reports its error for every partition of the commit;
+then the group is asked which of them are stored (test_a_refused_offset_does_not_hide_those_that_are_stored_with_it).
+Under leases, positions that do not move are committed again each hour (`core.timer.RENEWAL_MS`). A position is also
+committed again if its metadata has changed (`core.careful_start`): soon, because a call may wait for it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -19,12 +22,19 @@ from rocketshim.kafka.lookups import check_answers, in_parts
 from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import MISSING
 
 __all__ = ["Committer", "commit_now"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _AGAIN_MS = 500  # until a refused commit is repeated for its metadata
 _CAREFUL_MS = 200  # time between two commits of positions while a partition is read with care
+_LOOK_S: Final = 2.0
+_OF_ONE_PARTITION: Final = MISSING | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.OFFSET_METADATA_TOO_LARGE,
+    KafkaError.INVALID_COMMIT_OFFSET_SIZE,
+}
 
 
 def commit_now(store: ConsumerClient | LocalOffsetStore, offsets: list[TopicPartition]) -> None:
@@ -52,6 +62,7 @@ class Committer:
         self._store = store
         self._care = care or CarefulStart()
         self._sent_handlings: dict[TopicPartitionKey, Handling | None] = {}
+        self._sent: list[TopicPartition] = []  # the last commit
         self._not_before_ms = self._last_ms = 0
         self.positions = CommitPositions()
         self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
@@ -103,22 +114,17 @@ class Committer:
             return
         self._last_ms = self._now_ms()
         self._sent_handlings = {key: self._care.handling(key) for key in owned}
-        offsets = self._as_offsets(owned)
-        answers: list[TopicPartition] = []
+        self._sent = offsets = self._as_offsets(owned)
+        self.positions.send(owned)
+        self._again.difference_update(owned)
         try:
             if asynchronous:
                 self._client().commit(offsets=offsets, asynchronous=True)
                 self.outstanding += 1
             else:
-                answers = (self._store or self._client()).commit(offsets=offsets, asynchronous=False)
+                self._take(None, (self._store or self._client()).commit(offsets=offsets, asynchronous=False))
         except KafkaException as error:
-            self._again.update(owned)
-            self._refused([error.args[0]])
-            return
-        self.positions.send(owned)
-        self._again.difference_update(owned)
-        if answers:
-            self._take(None, answers)
+            self._take(error.args[0], offsets)
 
     def answered(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit (librdkafka's `on_commit`). Never raises."""
@@ -127,9 +133,10 @@ class Committer:
 
     def _take(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         errors = [error] if error is not None else [item.error for item in partitions if item.error is not None]
+        hidden = self._stored_among(self._sent) if error and error.code() in _OF_ONE_PARTITION else ()
         for item in partitions:
             key = TopicPartitionKey.of(item)
-            if error is None and item.error is None:
+            if (error is None and item.error is None) or key in hidden:
                 self.positions.confirm(key, item.offset)
                 self._care.stored(key, self._sent_handlings.get(key))  # a refusal of another partition does not count
             elif self.positions.refuse(key, item.offset):
@@ -138,6 +145,18 @@ class Committer:
             self._refused(errors)
         else:
             self.failing_since_ms = None
+
+    def _stored_among(self, sent: Sequence[TopicPartition]) -> set[TopicPartitionKey]:
+        """Return the partitions whose offsets the group has as they were sent."""
+        wanted = {TopicPartitionKey.of(item): (item.offset, item.metadata) for item in sent}
+        try:
+            found = in_parts(
+                lambda part: (self._store or self._client()).committed(part, timeout=_LOOK_S),
+                [TopicPartition(*key) for key in wanted if len(wanted) > 1],
+            )
+        except KafkaException:
+            return set()
+        return {key for item in found if wanted[key := TopicPartitionKey.of(item)] == (item.offset, item.metadata)}
 
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1

@@ -236,3 +236,37 @@ def test_the_refusal_of_one_partition_does_not_hide_what_is_stored_of_another(cl
     commits.answered(None, [PartitionResult.of(KEY, 0), PartitionResult.of(refused, 0, error=error)])
     assert care.next({KEY: [0], refused: [0]}, {}, lambda: False, 0) == {(KEY, 0)}
     assert care.dirty == {refused}
+
+
+class AllOrNothing(Client):
+    """Refuses an offset of one partition as librdkafka reports it: every partition of the commit seems refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[TopicPartitionKey, TopicPartition] = {}
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> Any:
+        self.stored.update({TopicPartitionKey.of(item): item for item in offsets if item.topic != "gone"})
+        if asynchronous:
+            return None
+        raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART))
+
+    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+        del timeout
+        return [self.stored.get(TopicPartitionKey.of(item), item) for item in partitions]
+
+
+@pytest.mark.parametrize("asynchronous", [True, False])
+def test_what_is_stored_beside_a_refused_offset_counts_as_stored(*, asynchronous: bool) -> None:
+    client, gone = AllOrNothing(), TopicPartitionKey("gone", 0)
+    commits = Committer(lambda: client, lambda: 0, offsets_with("m"), Ownership(lambda: 0))  # type: ignore[arg-type, return-value]
+    queues = [queue_done_to(4), ProcessQueue[Any](*gone)]
+    for key in (KEY, gone):
+        commits.positions.adopt(key, 0)
+    commits.commit_again([gone])
+    commits.commit(queues, asynchronous=asynchronous)
+    if asynchronous:
+        error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        commits.answered(error, [PartitionResult.of(KEY, 4, error=error), PartitionResult.of(gone, 0, error=error)])
+    assert commits.positions.stored(KEY) == 4
+    assert commits.failed == 1
