@@ -9,11 +9,11 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.consumer.reader.commits import Committer
-from rocketshim.core.ownership import Ownership
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.lookups import found_topics
 from rocketshim.kafka.positions import positions_from_outside
+from rocketshim.locks.lease import Ownership
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics.coordinates import TopicPartitionKey
 

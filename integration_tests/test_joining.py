@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import AllocateMessageQueueAveragely, LitePullConsumer, PushConsumer, TopicNames
+from rocketshim.errors import ConsumerError
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, provision
 from rocketshim_topics.layout import Layout
@@ -108,12 +110,22 @@ def test_a_session_outside_of_the_limits_names_setting_and_limits(
     broker: Broker, made: tuple[str, str], shared: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     consumer = make(broker, made[1], shared, made[0], **{"session.timeout.ms": 100})
-    consumer.start()
+    began_s = time.monotonic()
+    consumer.start(wait_s=GUARD_S)
+    assert time.monotonic() - began_s < GUARD_S, "it returns when it knows that the group refuses it"
     wait_until(lambda: refusals(consumer) > 1)
     consumer.stop()
     (line,) = lines(caplog, "consumer.client-error")
     assert "session.timeout.ms=100 is outside" in line["hint"]
     assert not lines(caplog, "consumer.not-left")
+
+
+def test_start_raises_what_has_ended_the_consumer_meanwhile(broker: Broker, made: tuple[str, str], shared: str) -> None:
+    client = {"group.protocol": "consumer", "group.instance.id": "shop-1"}
+    with make(broker, made[1], shared, made[0], **client):
+        second = make(broker, made[1], shared, made[0], **client)
+        with pytest.raises(ConsumerError, match=r"same group\.instance\.id=shop-1"):
+            second.start(wait_s=GUARD_S)
 
 
 DYING = """

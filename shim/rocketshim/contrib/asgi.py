@@ -80,7 +80,8 @@ def lifespan(
                 consumer._event_loop = asyncio.get_running_loop()  # noqa: SLF001 - as its run_async() does
                 await asyncio.to_thread(consumer.start, wait_s=0)
                 started.append(consumer)
-            await asyncio.gather(*(asyncio.to_thread(each.wait_assigned, _ASSIGNED_S) for each in started))
+            waits = (asyncio.to_thread(each._wait_started, _ASSIGNED_S) for each in started)  # noqa: SLF001
+            await asyncio.gather(*waits)
             yield state
 
     return run

@@ -58,7 +58,7 @@ def explained_error(error: KafkaError, group: str, settings: Mapping[str, Any]) 
         return f"group {group!r} has as many members as group.max.size of the brokers allows: stop one, or raise it"
     if code == _UNSUPPORTED_ASSIGNOR:
         return "the brokers do not know group.remote.assignor: leave it out, or add it to group.consumer.assignors"
-    if instance and (code == KafkaError.FENCED_INSTANCE_ID or "group.instance.id" in error.str()):
+    if instance and (code == KafkaError.FENCED_INSTANCE_ID or "instance" in error.str()):  # of KIP-848: "instance ID"
         return (
             f"another member of group {group!r} has the same group.instance.id={instance}: give each process its own. "
             "(The processes of `rocketshim run --processes` get numbers behind it; two such commands need two ids)"

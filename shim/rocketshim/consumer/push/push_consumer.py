@@ -281,12 +281,15 @@ class PushConsumer:
 
         Args:
             wait_s: longest wait for that, in seconds; 0: return without it, for example to start several consumers at
-                the same time and then wait for each by `wait_assigned`. If the consumer stops meanwhile, the wait ends.
+                the same time and then wait for each by `wait_assigned`. If the consumer stops meanwhile, the wait ends;
+                also if the group refuses it (its members have another assignment strategy …): that is logged, and the
+                consumer joins when the cause is gone.
 
         Raises:
             ConfigError: no listener is registered, the time is not a number, or Kafka's client rejects a client
                 setting.
-            ConsumerError: the consumer was stopped before; a consumer runs only once. If it failed: what `stop` raises.
+            ConsumerError: the consumer was stopped before; a consumer runs only once. If it failed, before or while
+                this waited (its `group.instance.id` is taken …): what `stop` raises.
             TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError: the cluster does not meet
                 the requirements.
             RuntimeError: the system has no thread left.
@@ -303,7 +306,13 @@ class PushConsumer:
         if timeout_s is not None:
             self._stopped = True
             self.stop(timeout_s)
-        self.wait_assigned(wait_s)
+        self._wait_started(wait_s)
+
+    def _wait_started(self, wait_s: float) -> None:
+        """Wait until the starts are chosen, the consumer is refused, or it has ended; raise what has ended it."""
+        self._wait_begun(wait_s, although_refused=False)
+        if self._ended.is_set() and (loop := self._loop) is not None:
+            self._raise_failure(loop)
 
     def _start(self) -> None:
         if self._stopped:
@@ -528,7 +537,7 @@ class PushConsumer:
         started = asyncio.ensure_future(asyncio.to_thread(self.start, wait_s=0))
         try:
             await asyncio.shield(started)
-            await asyncio.to_thread(self.wait_assigned, _WAIT_S)
+            await asyncio.to_thread(self._wait_started, _WAIT_S)
         except BaseException:
             await asyncio.wait([started])  # after a cancellation, too: stop() must find what was started
             await asyncio.shield(asyncio.to_thread(self.stop))
@@ -556,12 +565,16 @@ class PushConsumer:
         Returns:
             Whether that is so. False also if the consumer was not started, or stops before.
         """
+        return self._wait_begun(timeout_s, although_refused=True)
+
+    def _wait_begun(self, timeout_s: float, *, although_refused: bool) -> bool:
         loop = self._loop
         if loop is None:
             return False
         until_s = time.monotonic() + timeout_s
         while not loop.has_begun.wait(max(0.0, min(_ENDED_CHECK_S, until_s - time.monotonic()))):
-            if self._ended.is_set() or time.monotonic() >= until_s:
+            is_over = self._ended.is_set() or (loop.reader.joining.is_refused and not although_refused)
+            if is_over or time.monotonic() >= until_s:
                 return loop.has_begun.is_set()
         return True
 
