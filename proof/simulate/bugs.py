@@ -26,7 +26,7 @@ from rocketshim.dropin.partitions import Partitions
 from rocketshim.dropin.retries import Retries
 from rocketshim.dropin.send_back import HopStore
 from rocketshim.kafka import lookups
-from rocketshim.kafka.record_sender import RecordSender
+from rocketshim.kafka.record_sender import OwnedSender, RecordSender
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.locks.holder import QueueLockHolder
 from rocketshim.locks.log_thread import GroupLogThread
@@ -98,25 +98,26 @@ def _property(value: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def _sent_back_when_produced(original: Any) -> Any:
-    def produce(self: Any, sending: Any) -> None:
-        original(self, sending)
-        self._reports.append((sending, None))
-        self._outstanding += 1
-        sending.reports = type(self._reports)()  # the true report is ignored
+    def send(self: Any, out: Any, what: Any) -> None:
+        original(self, out, what)
+        if isinstance(what, tuple):  # a hop; the group's log is another owner
+            chunk, hop = what
+            chunk.stored([hop.failed.message])
+            chunk.dropped = True  # the true result is ignored
 
-    return produce
+    return send
 
 
 def _refused_hop_is_dropped(_: Any) -> Any:
-    def not_stored(self: Any, sending: Any, error: Any) -> None:
-        del self, error
-        sending.chunk.stored([sending.hop.failed.message])
+    def not_stored(self: Any, sender: Any, chunk: Any, hop: Any, error: Any) -> None:
+        del self, sender, error
+        chunk.stored([hop.failed.message])
 
     return not_stored
 
 
 def _refused_hop_is_forgotten(_: Any) -> Any:
-    return lambda self, sending, error: None  # noqa: ARG005
+    return lambda self, *facts: None  # noqa: ARG005
 
 
 def _counted_twice(original: Any) -> Any:
@@ -399,7 +400,7 @@ _NO: Final = _returns(False)  # noqa: FBT003
 _YES: Final = _returns(True)  # noqa: FBT003
 
 BUGS: Final = (
-    Bug("a hop counts as stored when it is produced", SendBack, "_produce", _sent_back_when_produced),
+    Bug("a hop counts as stored when it is produced", OwnedSender, "send", _sent_back_when_produced),
     Bug("a refused hop counts as stored", SendBack, "_not_stored", _refused_hop_is_dropped),
     Bug("a refused hop is not sent again", SendBack, "_not_stored", _refused_hop_is_forgotten),
     Bug("failed attempts are counted twice", HopMaker, "first", _counted_twice),

@@ -26,8 +26,6 @@ __all__ = ["BrokerClock"]
 
 _FRESH_NS: Final = 300_000_000_000
 _MS: Final = 1_000_000
-_DIFFERS_MS: Final = 1_000
-_WRONG_MS: Final = 60_000
 
 
 class BrokerClock:
@@ -37,6 +35,7 @@ class BrokerClock:
     """
 
     __slots__ = ("_evidence",)
+    WRONG_MS: Final = 60_000
 
     def __init__(self) -> None:
         # append time, the sender's two clocks before it, and the monotonic one after it
@@ -79,7 +78,7 @@ class BrokerClock:
 
         Decides: Which timestamp has a dead letter, a parked or a redriven record? The brokers' clock once it is known.
             If a broker refuses this machine's time before that, a probe shows the clock
-            (`consumer.send_back.SendBack._ask_clock`, `dropin.send_back.HopStore.store`). A sent message has the time
+            (`kafka.record_sender.OwnedSender`, `dropin.send_back.HopStore.store`). A sent message has the time
             of this machine, or the one that the user gives.
         """
         evidence = self._evidence
@@ -87,15 +86,16 @@ class BrokerClock:
             return 0
         return evidence[0] + (monotonic_ns - evidence[3]) // _MS
 
-    def wrong_by_ms(self, monotonic_ns: int, wall_ms: int) -> int:
+    def wrong_by_ms(self, monotonic_ns: int, wall_ms: int, beyond_ms: int = WRONG_MS) -> int:
         """Return how far this machine's clock is certainly ahead of the brokers' (negative: behind), in ms.
 
         Args:
             monotonic_ns: the monotonic clock, in ns.
             wall_ms: this machine's wall clock, epoch ms.
+            beyond_ms: the largest difference that does not count; default a minute.
 
         Returns:
-            The difference; 0 if it is at most a minute, or not known.
+            The difference; 0 if it is at most that, or not known.
 
         Decides: Is this machine's clock wrong? If it differs by more than a minute. Then the worker or consumer is not
             ready (`health.LoopState.is_ready`), logs it once, and the doctor names it (`admin.doctor.queues.clocks`).
@@ -106,7 +106,7 @@ class BrokerClock:
         append_ms, sent_ns, _, heard_ns = evidence
         ahead_ms = wall_ms - append_ms - (monotonic_ns - sent_ns) // _MS
         behind_ms = append_ms + (monotonic_ns - heard_ns) // _MS - wall_ms
-        return ahead_ms if ahead_ms > _WRONG_MS else -behind_ms if behind_ms > _WRONG_MS else 0
+        return ahead_ms if ahead_ms > beyond_ms else -behind_ms if behind_ms > beyond_ms else 0
 
     def is_known(self, monotonic_ns: int, wall_ms: int, *, within_ns: int) -> bool:
         """Return whether there was a report in the last `within_ns`, and this machine's clock was not set since."""
@@ -115,23 +115,8 @@ class BrokerClock:
             return False
         return monotonic_ns - evidence[3] <= within_ns
 
-    @staticmethod
-    def ahead_ms(append_ms: int, sent_ms: int, heard_ms: int) -> int:
-        """Return how far the sender's wall clock is certainly ahead of the brokers' (negative: behind), in ms.
-
-        Args:
-            append_ms: the append time in a delivery report, epoch ms.
-            sent_ms: the sender's wall clock when the record was handed to the client, epoch ms.
-            heard_ms: the sender's wall clock when the report arrived, epoch ms.
-
-        Returns:
-            The difference, or 0 if it is at most one second.
-        """
-        ahead_ms = max(0, sent_ms - append_ms) + min(0, heard_ms - append_ms)
-        return ahead_ms if abs(ahead_ms) > _DIFFERS_MS else 0
-
 
 def _was_set(evidence: tuple[int, int, int, int], monotonic_ns: int, wall_ms: int) -> bool:
     """Return whether this machine's wall clock was set since the evidence, or the machine was asleep."""
     _, sent_ns, sent_ms, _ = evidence
-    return abs((wall_ms - sent_ms) - (monotonic_ns - sent_ns) // _MS) > _WRONG_MS
+    return abs((wall_ms - sent_ms) - (monotonic_ns - sent_ns) // _MS) > BrokerClock.WRONG_MS

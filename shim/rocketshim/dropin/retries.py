@@ -58,7 +58,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim.dropin.original import OriginalConsumer as _Original
 from rocketshim.dropin.partitions import Partitions, key_of, offset_of
-from rocketshim.dropin.send_back import DropinSendBack, HopStore
+from rocketshim.dropin.send_back import DropinSendBack, HopStore, with_credentials
 from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
 from rocketshim.errors import RocketshimError, StaleMessageError
 from rocketshim.kafka.clients import ProducerClient, with_log
@@ -575,9 +575,7 @@ class Retries:
         self.has_topics = True
 
     def _admin(self) -> AdminClient:
-        admin = AdminClient(with_log(self.facts.connection))
-        self.hop_store.tell_credentials(admin)
-        return admin
+        return with_credentials(AdminClient(with_log(self.facts.connection)), self.hop_store.credentials)
 
     def close(self, consumer: Any) -> None:
         """Store offsets, leave the group, and close what belongs to the consumer; raise the error of a callback."""

@@ -1,7 +1,7 @@
 """Send-back of the drop-in consumer: the caller's thread makes the next hop and waits until it is stored.
 
-There is one idempotent producer per consumer, made at the first send-back (`kafka.record_sender`). A consumer whose
-messages never fail makes none.
+There is one idempotent producer per consumer, made at the first send-back (`kafka.record_sender.RecordSender`). A
+consumer whose messages never fail makes none.
 
 The next hop is decided as for every other consumer, also that of a record that breaks the wire format or is too large
 (`core.next_hop`). Each stored hop finishes the message.
@@ -9,15 +9,14 @@ The next hop is decided as for every other consumer, also that of a record that 
 
 import random
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.clock import SystemClock
-from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.next_hop import NO_LISTENER, SEND_ON_TIMEOUT_MS, FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.user_values import safe_text
@@ -27,7 +26,7 @@ from rocketshim.failures import FailureLog, FailureMaker
 from rocketshim.kafka.clients import ProducerClient
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
-from rocketshim.kafka.reports import UNCONFIRMED
+from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim_topics import DelayLevels, Failure, TopicNames
@@ -35,26 +34,22 @@ from rocketshim_topics.hops import OutgoingRecord, clock_probe
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["DropinSendBack", "HopStore"]
+__all__ = ["DropinSendBack", "HopStore", "with_credentials"]
 
 _LOG = safe_logger("rocketshim.dropin")
 _GRACE_S: Final = 5.0
 _DEAD_LETTER_LEVEL: Final = -1
+_Client = TypeVar("_Client")
 
 
 class HopStore:
-    """Stores records and waits for their delivery reports.
+    """Stores records and waits for their delivery reports. Any thread may call every method.
 
     Records have the brokers' time as their timestamp, once a delivery report of the schedule topic has shown it. If a
     broker refuses the time of this machine before that, a probe in the schedule topic shows it.
 
-    Args:
-        make_producer: makes the producer.
-        timeout_s: its `delivery.timeout.ms`, in seconds.
-        names: topic names of the namespace.
-        clock: this machine's clocks; None: the real ones.
-
-    Thread-safety: any thread may call every method.
+    Attributes:
+        credentials: user name and password that the program has set last, for every client of the consumer.
     """
 
     def __init__(
@@ -66,17 +61,17 @@ class HopStore:
     ) -> None:
         self._timeout_s = timeout_s
         self._names = names
-        self._clock: Clock = clock or SystemClock()
-        self._broker_clock = BrokerClock()
-        self._is_clock_wrong = False
-        self._credentials = Credentials()
+        self.credentials: deque[tuple[str, str]] = deque(maxlen=1)
+        credentials = self.credentials  # no cycle of references: it would keep the Kafka client
         self._sender = RecordSender(
-            partial(_make, make_producer, self._credentials),
+            lambda: with_credentials(make_producer(), credentials),
             thread_name="rocketshim-dropin-reports",
             closed_text="the consumer is closed; nothing was sent",
             on_unconfirmed=_log_unconfirmed,
             on_error=_log_error,
+            time=BrokerTime(clock or SystemClock(), _log_wrong_clock),
         )
+        self.list_topics = self._sender.list_topics
 
     def store(self, out: OutgoingRecord) -> None:
         """Send a record and return when it is stored.
@@ -86,28 +81,22 @@ class HopStore:
             SendTimeoutError: no report came in time; the record may or may not be stored.
             ClosedError: the store is closed; nothing was sent.
         """
-        deadline = time.monotonic() + self._timeout_s + _GRACE_S
-        problem = self._try(out, deadline)
+        until_s = time.monotonic() + self._timeout_s + _GRACE_S
+        problem = self._try(out, until_s)
         if problem is not None and problem.code() == KafkaError.INVALID_TIMESTAMP:
-            self._try(clock_probe(self._names, partition=0), deadline)
-            problem = self._try(out, deadline)
+            self._try(clock_probe(self._names, partition=0), until_s)
+            problem = self._try(out, until_s)
         if problem is not None:
             raise KafkaException(problem)
 
-    def _try(self, out: OutgoingRecord, deadline: float) -> KafkaError | None:
+    def _try(self, out: OutgoingRecord, until_s: float) -> KafkaError | None:
         """Send a record once, and return the error of its report."""
-        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
-        stamp_ms = self._broker_clock.stamp_ms(sent_ns, sent_ms)
         future: Future[KafkaError | None] = Future()
-
-        def done(error: KafkaError | None, record: Any) -> None:
-            if error is None and record.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
-                self._learn_clock(record.timestamp()[1], sent_ns, sent_ms)
-            future.set_result(error)
-
         try:
-            self._sender.send(out, done, room_until_s=deadline, again_until_s=deadline, timestamp_ms=stamp_ms)
-            return future.result(max(0.0, deadline - time.monotonic()))
+            self._sender.send(
+                out, lambda error, _: future.set_result(error), room_until_s=until_s, again_until_s=until_s
+            )
+            return future.result(max(0.0, until_s - time.monotonic()))
         except BufferError as error:
             raise SendTimeoutError(
                 f"the queue of the inner producer stayed full; nothing was sent to {out.topic!r}"
@@ -117,60 +106,26 @@ class HopStore:
                 f"no delivery report for {out.topic!r} within {self._timeout_s} s; it may or may not be stored"
             ) from error
 
-    def _learn_clock(self, append_ms: int, sent_ns: int, sent_ms: int) -> None:
-        """Learn the brokers' clock from a delivery report, and log it if this machine's begins to differ."""
-        heard_ns = self._clock.monotonic_ns()
-        self._broker_clock.reported(append_ms, sent_ns, sent_ms, heard_ns)
-        before, ahead_ms = self._is_clock_wrong, self._broker_clock.wrong_by_ms(heard_ns, self._clock.wall_ms())
-        self._is_clock_wrong = ahead_ms != 0
-        if ahead_ms and not before:
-            _LOG.warning("dropin.clock-differs", extra={"ahead_ms": ahead_ms})
-
-    def list_topics(self, *, timeout: float) -> Any:
-        """Return the cluster's topics, as the producer sees them; `timeout` in seconds.
-
-        Raises:
-            KafkaException: no broker answered in time.
-            ClosedError: the store is closed.
-        """
-        return self._sender.list_topics(timeout=timeout)
-
     def set_sasl_credentials(self, username: str, password: str) -> None:
         """Set the credentials as the client does; also for a producer that is made later."""
-        self._credentials.last = (username, password)
-        producer = self._sender.producer
-        if producer is not None:
-            self._credentials.set_in(producer)
-
-    def tell_credentials(self, client: Any) -> None:
-        """Set the credentials that were set last in another client of this consumer."""
-        self._credentials.set_in(client)
+        self.credentials.append((username, password))
+        if self._sender.producer is not None:
+            with_credentials(self._sender.producer, self.credentials)
 
     def close(self) -> None:
         """Close the producer after waiting for records in flight. A second call does nothing."""
         self._sender.close(time.monotonic() + self._timeout_s)
 
 
-class Credentials:
-    """The credentials that the program set last, for every client of the consumer.
-
-    Attributes:
-        last: user name and password; None: the program has set none.
-    """
-
-    def __init__(self) -> None:
-        self.last: tuple[str, str] | None = None
-
-    def set_in(self, client: Any) -> None:
-        """Set them in a client."""
-        if self.last is not None:
-            client.set_sasl_credentials(*self.last)
+def with_credentials(client: _Client, credentials: Iterable[tuple[str, str]]) -> _Client:
+    """Set credentials in a client, if there are any, and return it."""
+    for username, password in credentials:
+        client.set_sasl_credentials(username, password)  # type: ignore[attr-defined]
+    return client
 
 
-def _make(make_producer: Callable[[], ProducerClient], credentials: Credentials) -> ProducerClient:
-    producer = make_producer()
-    credentials.set_in(producer)
-    return producer
+def _log_wrong_clock(ahead_ms: int) -> None:
+    _LOG.warning("dropin.clock-differs", extra={"ahead_ms": ahead_ms})
 
 
 def _log_unconfirmed(out: OutgoingRecord) -> None:

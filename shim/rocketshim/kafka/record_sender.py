@@ -1,13 +1,15 @@
-"""Send records with one idempotent producer, and learn of each whether it is stored.
+"""Send records with an idempotent producer, and learn of each whether it is stored.
 
-A delivery report without an offset is not believed (`kafka.reports`). Such a record is sent again after a pause, as it
-is and so with the same identity, until a report has an offset or its time is over.
+A delivery report without an offset is not believed (`kafka.reports`). After a fatal error a producer can send nothing
+more, and another one is made. A sender that is given a `BrokerTime` stamps its records with the brokers' time.
 
-The producer is made at the first send. After a fatal error it can send nothing more: the next send makes another one,
-and the former one still reports what it had. `outstanding`, `flush` and `close` cover both.
-
-Threads: any thread sends. One thread of the sender polls the producer; it processes the reports and calls back. The
-thread knows the producer and not the sender, so that a sender that nobody uses any more ends it.
+* `RecordSender` has a poll thread, and any thread sends. The producer is made at the first send. After a fatal error
+  the next send makes another one, and the former one still reports what it had: `outstanding`, `flush` and `close`
+  cover both. A record without an offset is sent again after a pause, as it is and so with the same identity, until a
+  report has an offset or its time is over. The thread processes the reports and calls back. It knows the producer and
+  not the sender, so that a sender that nobody uses any more ends it.
+* `OwnedSender` belongs to one thread, which polls it in its own loop and takes the results from it. What it does with a
+  record that is not stored is the owner's decision.
 """
 
 import threading
@@ -15,18 +17,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
+from rocketshim.core.timer import Timer
 from rocketshim.errors import ClosedError
-from rocketshim.kafka.clients import ProducerClient, is_fatal
-from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
+from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal
+from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime, DeliveryReports, is_unconfirmed
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED
 
-__all__ = ["Done", "RecordSender", "break_real_links"]
+__all__ = ["Done", "OwnedSender", "RecordSender", "break_real_links"]
 
 _POLL_S: Final = 0.1
 _AGAIN_S: Final = 0.1
@@ -37,20 +40,23 @@ Done = Callable[[KafkaError | None, Any], None]
 """Called once for each record, with None and the record if it is stored, otherwise with the error."""
 
 
+_What = TypeVar("_What")
+
+
 class _Sending:
     """A record that is being sent, and the callback of its delivery reports.
 
     It is an object and not a closure that names itself: such a cycle would keep the Kafka client after `close`.
     """
 
-    __slots__ = ("again_until_s", "done", "link", "out", "timestamp_ms")
+    __slots__ = ("again_until_s", "done", "link", "out", "sent_ms", "sent_ns")
 
-    def __init__(self, link: "_Link", out: OutgoingRecord, done: Done, again_until_s: float, timestamp_ms: int) -> None:
+    def __init__(self, link: "_Link", out: OutgoingRecord, done: Done, again_until_s: float) -> None:
         self.link = link
         self.out = out
         self.done = done
         self.again_until_s = again_until_s
-        self.timestamp_ms = timestamp_ms
+        self.sent_ns = self.sent_ms = 0
 
     def __call__(self, error: KafkaError | None, record: Any) -> None:
         """Take a delivery report."""
@@ -58,6 +64,8 @@ class _Sending:
         error = link.reports.error(error, record)
         if error is None:
             link.has_stored = True
+            if link.time is not None:
+                link.time.reported(record, self.sent_ns, self.sent_ms)
         elif link.denial is not None and error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 - no public spelling
             error = link.denial
         if error is None or not link.goes_again(self, error):
@@ -69,35 +77,37 @@ class _Sending:
 
 
 class _Link:
-    """One producer, from its creation to the end of its poll thread.
+    """One producer, from its creation to its last report; one thread polls it.
 
     Attributes:
-        producer: the Kafka client.
         reports: checks its delivery reports.
         again: records that were reported without an offset, and when they are sent again, in monotonic seconds.
-        is_broken: it has had a fatal error.
-        has_stored: it has stored a record.
+        fatal: its fatal error: it can send nothing more.
         denial: why it may not send, if it was refused before it stored anything: a principal that may write to no topic
             at all gets no id of an idempotent producer, and its records are only "purged".
         is_over: nothing more is sent with it; its thread ends when every record has its report.
         failed_count: records whose result was an error.
-        exit_timeout_ms: how long the exit of the interpreter waits for its records, in ms.
         reporting: the threads that are in a callback of this producer. They must not call its `poll` or `flush`: the
             next callback would end the process (`kafka.confluent`).
         thread: its poll thread, from `start` on.
     """
 
     def __init__(
-        self, producer: ProducerClient, on_unconfirmed: Callable[[OutgoingRecord], None], exit_timeout_ms: int
+        self,
+        producer: ProducerClient,
+        time: BrokerTime | None = None,
+        on_unconfirmed: Callable[[OutgoingRecord], None] = lambda _: None,
+        exit_timeout_ms: int = 0,
     ) -> None:
         self.producer = producer
+        self.time = time
         self.exit_timeout_ms = exit_timeout_ms
         self.failed_count = 0
         self.reports = DeliveryReports()
         self.again: deque[tuple[float, _Sending]] = deque()
-        self.is_broken = self.has_stored = False
+        self.fatal: KafkaError | None = None
         self.denial: KafkaError | None = None
-        self.is_over = False
+        self.has_stored = self.is_over = False
         self.reporting: set[int] = set()
         self.thread: threading.Thread
         self._on_unconfirmed = on_unconfirmed
@@ -111,6 +121,46 @@ class _Link:
     def is_reporting(self) -> bool:
         """Return whether the caller is in a callback of this producer."""
         return threading.get_ident() in self.reporting
+
+    def produce(self, sending: _Sending) -> None:
+        """Give a record to the client.
+
+        Raises:
+            BufferError: its queue is full.
+            KafkaException: it refused the record.
+        """
+        out, stamp_ms = sending.out, 0
+        if self.time is not None:
+            sending.sent_ns, sending.sent_ms = sent = self.time.read()
+            stamp_ms = self.time.stamp_ms(*sent)
+        try:
+            self.producer.produce(
+                out.topic, out.value, out.key, -1 if out.partition is None else out.partition,
+                on_delivery=sending, timestamp=stamp_ms, headers=out.headers,
+            )  # fmt: skip
+        except KafkaException as error:
+            self.note(error)
+            raise
+
+    def poll(self, wait_s: float) -> None:
+        """Process delivery reports; raise what the client or a callback raises."""
+        try:
+            self.producer.poll(wait_s)
+        except KafkaException as error:
+            self.note(error)
+            raise
+
+    def await_reports(self, wait_s: float) -> None:
+        """Wait until every record has its report."""
+        try:
+            self.producer.flush(wait_s)
+        except KafkaException as error:
+            self.note(error)
+
+    def note(self, error: KafkaException | KafkaError) -> None:
+        """Note an error of a call or report, if it is a fatal one."""
+        if is_fatal(error):
+            self.fatal = error.args[0] if isinstance(error, KafkaException) else error
 
     def start(self, thread_name: str, on_error: Callable[[BaseException], None]) -> None:
         """Start the poll thread."""
@@ -127,18 +177,17 @@ class _Link:
         least_s = time.monotonic() + _FULL_S  # events that are no records count as outstanding until a `flush`
         return _flush(self, max(until_s, least_s)) + self.failed_count
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """Send nothing more, and give the records without a result an error; they may or may not be stored."""
         self.is_over = True
         if self.is_reporting:
             return
         self.producer.purge()
-        with suppress(KafkaException):  # its fatal error
-            self.producer.flush(_PURGED_S)
+        self.await_reports(_PURGED_S)
 
     def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
         """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
-        self.is_broken = self.is_broken or is_fatal(error)
+        self.note(error)
         due_s = time.monotonic() + _AGAIN_S
         if not is_unconfirmed(error) or self.is_over or due_s >= sending.again_until_s:
             self.failed_count += 1
@@ -151,14 +200,12 @@ class _Link:
         """Process delivery reports until the link is over and every record has its result; the poll thread."""
         while not self.is_over or self.outstanding:
             try:
-                self.producer.poll(_POLL_S)
+                self.poll(_POLL_S)
                 if self.again:
                     self._send_again()
             except BaseException as error:  # noqa: BLE001 - top of a thread: if it ended, later sends would wait in vain
-                if is_fatal(error):
-                    self.is_broken = True
-                    if not self.has_stored and error.args[0].code() in DENIED:
-                        self.denial = error.args[0]
+                if is_fatal(error) and not self.has_stored and error.args[0].code() in DENIED:
+                    self.denial = error.args[0]
                 on_error(error)
 
     def _send_again(self) -> None:
@@ -179,18 +226,103 @@ class _Link:
             self.reporting.discard(thread)
 
     def _produce_again(self, due_s: float, sending: _Sending) -> None:
-        out = sending.out
-        partition = -1 if out.partition is None else out.partition
         try:
-            self.producer.produce(
-                out.topic, out.value, out.key, partition,
-                on_delivery=sending, timestamp=sending.timestamp_ms, headers=out.headers,
-            )  # fmt: skip
+            self.produce(sending)
         except BufferError:
             self.again.append((due_s, sending))
         except KafkaException as error:
             self.failed_count += 1
             sending.done(error.args[0], None)
+
+
+class OwnedSender(Generic[_What]):
+    """Sends records with one producer in the loop of its owner. A failure is a result: `send` never raises.
+
+    Args:
+        make_producer: makes an idempotent producer with `acks=all`; called by `open`, and after a fatal error.
+        renewal_ms: the shortest time between two replacements, in ms: a new producer may be refused, too.
+        on_renewed: called with the fatal error of a producer that is replaced; logs it.
+        time: stamps the records; None: Kafka's client does.
+        probe: makes a record that shows the brokers' time. It is sent if a broker refuses the time of a record.
+    """
+
+    def __init__(
+        self,
+        make_producer: Callable[[], ProducerClient],
+        renewal_ms: int,
+        on_renewed: Callable[[KafkaError], None],
+        time: BrokerTime | None = None,
+        probe: Callable[[], OutgoingRecord] | None = None,
+    ) -> None:
+        self.make_producer = make_producer
+        self._renewal = Timer(renewal_ms)
+        self._on_renewed = on_renewed
+        self._time = time
+        self._probe = probe
+        self._is_probing = False
+        self._link: _Link | None = None  # None: not open
+        self._results: list[tuple[_What, KafkaError | None]] = []
+        self.outstanding = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether records can be sent."""
+        return self._link is not None
+
+    def open(self) -> None:
+        """Make the producer, without network calls, in the thread that owns it."""
+        self._link = _Link(self.make_producer(), self._time)
+
+    def send(self, out: OutgoingRecord, what: _What) -> None:
+        """Send a record; `results` has `what` later. It is lost if the sender is not open."""
+        if self._link is not None:
+            self.outstanding += 1
+            self._produce(self._link, out, lambda error, _: self._results.append((what, error)))
+
+    def results(self, now_ms: int, wait_s: float = 0.0) -> list[tuple[_What, KafkaError | None]]:
+        """Return the results that have come; wait up to `wait_s` for the first. Replace a broken producer."""
+        link = self._link
+        if link is None:
+            return []
+        with suppress(KafkaException):
+            link.poll(wait_s)
+        if link.fatal is not None and self._renewal.is_due(now_ms):
+            self._on_renewed(link.fatal)
+            close_producer(link.producer, _PURGED_S)  # its records get their results
+            self._is_probing = False
+            self.open()
+        results, self._results = self._results, []
+        self.outstanding -= len(results)
+        if any(error is not None and error.code() == KafkaError.INVALID_TIMESTAMP for _, error in results):
+            self._ask_time()
+        return results
+
+    def close(self, longest_s: float = 0.0) -> None:
+        """Close the producer, after `longest_s` for the records that are on their way. A second call does nothing."""
+        link, self._link = self._link, None
+        if link is not None:
+            with suppress(RuntimeError):  # it is closed
+                if longest_s:
+                    link.await_reports(longest_s)
+            close_producer(link.producer, _PURGED_S)
+
+    def _produce(self, link: _Link, out: OutgoingRecord, done: Done) -> None:
+        try:
+            link.produce(_Sending(link, out, done, again_until_s=0.0))
+        except BufferError:
+            done(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 - no public spelling
+        except KafkaException as error:
+            done(error.args[0], None)
+
+    def _ask_time(self) -> None:
+        """Send a probe of the brokers' time, unless one is on its way."""
+        if self._link is not None and self._probe is not None and not self._is_probing:
+            self._is_probing = True
+            self._produce(self._link, self._probe(), self._probed)
+
+    def _probed(self, error: KafkaError | None, record: Any) -> None:
+        del error, record  # a record that is refused again asks again
+        self._is_probing = False
 
 
 class RecordSender:
@@ -203,6 +335,7 @@ class RecordSender:
         on_unconfirmed: called before a record is sent again; logs it.
         on_error: called in the poll thread while it handles an error of the client or of a callback; logs it.
         exit_timeout_ms: how long the exit of the interpreter waits for records without a result, in ms.
+        time: stamps the records; None: Kafka's client does.
 
     Thread-safety: any thread may call every method.
 
@@ -219,6 +352,7 @@ class RecordSender:
         on_unconfirmed: Callable[[OutgoingRecord], None],
         on_error: Callable[[BaseException], None],
         exit_timeout_ms: int = EXIT_TIMEOUT_MS,
+        time: BrokerTime | None = None,
     ) -> None:
         self._make_producer = make_producer
         self._thread_name = thread_name
@@ -226,6 +360,7 @@ class RecordSender:
         self._on_unconfirmed = on_unconfirmed
         self._on_error = on_error
         self._exit_timeout_ms = exit_timeout_ms
+        self._time = time
         self._lock = threading.RLock()  # a signal handler may call close() while this thread makes the producer
         self._links: tuple[_Link, ...] = ()  # the last one sends; those before it are broken and have not ended yet
         self._is_closed = False
@@ -241,7 +376,7 @@ class RecordSender:
     def is_open(self) -> bool:
         """Return whether there is a Kafka client, so that the next send makes none."""
         link = self._link
-        return link is not None and not link.is_broken
+        return link is not None and link.fatal is None
 
     @property
     def outstanding(self) -> int:
@@ -253,9 +388,7 @@ class RecordSender:
         links = self._links
         return links[-1] if links else None
 
-    def send(
-        self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float, timestamp_ms: int = 0
-    ) -> None:
+    def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
         """Send a record; return when the client has taken it.
 
         Args:
@@ -263,34 +396,25 @@ class RecordSender:
             done: called with the result, in the poll thread; must not block.
             room_until_s: how long to wait for room in a full queue, monotonic time in seconds.
             again_until_s: until when the record is sent again if it is reported without an offset, likewise.
-            timestamp_ms: the record's timestamp, epoch ms; 0: the time at which the client takes it.
 
         Raises:
             BufferError: the queue stayed full. Nothing was sent, as after the other errors; `done` is not called.
             KafkaException: the client refused the record.
             ClosedError: the sender is closed.
         """
-        partition = -1 if out.partition is None else out.partition
         while True:
             link = self._link
-            if link is None or link.is_broken:
+            if link is None or link.fatal is not None:
                 link = self._open()
-            sending = _Sending(link, out, done, again_until_s, timestamp_ms)
             try:
-                link.producer.produce(
-                    out.topic, out.value, out.key, partition,
-                    on_delivery=sending, timestamp=timestamp_ms, headers=out.headers,
-                )  # fmt: skip
+                link.produce(_Sending(link, out, done, again_until_s))
             except BufferError:
                 if time.monotonic() >= room_until_s:
                     raise
                 time.sleep(_FULL_S)  # the poll thread processes reports, which makes room
-            except KafkaException as error:
-                link.is_broken = link.is_broken or is_fatal(error)
-                raise
             else:
                 if link.is_over:
-                    link.give_up()  # its thread may have ended before this record came
+                    link.abandon()  # its thread may have ended before this record came
                 return
 
     def list_topics(self, *, timeout: float) -> Any:
@@ -323,7 +447,7 @@ class RecordSender:
                 _flush(link, until_s)
         finally:
             for link in links:
-                link.give_up()
+                link.abandon()
         for link in links:
             if link.is_reporting:
                 continue
@@ -345,13 +469,13 @@ class RecordSender:
             if self._is_closed:
                 raise ClosedError(self._closed_text)
             link = self._link
-            if link is None or link.is_broken:
+            if link is None or link.fatal is not None:
                 if link is not None:
                     link.is_over = True
                 producer = self._make_producer()
                 if self._is_closed:  # by a signal handler meanwhile
                     raise ClosedError(self._closed_text)
-                link = _Link(producer, self._on_unconfirmed, self._exit_timeout_ms)
+                link = _Link(producer, self._time, self._on_unconfirmed, self._exit_timeout_ms)
                 link.start(self._thread_name, self._on_error)
                 former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)
@@ -362,15 +486,12 @@ def break_real_links() -> None:
     """Have every sender to a real Kafka ask for a new client at its next send; see `clients.real_clients`."""
     for each in at_exit.producers():
         if isinstance(each, _Link) and isinstance(each.producer, Producer):
-            each.is_broken = True
+            each.fatal = KafkaError(KafkaError._FATAL)  # noqa: SLF001 - no public spelling
 
 
 def _flush(link: _Link, until_s: float) -> int:
     while link.outstanding and time.monotonic() < until_s and not link.is_reporting:
         if not len(link.producer):
             time.sleep(_FULL_S)  # the poll thread sends again what waits
-        try:
-            link.producer.flush(min(_POLL_S, max(0.0, until_s - time.monotonic())))
-        except KafkaException as error:
-            link.is_broken = link.is_broken or is_fatal(error)
+        link.await_reports(min(_POLL_S, max(0.0, until_s - time.monotonic())))
     return link.outstanding

@@ -1,4 +1,6 @@
-"""Delivery reports: whether a record that is reported as stored has an offset, and so is known to be stored.
+"""Delivery reports: whether a record is known to be stored, and what time the brokers have.
+
+A record that is reported as stored, but without an offset, is not known to be stored.
 
 librdkafka counts the broker's answer DUPLICATE_SEQUENCE_NUMBER as a success, because the batch must have been stored
 before. That is wrong where a broker has no state of this idempotent producer. It accepts a later batch first, with any
@@ -26,7 +28,10 @@ from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
 
-__all__ = ["UNCONFIRMED", "DeliveryError", "DeliveryReports", "is_unconfirmed"]
+from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.core.clock import Clock
+
+__all__ = ["UNCONFIRMED", "BrokerTime", "DeliveryError", "DeliveryReports", "is_unconfirmed"]
 
 UNCONFIRMED: Final = KafkaError(
     KafkaError.DUPLICATE_SEQUENCE_NUMBER, "reported as stored but without an offset; it may be stored or not"
@@ -103,3 +108,48 @@ def _may_be_refused(message: Any, now_s: float, run: _Run) -> bool:
         return False
     latency_s = message.latency()
     return latency_s is None or latency_s >= now_s - run.began_s
+
+
+class BrokerTime:
+    """What is known of the brokers' clock. The thread that polls the producer reports; any thread asks.
+
+    Args:
+        clock: this machine's clocks.
+        on_wrong: called with a difference, in ms, when this machine's clock begins to be wrong; logs it.
+        beyond_ms: it is wrong if it differs by more than this; it is right again at half of it.
+    """
+
+    def __init__(self, clock: Clock, on_wrong: Callable[[int], None], beyond_ms: int = BrokerClock.WRONG_MS) -> None:
+        self._clock = clock
+        self._on_wrong = on_wrong
+        self._beyond_ms = beyond_ms
+        self._is_wrong = False
+        self._known = BrokerClock()
+
+    def read(self) -> tuple[int, int]:
+        """Return this machine's monotonic time in ns, and its wall clock, epoch ms."""
+        return self._clock.monotonic_ns(), self._clock.wall_ms()
+
+    def stamp_ms(self, sent_ns: int, sent_ms: int) -> int:
+        """Return the timestamp of a record that is sent at such a time; see `BrokerClock.stamp_ms`."""
+        return self._known.stamp_ms(sent_ns, sent_ms)
+
+    def now_ms(self, sent_ns: int, sent_ms: int) -> int | None:
+        """Return an upper bound of the brokers' clock at such a time; see `BrokerClock.now_ms`."""
+        return self._known.now_ms(sent_ns, sent_ms)
+
+    def reported(self, record: Any, sent_ns: int, sent_ms: int) -> None:
+        """Learn from the append time of a stored record, if its topic has append times."""
+        kind, append_ms = record.timestamp()
+        if kind != TIMESTAMP_LOG_APPEND_TIME:
+            return
+        self._known.reported(append_ms, sent_ns, sent_ms, self._clock.monotonic_ns())
+        ahead_ms = self._known.wrong_by_ms(*self.read(), self._beyond_ms // (2 if self._is_wrong else 1))
+        begins, self._is_wrong = bool(ahead_ms) and not self._is_wrong, bool(ahead_ms)
+        if begins:
+            self._on_wrong(ahead_ms)
+
+    @property
+    def ahead_ms(self) -> int:
+        """How far this machine's clock is ahead of the brokers' (negative: behind); 0: at most a minute, or unknown."""
+        return self._known.wrong_by_ms(*self.read())

@@ -7,24 +7,23 @@
   is read back, never by its delivery report; so only reports of failures count.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.start_position import decode_metadata
-from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, merge
-from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
+from rocketshim.kafka.clients import ConsumerClient, ProducerClient, is_fatal
 from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
-from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.kafka.record_sender import OwnedSender
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.fold import GroupLog
 from rocketshim.logs import safe_logger
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.group_log import GroupRecord, encode_group_record
+from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import MISSING
 
 __all__ = ["Beginning", "LogReader", "LogWriter", "log_reader_config", "token_floor"]
@@ -202,21 +201,11 @@ class LogReader:
 
 
 class LogWriter:
-    """The producer of one member and the numbers of its records.
-
-    Args:
-        topic: physical name of the group's log.
-        make_producer: makes the producer: idempotent, `acks=all`, no linger.
-    """
+    """The producer of one member (idempotent, `acks=all`, no linger) and the numbers of its records."""
 
     def __init__(self, topic: str, make_producer: Callable[[], ProducerClient]) -> None:
         self._topic = topic
-        self._make_producer = make_producer
-        self._producer: ProducerClient | None = None
-        self._broken: KafkaError | None = None
-        self._renewal = Timer(_RENEWAL_MS)
-        self._delivery_reports = DeliveryReports()
-        self._reports: deque[tuple[int, KafkaError | None]] = deque()
+        self._sender: OwnedSender[int] = OwnedSender(make_producer, _RENEWAL_MS, self._renewed)
         self._sent_seq = 0
         self._read_seq = 0
 
@@ -227,26 +216,13 @@ class LogWriter:
 
     def open(self) -> None:
         """Make the producer, without network calls."""
-        self._producer = self._make_producer()
+        self._sender.open()
 
     def append(self, record: GroupRecord) -> None:
         """Append a record. Never raises: a failure becomes a report."""
-        producer = self._producer
-        if producer is None:
-            return
-        self._sent_seq = record.seq
-        reports, error_of = self._reports, self._delivery_reports.error
-
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
-            reports.append((record.seq, error_of(error, message)))
-
-        try:
-            producer.produce(self._topic, encode_group_record(record), partition=0, on_delivery=on_delivery)
-            producer.poll(0)
-        except BufferError:
-            self._reports.append((record.seq, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001
-        except KafkaException as error:
-            self._reports.append((record.seq, error.args[0]))
+        if self._sender.is_open:
+            self._sent_seq = record.seq
+            self._sender.send(OutgoingRecord(self._topic, 0, None, encode_group_record(record), []), record.seq)
 
     def was_read(self, seq: int) -> None:
         """Note that one of our records was read back. Ignore a number that we have not used: it is an operator's."""
@@ -258,35 +234,17 @@ class LogWriter:
         self._read_seq = self._sent_seq
 
     def take_failed(self, now_ms: int) -> list[int]:
-        """Return the numbers of records that will never be stored; replace a broken producer, at most once a second."""
-        producer = self._producer
-        if producer is None:
-            return []
-        failures: list[int] = []
-        self._broken = poll_callbacks(producer) or self._broken
-        while self._reports:
-            seq, failed = self._reports.popleft()
-            if failed is None:
-                continue
-            _LOG.warning("group.record-not-stored", extra={"topic": self._topic, "error": str(failed)})
-            if is_fatal(failed):
-                self._broken = failed
-            failures.append(seq)
+        """Return the numbers of records that will never be stored."""
+        failures = {seq: error for seq, error in self._sender.results(now_ms) if error is not None}
+        for seq, error in failures.items():
+            _LOG.warning("group.record-not-stored", extra={"topic": self._topic, "error": str(error)})
             if seq == self._sent_seq:
                 self._read_seq = seq  # this record will not be read back
-        if self._broken is not None and self._renewal.is_due(now_ms):
-            _LOG.error("group.producer-renewed", extra={"topic": self._topic, "error": str(self._broken)})
-            close_producer(producer, _FLUSH_S)
-            self._producer, self._broken = self._make_producer(), None
-        return failures
+        return [*failures]
 
     def close(self) -> None:
         """Flush appended records and close the producer. A second call does nothing."""
-        producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        try:
-            producer.flush(_FLUSH_S)
-        except (KafkaException, RuntimeError) as error:
-            _LOG.warning("group.client-error", extra={"error": str(error)})
-        close_producer(producer, 0.0)
+        self._sender.close(_FLUSH_S)
+
+    def _renewed(self, error: KafkaError) -> None:
+        _LOG.error("group.producer-renewed", extra={"topic": self._topic, "error": str(error)})

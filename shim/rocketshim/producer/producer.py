@@ -18,18 +18,18 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import Any, Final, Self, Unpack, overload
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.client_metrics import ProducerCounts
 from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, check_codec
-from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
 from rocketshim.kafka.lanes import Lanes, PartitionCounts
 from rocketshim.kafka.record_sender import RecordSender
+from rocketshim.kafka.reports import BrokerTime
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
 from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed, message_of, messages_of
@@ -100,8 +100,7 @@ class Producer:
             on_error=_log_poll_error,
             exit_timeout_ms=settings.exit_timeout_ms,
         )
-        self._broker_clock = BrokerClock()
-        self._clock_differs = False
+        self._time = BrokerTime(self._clock, _log_wrong_clock, beyond_ms=1_000)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -362,7 +361,7 @@ class Producer:
         counts.durations.add((heard_ns - send.sent_ns) / 1e9)
         partition, offset = record.partition(), record.offset()
         if is_delayed:
-            self._learn_clock(record.timestamp(), send.sent_ns, send.sent_ms, heard_ns)
+            self._time.reported(record, send.sent_ns, send.sent_ms)
         queue = MessageQueue(topic if is_delayed else send.topic, queue_id=partition)
         result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
         send.future.set_result(result)
@@ -394,7 +393,7 @@ class Producer:
             self.settings.delay_levels,
             uniq_key=uniq_key,
             born_ms=sent_ms,
-            now_ms=self._broker_clock.now_ms(sent_ns, sent_ms),
+            now_ms=self._time.now_ms(sent_ns, sent_ms),
             lane=lane,
             real_qid=partition,
             max_delay_ms=self.settings.max_delay_ms,
@@ -409,19 +408,6 @@ class Producer:
 
     def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
         return _queues_of(topic, self._counts.count(self.names.physical(topic), self._sender.list_topics))
-
-    def _learn_clock(self, timestamp: tuple[int, int], sent_ns: int, sent_ms: int, heard_ns: int) -> None:
-        """Learn the brokers' clock from a delivery report of the schedule topic; log once if this machine's differs."""
-        kind, append_ms = timestamp
-        if kind != TIMESTAMP_LOG_APPEND_TIME:
-            return
-        self._broker_clock.reported(append_ms, sent_ns, sent_ms, heard_ns)
-        if self._clock_differs:
-            return
-        ahead_ms = BrokerClock.ahead_ms(append_ms, sent_ms, self._clock.wall_ms())
-        if ahead_ms:
-            self._clock_differs = True
-            _LOG.warning("producer.clock-differs", extra={"ahead_ms": ahead_ms})
 
     def _complaint(self, since_s: float) -> str:
         return f" from {self.settings.bootstrap}{self._complaints.text(since_s=since_s)}"
@@ -444,6 +430,10 @@ def _count_unconfirmed(counts: ProducerCounts, out: OutgoingRecord) -> None:
     counts.unconfirmed += 1
     msg_id = next((value for name, value in out.headers if name == UNIQ_KEY), b"") or b""
     _LOG.warning("producer.send-unconfirmed", extra={"topic": out.topic, "msg_id": msg_id.decode()})
+
+
+def _log_wrong_clock(ahead_ms: int) -> None:
+    _LOG.warning("producer.clock-differs", extra={"ahead_ms": ahead_ms})
 
 
 def _log_poll_error(error: BaseException) -> None:

@@ -409,14 +409,14 @@ def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(kafka: 
         raise OSError(message)
 
     b = unopened(handle)
-    make = b.send_back._make_producer
+    make = b.send_back._sender.make_producer
 
     def refused() -> Any:
         made = make()
         made._session.die(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
         return made
 
-    b.send_back._make_producer = refused
+    b.send_back._sender.make_producer = refused
     b.open()
     began_ms = b.loop.reader.now_ms()
     for _ in range(100):

@@ -1,5 +1,6 @@
 """A sender's estimate of the brokers' clock is never behind it, for any behaviour of the sender's clocks."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -45,11 +46,15 @@ def test_the_estimate_is_never_behind_the_brokers(offset_ms: int, stored_after_m
         assert 0 <= known_ms - (sent_ms + offset_ms + stored_after_ms + asked_after_ms) <= stored_after_ms
 
 
-def test_only_a_certain_difference_above_one_second_counts() -> None:
-    assert BrokerClock.ahead_ms(100_000, 90_000, 101_000) == 0, "a slow report proves nothing"
-    assert BrokerClock.ahead_ms(100_000, 101_000, 101_010) == 0
-    assert BrokerClock.ahead_ms(100_000, 101_001, 101_010) == 1_001
-    assert BrokerClock.ahead_ms(100_000, 98_000, 98_999) == -1_001
+@pytest.mark.parametrize(
+    ("sent_ms", "heard_ms", "ahead_ms"),
+    [(90_000, 101_000, 0), (101_000, 101_010, 0), (101_001, 101_010, 1_001), (98_000, 98_999, -1_001)],
+    ids=["a slow report proves nothing", "at the limit", "ahead", "behind"],
+)
+def test_only_a_certain_difference_beyond_the_limit_counts(sent_ms: int, heard_ms: int, ahead_ms: int) -> None:
+    clock, heard_ns = BrokerClock(), (heard_ms - sent_ms) * MS
+    clock.reported(100_000, 0, sent_ms, heard_ns)
+    assert clock.wrong_by_ms(heard_ns, heard_ms, 1_000) == ahead_ms
 
 
 @given(

@@ -14,6 +14,7 @@ from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaExcepti
 from rocketshim.dropin import Consumer
 from rocketshim.dropin import retries as retries_module
 from rocketshim.dropin.retries import Rebalance, Retries, _on_lost
+from rocketshim.dropin.send_back import with_credentials
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -169,9 +170,9 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
     config = {**ON, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
     with Consumer({**config, "sasl.username": "old", "sasl.password": "old"}) as consumer:
         store, before, after = retries_of(consumer).hop_store, Client(), Client()
-        store.tell_credentials(before)
+        with_credentials(before, store.credentials)
         consumer.set_sasl_credentials("new", "secret")
-        store.tell_credentials(after)
+        with_credentials(after, store.credentials)
         assert (before.told, after.told) == (None, ("new", "secret"))
         assert store._sender._open() is store._sender._open(), "made with the new ones"
         consumer.set_sasl_credentials("newer", "secret")

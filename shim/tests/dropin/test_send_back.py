@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.core.user_values import class_name
-from rocketshim.dropin.send_back import DropinSendBack, HopStore
+from rocketshim.dropin.send_back import DropinSendBack, HopStore, with_credentials
 from rocketshim.errors import ClosedError, MessageError
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames, decode
@@ -218,7 +218,7 @@ def test_credentials_reach_a_producer_that_is_made_later_and_one_that_exists() -
     assert seen == []
     store.list_topics(timeout=1)
     store.set_sasl_credentials("b", "2")
-    store.tell_credentials(Client())
+    with_credentials(Client(), store.credentials)
     store.close()
     assert seen == [("a", "1"), ("b", "2"), ("b", "2")]
 

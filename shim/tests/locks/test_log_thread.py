@@ -439,7 +439,7 @@ def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(fleet: 
     fleet.join("a", Q0)
     fleet.turn()
     writer = fleet.members["a"]._writer
-    make = writer._make_producer
+    make = writer._sender.make_producer
     made: list[Any] = []
 
     def refused() -> Any:
@@ -447,7 +447,7 @@ def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(fleet: 
         made[-1]._session.die(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
         return made[-1]
 
-    writer._make_producer = refused
+    writer._sender.make_producer = refused
     fleet.kafka.fail_produce(KafkaError(KafkaError._FATAL, fatal=True), topic=LOG)
     fleet.wait(10_000)
     assert 3 <= len(made) <= 11
