@@ -137,7 +137,7 @@ def test_looking_up_the_cluster_does_not_block_the_event_loop(kafka: InMemoryKaf
             await producer.send("orders", b"opens the client")
             await opening(gate, lambda: producer.send("orders", b"x", delay="1s"))
             gate.clear()
-            producer.producer._counts._known.clear()
+            producer.producer._lanes._known.clear()
             await opening(gate, lambda: producer.send("orders", b"x", selector=lambda queues, *_: queues[0]))
 
     asyncio.run(main())

@@ -24,7 +24,7 @@ from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
 from rocketshim.kafka.confluent import in_own_thread
-from rocketshim.kafka.lanes import Lanes, PartitionCounts
+from rocketshim.kafka.lanes import Lanes
 from rocketshim.producer.arguments import is_delayed
 from rocketshim_topics.hops import OutgoingRecord, delayed_record
 from rocketshim_topics.message import Message as ShimMessage
@@ -75,7 +75,7 @@ class Producer(confluent_kafka.Producer):
             values, args, kwargs = take(args, kwargs)
             self._shim_settings = ProducerDropinSettings.make(**values)
             self._shim_names = TopicNames(self._shim_settings.namespace)
-            self._shim_lanes = Lanes(self._shim_names.schedule, PartitionCounts())
+            self._shim_lanes = Lanes(self._shim_names.schedule)
             self._shim_ids = (uuid.uuid4().hex[:20], itertools.count())
             self._shim_in_transaction = False
             self._shim_broker_clock = BrokerClock()

@@ -24,7 +24,7 @@ from rocketshim.dropin.counts import SentBack
 from rocketshim.errors import MessageError, SendTimeoutError
 from rocketshim.failures import FailureLog, FailureMaker
 from rocketshim.kafka.clients import ProducerClient
-from rocketshim.kafka.lanes import Lanes, PartitionCounts
+from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime
 from rocketshim.kafka.send_errors import send_error
@@ -166,7 +166,7 @@ class DropinSendBack:
     ) -> None:
         self._store = store
         self._hop_maker = HopMaker(names, levels, group, limit=limit, send_on_timeout_ms=send_on_timeout_ms)
-        self._lanes = Lanes(names.schedule, PartitionCounts(timeout_s))
+        self._lanes = Lanes(names.schedule, timeout_s)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
         self._clock = SystemClock()
         self.counts = SentBack()

@@ -11,16 +11,17 @@ from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.names import init_command
 
-__all__ = ["Lanes", "PartitionCounts"]
+__all__ = ["Lanes"]
 
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
 
 
-class PartitionCounts:
-    """The numbers of partitions of all topics, cached for a minute.
+class Lanes:
+    """The lanes of a schedule topic, and the numbers of partitions of all topics, cached for a minute.
 
     Args:
+        topic: physical name of the schedule topic.
         timeout_s: maximum wait for an answer, in seconds; 10 at most.
         complaint: returns what the client has complained about since a monotonic time in seconds, for the error's text.
 
@@ -28,8 +29,13 @@ class PartitionCounts:
     """
 
     def __init__(
-        self, timeout_s: float = _METADATA_TIMEOUT_S, complaint: Callable[[float], str] = lambda _since_s: ""
+        self,
+        topic: str,
+        timeout_s: float = _METADATA_TIMEOUT_S,
+        complaint: Callable[[float], str] = lambda _since_s: "",
     ) -> None:
+        self._topic = topic
+        self._selector = LaneSelector()
         self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
         self._complaint = complaint
         self._known: dict[str, int] = {}  # replaced as a whole: other threads read it
@@ -64,16 +70,7 @@ class PartitionCounts:
             )
         return count
 
-
-class Lanes:
-    """The lanes of a schedule topic, by its physical name. Any thread may call `choose`."""
-
-    def __init__(self, topic: str, counts: PartitionCounts) -> None:
-        self._topic = topic
-        self._counts = counts
-        self._selector = LaneSelector()
-
     def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
-        """Return the lane of a record by its key; raise what `PartitionCounts.count` raises."""
-        lanes = max(1, self._counts.count(self._topic, list_topics) // DelayLevels.STRIDE)
+        """Return the lane of a record by its key; raise what `count` raises."""
+        lanes = max(1, self.count(self._topic, list_topics) // DelayLevels.STRIDE)
         return self._selector.choose(key, lanes)

@@ -27,7 +27,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
-from rocketshim.kafka.lanes import Lanes, PartitionCounts
+from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.kafka.send_errors import send_error
@@ -88,8 +88,7 @@ class Producer:
         self._pid = os.getpid()
         self._ids = (uuid.uuid4().hex[:20], itertools.count())
         self._complaints = LastClientError()
-        self._counts = PartitionCounts(complaint=self._complaint)
-        self._lanes = Lanes(self.names.schedule, self._counts)
+        self._lanes = Lanes(self.names.schedule, complaint=self._complaint)
         self._sends = ProducerCounts()
         self._hooks = SendHooks()
         self._sender = RecordSender(
@@ -407,7 +406,7 @@ class Producer:
         return out, uniq_key
 
     def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        return _queues_of(topic, self._counts.count(self.names.physical(topic), self._sender.list_topics))
+        return _queues_of(topic, self._lanes.count(self.names.physical(topic), self._sender.list_topics))
 
     def _complaint(self, since_s: float) -> str:
         return f" from {self.settings.bootstrap}{self._complaints.text(since_s=since_s)}"

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.kafka.lanes import Lanes, PartitionCounts
+from rocketshim.kafka.lanes import Lanes
 from rocketshim_topics import lane_for
 
 
@@ -21,7 +21,7 @@ def cluster(partitions: int, asked: list[float]) -> Any:
 
 def test_keyed_records_keep_their_lane_and_keyless_ones_take_turns() -> None:
     asked: list[float] = []
-    lanes, list_topics = Lanes("schedule", PartitionCounts()), cluster(96, asked)
+    lanes, list_topics = Lanes("schedule"), cluster(96, asked)
     assert {lanes.choose(b"o-7", list_topics) for _ in range(3)} == {lane_for(b"o-7", 3)}
     assert [lanes.choose(None, list_topics) for _ in range(4)] == [0, 1, 2, 0]
     assert len(asked) == 1, "known for a minute"
@@ -35,7 +35,7 @@ def test_one_request_a_minute_serves_every_topic() -> None:
         partitions = {f"t{number}": dict.fromkeys(range(number)) for number in range(1, 100)}
         return SimpleNamespace(topics={name: SimpleNamespace(partitions=each) for name, each in partitions.items()})
 
-    counts = PartitionCounts()
+    counts = Lanes("schedule")
     assert [counts.count(f"t{number}", list_topics) for number in range(1, 100)] == list(range(1, 100))
     assert len(asked) == 1
     for _ in range(2):
@@ -46,13 +46,13 @@ def test_one_request_a_minute_serves_every_topic() -> None:
 
 @pytest.mark.parametrize("partitions", [1, 32])
 def test_there_is_at_least_one_lane(partitions: int) -> None:
-    assert Lanes("schedule", PartitionCounts()).choose(b"k", cluster(partitions, [])) == 0
+    assert Lanes("schedule").choose(b"k", cluster(partitions, [])) == 0
 
 
 @pytest.mark.parametrize("topic", ["missing", "schedule"])
 def test_a_missing_topic_is_named_with_the_solution(topic: str) -> None:
     with pytest.raises(TopicMissingError, match=f"{topic}.*rocketshim init"):
-        Lanes(topic, PartitionCounts()).choose(None, cluster(0, []))
+        Lanes(topic).choose(None, cluster(0, []))
 
 
 def test_a_cluster_that_does_not_answer_is_named() -> None:
@@ -61,4 +61,4 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
         raise KafkaException(KafkaError(KafkaError._TRANSPORT))
 
     with pytest.raises(BrokerUnavailableError, match=r"_TRANSPORT.*nothing was sent"):
-        Lanes("schedule", PartitionCounts()).choose(None, away)
+        Lanes("schedule").choose(None, away)
