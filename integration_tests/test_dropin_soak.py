@@ -93,16 +93,15 @@ def in_threads(messages, pool):
     done = [(each, pool.submit(handle, each)) for each in messages]
     while not all(work.done() for _, work in done):
         done += [(each, pool.submit(handle, each)) for each in came(0.01)]
-    ends = {}
+    ends, stale = {}, set()
     for message, work in done:
         place = message.topic(), message.partition()
-        if place not in ends and not work.result():
-            ends[place] = None
-        if ends.get(place, 0) is not None:
+        if not work.result():
+            stale.add(place)  # what lies behind it is not committed, whether it is finished or not
+        elif place not in stale:
             ends[place] = max(ends.get(place, 0), message.offset() + 1)
     for place, end in ends.items():
-        if end:
-            commit(offsets=[TopicPartition(*place, end)])
+        commit(offsets=[TopicPartition(*place, end)])
     here = consumer.assignment()
     consumer.resume([each for each in paused if each in here])
 
