@@ -480,7 +480,7 @@ MISTAKES = {
         lambda: shim.Producer(NOBODY).send_batch([b"x"]), MessageError, "give a Message(topic"
     ),
     "a send after close": Mistake(send_after_close, ClosedError, "this producer is closed; create a new one"),
-    "an awaited send": Mistake(lambda: asyncio.run(awaited_send()), TypeError, "can't be used in 'await' expression"),
+    "an awaited send": Mistake(lambda: asyncio.run(awaited_send()), TypeError, "SendResult"),
     # listeners
     "a listener without a topic": Mistake(
         lambda: consumer().listener(handle), ConfigError, "give the topic: @consumer.listener('orders')"

@@ -65,8 +65,12 @@ def test_the_options_of_a_push_consumer_are_its_settings() -> None:
 
 
 def test_each_setting_of_a_push_consumer_is_described() -> None:
-    documented = (PushConsumerSettings.__doc__ or "") + (PushConsumerSettings.__mro__[1].__doc__ or "")
-    assert [name for name in PushConsumerSettings.model_fields if f"        {name}: " not in documented] == []
+    documented = {
+        line.strip().partition(":")[0]
+        for settings in PushConsumerSettings.__mro__[:2]
+        for line in (settings.__doc__ or "").splitlines()
+    }
+    assert [name for name in PushConsumerSettings.model_fields if name not in documented] == []
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,9 @@ def test_names_take_precedence_over_patterns_and_earlier_patterns_over_later_one
 
 
 NAMESPACES = st.sampled_from(["", "pay", "a_b", "X-1"])
-GROUPS = st.text(min_size=1, max_size=20).filter(lambda text: text.isprintable() and text != "DEFAULT_CONSUMER")
+GROUPS = st.text(min_size=1, max_size=20).filter(
+    lambda text: text.strip() and text.isprintable() and text != "DEFAULT_CONSUMER"
+)
 
 
 @given(NAMESPACES, GROUPS)
