@@ -1,6 +1,5 @@
 """Make a subscription of what a program gives: a function that takes messages, and a filter."""
 
-import asyncio
 import inspect
 from collections.abc import Callable
 from contextlib import suppress
@@ -115,4 +114,4 @@ def subscription_of(
 
 def is_async(function: Callable[..., Any]) -> bool:
     """Return whether a call of the function gives a coroutine."""
-    return asyncio.iscoroutinefunction(function) or asyncio.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
