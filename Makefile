@@ -16,7 +16,7 @@ DEMO_ARGS ?=
 PROCESSES ?= 4
 SHARED_OUT := -n $(PROCESSES) --dist loadscope --max-worker-restart=2
 
-.PHONY: help demo test test-unit test-integration test-long chaos simulate soak check docs package public-api format bench lock broker-jars spark-jars vendor dev clean
+.PHONY: help demo test test-unit test-integration test-long chaos simulate soak check docs package public-api format bench compat compat-pythons compat-lowest lock broker-jars spark-jars vendor dev clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -93,6 +93,17 @@ soak: $(VENV)/.dev broker-jars ## run a mixed load, and judge memory, threads an
 bench: $(VENV)/.dev broker-jars ## measure; docs/performance.md says how to read it
 	@$(BIN)/python -m benchmarks
 
+BROKERS ?= 2.8.2 3.3.2 3.6.2 3.9.2 4.0.1 4.1.2 4.2.2 4.4.0
+compat: $(VENV)/.dev ## one whole round on other versions of Kafka, into docs/compatibility.md: BROKERS="3.9.2 4.4.0"
+	@$(BIN)/python -m tools.compat brokers $(BROKERS)
+
+PYTHONS ?= python3.12 python3.13 python3.14
+compat-pythons: $(VENV)/.dev ## the unit tests on other Pythons, into docs/compatibility.md: PYTHONS="python3.13"
+	@$(BIN)/python -m tools.compat pythons $(PYTHONS)
+
+compat-lowest: $(VENV)/.dev ## every command and the unit tests with the lowest versions of all packages, likewise
+	@$(BIN)/python -m tools.compat lowest
+
 broker-jars: $(VENV)/.run ## fetch the broker's jars (and a Java runtime where there is none >= 17)
 	@$(BIN)/rocketshim broker fetch
 
@@ -113,7 +124,7 @@ dev: $(VENV)/.dev ## the development environment, without running anything
 	@$(BIN)/pre-commit install >/dev/null 2>&1 || true
 
 clean: ## remove the environment and what tests leave
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist build site
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .compat dist build site
 
 $(BIN)/python:
 	@echo "set-up: a virtual environment in $(VENV), with a current pip"
