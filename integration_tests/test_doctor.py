@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient
 
-from rocketshim import DelayWorker, Message, Producer, WorkerSettings
+from rocketshim import DelayWorker, Message, Producer, PushConsumer, WorkerSettings
 from rocketshim.admin.doctor import CHECKS, Severity, examine, gather
 from rocketshim.admin.group_lag import GroupReader
 from rocketshim.cli import main
@@ -205,6 +205,8 @@ ONE_BROKER = {
 ELSEWHERE = {
     "worker-late": "test_a_worker_that_is_there_and_does_not_work_is_late",
     "clock-skew": "test_a_clock_that_is_off_is_measured",
+    "session-timeout": "test_a_session_that_the_brokers_refuse_is_found_and_the_one_named_is_accepted",
+    "marks-lost": "test_records_whose_marks_are_gone_are_found_until_the_ways_out_are_taken",
     **dict.fromkeys(
         ("copies", "min-in-sync", "no-leader", "in-sync", "offsets-retention", "auto-create", "transaction-timeout"),
         "test_copies_and_brokers_that_are_away_are_found",
@@ -376,6 +378,56 @@ def test_a_setting_that_is_none_is_an_error_without_its_value(
     shown = "".join(capsys.readouterr())
     assert "sasl.passwort" in shown
     assert "s3cret-canary" not in shown
+
+
+def test_a_session_that_the_brokers_refuse_is_found_and_the_one_named_is_accepted(namespace: str) -> None:
+    with LocalCluster(properties={"group.max.session.timeout.ms": "9000"}) as cluster:
+        there, scope = cluster.bootstrap, ["--namespace", namespace]
+        cluster.touch_internal_topics()
+        assert main(["init", "--bootstrap", there, *scope, "--topic", "orders", "--group", "g"]) == 0
+
+        def joins(**client: str) -> bool:
+            consumer = PushConsumer(there, group="g", namespace=namespace, client=client)
+            consumer.listener("orders")(lambda *_: None)
+            with consumer:
+                return consumer.wait_assigned(5)
+
+        _, found = doctor(there, *scope)
+        (refused,) = [each for each in found if each["check"] == "session-timeout"]
+        assert not joins()
+        setting, value = re.findall(r"(session\.timeout\.ms)=(\d+)", refused["fix"])[0]
+        assert joins(**{setting: value})
+        _, found = doctor(there, *scope, "--client", f"{setting}={value}")
+        assert "session-timeout" not in {each["check"] for each in found}
+
+
+def test_records_whose_marks_are_gone_are_found_until_the_ways_out_are_taken(
+    broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, where, group = TopicNames(namespace), ["--bootstrap", broker.bootstrap], "payments"
+    scope, plan = [*where, "--namespace", namespace], str(tmp_path / "plan.json")
+    assert main(["init", *scope, "--group", group]) == 0
+    for topic in (names.dead_letter(group), names.parked):
+        write(broker.bootstrap, topic, partition=0, count=3, headers={"REAL_TOPIC": b"orders", "PARK_REASON": b"x"})
+    assert main(["dlq", "discard", *scope, "--group", group, "--out", plan]) == 0
+    assert main(["dlq", "apply", plan, *where, "--max", "1"]) == 0
+
+    def found() -> Findings:
+        return [each for each in doctor(broker.bootstrap, *scope[2:])[1] if each["check"] == "marks-lost"]
+
+    assert found() == []
+    everything = TopicPartition(names.redrive_log, 0, -1)
+    admin.delete_records([everything])[everything].result(DEADLINE_S)
+    lost = found()
+    assert [each["subject"] for each in lost] == [names.dead_letter(group), names.parked]
+    assert all("3 records here" in each["what"] for each in lost)
+    for each in lost:
+        for command in re.findall(r"rocketshim ([^;(]*--bootstrap[^;(]*)", each["fix"]):
+            for at in ("0/0", "0/1", "0/2") if "PARTITION/OFFSET" in command else ("",):
+                filled = {"PARTITION/OFFSET": at, "NAME": "after-the-loss", "FILE": plan}
+                words = [filled.get(word, word) for word in shlex.split(command)]
+                assert main(words) in {0, 2}, (words, capsys.readouterr())
+    assert found() == []
 
 
 def test_copies_and_brokers_that_are_away_are_found() -> None:

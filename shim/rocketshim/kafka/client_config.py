@@ -26,9 +26,11 @@ __all__ = [
     "CODE_KEYS",
     "CONSUMER_DEFAULTS",
     "CONSUMER_ONLY",
+    "KAFKA_SESSION_MS",
     "METADATA_REFRESH",
     "PROTECTED_CONSUMER",
     "PROTECTED_PRODUCER",
+    "WORKER_SESSION_MS",
     "check_bootstrap",
     "client_settings",
     "flat",
@@ -81,6 +83,10 @@ CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
 and fetching pauses for a second when the prefetch queue is full. A fast listener empties the queue in less time than
 the pause. With a pause of 50 ms it got 185,000 messages of 1 KiB a second, with both cores idle for two thirds of the
 time; with 10 ms it got 495,000 and with 1 ms 526,000 (measured)."""
+
+KAFKA_SESSION_MS: Final = 45_000
+WORKER_SESSION_MS: Final = 10_000
+"""The session time-outs of consumers, as Kafka has it, and of workers, if the user sets none."""
 
 PROTECTED_PRODUCER: Final[Mapping[str, Any]] = {
     "enable.idempotence": True,

@@ -10,10 +10,10 @@ from typing import Any, Final
 from confluent_kafka import KafkaError
 
 from rocketshim.core.repeated_errors import RepeatedErrors
+from rocketshim.kafka.client_config import KAFKA_SESSION_MS
 
 __all__ = ["REFUSES_TO_JOIN", "ErrorLines", "explained_error"]
 
-_SESSION_MS: Final = 45_000  # Kafka's default
 _UNSUPPORTED_ASSIGNOR: Final = 112
 
 REFUSES_TO_JOIN: Final = frozenset(
@@ -48,7 +48,7 @@ def explained_error(error: KafkaError, group: str, settings: Mapping[str, Any]) 
             "positions" + ("" if settings.get("group.protocol") == "classic" else beside)
         )
     if code == KafkaError.INVALID_SESSION_TIMEOUT:
-        given = settings.get("session.timeout.ms", _SESSION_MS)
+        given = settings.get("session.timeout.ms", KAFKA_SESSION_MS)
         return (
             f"session.timeout.ms={given} is outside of the limits of the brokers, group.min.session.timeout.ms and "
             "group.max.session.timeout.ms (6000 and 1800000 if nobody has set them): set it within them, "

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketshim.kafka.acls import denied_topics
-from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, WORKER_SESSION_MS
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, explained
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["MEMBER", "WorkerClients"]
 
 _LOG = safe_logger("rocketshim.worker")
-MEMBER: Final[dict[str, Any]] = {"group.protocol": "classic", "session.timeout.ms": 10_000}
+MEMBER: Final[dict[str, Any]] = {"group.protocol": "classic", "session.timeout.ms": WORKER_SESSION_MS}
 """How the worker is a member of its group; a user may set another session time-out."""
 _MOST_UNPOLLED_MS: Final = 5_000  # added to the session time-out; a blocked loop then loses its partitions
 

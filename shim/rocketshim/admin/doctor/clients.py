@@ -9,11 +9,18 @@ from dataclasses import dataclass
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts
-from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, same
+from rocketshim.kafka.client_config import (
+    CODE_KEYS,
+    KAFKA_SESSION_MS,
+    PROTECTED_CONSUMER,
+    PROTECTED_PRODUCER,
+    WORKER_SESSION_MS,
+    same,
+)
 from rocketshim.observe.finding import Finding, Severity
 from rocketshim.settings import WorkerSettings
 
-__all__ = ["client_settings", "poll_interval", "transaction_timeout"]
+__all__ = ["client_settings", "poll_interval", "session_timeouts", "transaction_timeout"]
 
 _DEFAULT_POLL_INTERVAL_MS: Final = 300_000
 
@@ -140,6 +147,33 @@ def poll_interval(facts: Facts) -> Iterator[Finding]:
             "handler runs: other members get its messages, too",
             f"max.poll.interval.ms={2 * facts.consume_timeout_ms}, or PushConsumer, which polls in a separate thread",
             check="poll-interval",
+        )
+
+
+def session_timeouts(facts: Facts) -> Iterator[Finding]:
+    """Check that the brokers accept the session time-outs of workers and consumers, which otherwise never join."""
+    limits = [(facts.broker_config or {}).get(f"group.{which}.session.timeout.ms", "") for which in ("min", "max")]
+    given = facts.client.get("session.timeout.ms")
+    if not all(map(str.isdecimal, limits)) or not (given or "0").isdecimal():
+        return
+    least_ms, most_ms = map(int, limits)
+    sessions = {"a worker": int(given or WORKER_SESSION_MS)}
+    if facts.client.get("group.protocol") != "consumer":  # otherwise the brokers set it
+        sessions["a consumer"] = int(given or KAFKA_SESSION_MS)
+    refused = [f"{who} has {ms}" for who, ms in sessions.items() if not least_ms <= ms <= most_ms]
+    if refused:
+        fitting_ms = min(max(int(given or KAFKA_SESSION_MS), least_ms), most_ms)
+        fix = f"session.timeout.ms={fitting_ms}"
+        if fitting_ms > _DEFAULT_POLL_INTERVAL_MS:
+            fix += f" and max.poll.interval.ms={fitting_ms}"
+        yield _finding(
+            "session.timeout.ms",
+            Severity.ERROR,
+            f"must be {least_ms} to {most_ms} on these brokers, but {', '.join(refused)}",
+            "the coordinator refuses them (INVALID_SESSION_TIMEOUT): they get no message",
+            f"{fix} in the client settings of each (--client), or other limits on the brokers: "
+            "group.min.session.timeout.ms, group.max.session.timeout.ms",
+            check="session-timeout",
         )
 
 

@@ -116,6 +116,8 @@ class Facts:
         queues: the queues with waiting records.
         parked: number of records parked within a day and not sent again since, 1,000 at most.
         parked_not_allowed: how many of them have a target that is not on the allow-list of the workers that had them.
+        marks_lost: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
+            the first records of the redrive log, which are gone.
         open_transactions_ms: `topic/partition` to the age of the oldest record hidden by an open transaction, ms.
         keys: topic to how its keys are partitioned.
         clocks_ms: node id to how far its clock is ahead of this machine's, in ms (negative: behind).
@@ -138,6 +140,7 @@ class Facts:
     queues: tuple[QueueFacts, ...] = ()
     parked: int | None = None
     parked_not_allowed: int = 0
+    marks_lost: Mapping[str, int] = field(default_factory=dict)
     open_transactions_ms: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, KeySample] = field(default_factory=dict)
     clocks_ms: Mapping[int, int] = field(default_factory=dict)

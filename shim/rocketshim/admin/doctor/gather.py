@@ -119,6 +119,7 @@ def gather(
             queues=cluster.queues(spans),
             parked=parked,
             parked_not_allowed=not_allowed,
+            marks_lost=cluster.marks_lost([names.parked, *map(names.dead_letter, found)], described),
             open_transactions_ms=cluster.open_transactions({**schedule, **sources}),
             keys=cluster.keys(sources),
             clocks_ms=clocks_ms,
@@ -322,6 +323,27 @@ class _ClusterReader:
 
         unknown: tuple[int | None, int] = (None, 0)
         return self._request(f"records of {name}", request, unknown)
+
+    def marks_lost(self, sources: list[str], described: Mapping[str, TopicFacts]) -> dict[str, int]:
+        """Return how many records of each topic may have had a mark that the redrive log has lost, 1,000 at most."""
+        log_topic = self._names.redrive_log
+
+        def request() -> dict[str, int]:
+            if log_topic not in described or not self.reader.low_offset(log_topic, 0):
+                return {}
+            counts: dict[str, int] = {}
+            for source in described.keys() & set(sources):
+                log = read_log(self.reader, log_topic, source)
+                lost = (
+                    record
+                    for record in self.reader.read_spans(self.reader.spans([source], until_ms=log.lost_until_ms))
+                    if log.may_have_lost(record) and log.settled_record(record) is None
+                )
+                if count := sum(1 for _ in islice(lost, _MAX_PARKED)):
+                    counts[source] = count
+            return counts
+
+        return self._request(f"records of {log_topic}", request, {})
 
     def open_transactions(self, topics: Mapping[str, TopicFacts]) -> dict[str, int]:
         """Return the age in ms of the oldest record behind each last stable offset."""

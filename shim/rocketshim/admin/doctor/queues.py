@@ -1,5 +1,6 @@
 """Checks of the delay queues, of the worker that delivers from them, and of the clocks that they depend on. Pure."""
 
+import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -9,7 +10,7 @@ from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.assignment import clock_ahead_ms_of, levels_of
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
-__all__ = ["backlog", "clocks", "level_table", "open_transactions", "parked", "worker"]
+__all__ = ["backlog", "clocks", "level_table", "lost_marks", "open_transactions", "parked", "worker"]
 
 _MAX_OVERDUE_MS: Final = 60_000
 _MAX_SKEW_MS: Final = 1_000
@@ -180,6 +181,32 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "they were not delivered; their target is missing from the allow-lists, or the workers' lists differ",
             "start all workers with the same --allow list, then "
             + facts.command("parked", "redrive", "--reason", NOT_ALLOWED),
+        )
+
+
+def lost_marks(facts: Facts) -> Iterator[Finding]:
+    """Check that the redrive log has all marks that records which may still be sent again could have."""
+    groups = {facts.names.dead_letter(group): group for group in facts.groups}
+    for topic, count in sorted(facts.marks_lost.items()):
+        if topic == facts.names.parked:
+            again = facts.command("parked", "redrive", "PARTITION/OFFSET", "--again", "--plan", "NAME")
+            ways_out = [facts.command("parked", "ls"), f"send those that are still wanted: {again}"]
+        else:
+            only = [f"--group={groups[topic]}", "--out", "FILE"]
+            apply = shlex.join(["rocketshim", "dlq", "apply", "FILE", "--bootstrap", facts.bootstrap])
+            ways_out = [
+                f"send what is newer: {facts.command('dlq', 'plan', *only)}",
+                apply,
+                f"then mark the rest as not to be sent: {facts.command('dlq', 'discard', *only)}",
+                f"{apply} (or send it nevertheless, which may repeat some: dlq plan --again)",
+            ]
+        yield Finding(
+            "marks-lost",
+            Severity.WARNING,
+            topic,
+            f"{facts.names.redrive_log} has lost its first records, and {count} records here may have had a mark there",
+            "whether they were sent again is not known: plans hold them back, and older plans are refused",
+            "; ".join(ways_out),
         )
 
 

@@ -150,6 +150,8 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
      {"standings": {"rmq.sched": worker(levels_metadata(DelayLevels.parse("1s 5s")))}}),
     ("parked", "rmq.parked", Severity.WARNING, {"parked": 3}),
     ("parked-not-allowed", "rmq.parked", Severity.WARNING, {"parked": 2, "parked_not_allowed": 2}),
+    ("marks-lost", "rmq.dlq.g", Severity.WARNING, {"marks_lost": {"rmq.dlq.g": 3}}),
+    ("marks-lost", "rmq.parked", Severity.WARNING, {"marks_lost": {"rmq.parked": 1}}),
     ("clock-skew", "broker 2", Severity.WARNING, {"clocks_ms": {1: 5, 2: -1_500}}),
     ("clock-skew", "c@h", Severity.WARNING,
      {"standings": {"rmq.sched": worker(levels_metadata(LEVELS, -7_200_000))}}),
@@ -175,6 +177,8 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("client-setting", "auto.offset.reset", Severity.ERROR, {"client": {"auto.offset.reset": "latest"}}),
     ("client-setting", "session.timeout.ms", Severity.WARNING, {"client": {"session.timeout.ms": "1000"}}),
     ("poll-interval", "max.poll.interval.ms", Severity.ERROR, {"consume_timeout_ms": 900_000}),
+    ("session-timeout", "session.timeout.ms", Severity.ERROR,
+     {"broker_config": {"group.min.session.timeout.ms": "6000", "group.max.session.timeout.ms": "20000"}}),
     ("transaction-timeout", "transaction.max.timeout.ms", Severity.ERROR,
      {"broker_config": {"transaction.max.timeout.ms": "10000"}}),
     ("rights", "worker on topic rmq.retry.g", Severity.ERROR,
@@ -222,6 +226,32 @@ def test_backlog_is_an_error_exactly_where_retention_comes_first_or_half_of_it_i
 
 def test_unlimited_retention_is_never_too_short() -> None:
     assert examine(sound(topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms="-1"))) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "client", "refused", "fix"),
+    [
+        ((1_000, 1_800_000), {}, [], ""),
+        ((6_000, 20_000), {}, ["but a consumer has 45000"], "=20000 in"),
+        ((60_000, 90_000), {}, ["a worker has 10000, a consumer has 45000"], "=60000 in"),
+        ((60_000, 90_000), {"group.protocol": "consumer"}, ["a worker has 10000"], "=60000 in"),
+        ((6_000, 20_000), {"group.protocol": "consumer"}, [], ""),
+        ((6_000, 20_000), {"session.timeout.ms": "20000"}, [], ""),
+        ((6_000, 20_000), {"session.timeout.ms": "20001"}, ["a worker has 20001, a consumer has 20001"], "=20000 in"),
+        ((6_000, 20_000), {"session.timeout.ms": "soon"}, [], ""),
+        ((400_000, 500_000), {}, ["a worker"], "=400000 and max.poll.interval.ms=400000 in"),
+    ],
+)
+def test_a_session_that_the_brokers_refuse_is_found_with_one_that_they_accept(
+    limits: tuple[int, int], client: dict[str, str], refused: list[str], fix: str
+) -> None:
+    names = ("group.min.session.timeout.ms", "group.max.session.timeout.ms")
+    facts = sound(client=client, broker_config=dict(zip(names, map(str, limits), strict=True)))
+    found = [each for each in examine(facts) if each.check == "session-timeout"]
+    assert bool(found) == bool(refused)
+    for each in found:
+        assert all(text in each.what for text in refused)
+        assert fix in each.fix
 
 
 def test_a_group_that_is_down_for_an_hour_is_not_a_finding() -> None:
