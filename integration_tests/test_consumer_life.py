@@ -189,7 +189,7 @@ def test_with_the_new_group_protocol_a_member_without_queues_is_ready(
 ASKS_DURING_AN_OUTAGE = """
 import time
 from confluent_kafka.admin import AdminClient
-from rocketshim.admin.group_lag import GroupReader
+from rocketshim.observe.groups import GroupReader
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim_local import LocalCluster

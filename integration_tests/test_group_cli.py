@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, 
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, PushConsumer
-from rocketshim.admin.group_lag import GroupReader
 from rocketshim.cli import main
+from rocketshim.observe.groups import GroupReader
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout

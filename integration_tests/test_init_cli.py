@@ -8,8 +8,8 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayWorker, Message, Producer, WorkerSettings
-from rocketshim.admin.group_lag import GroupReader
 from rocketshim.cli import main
+from rocketshim.observe.groups import GroupReader
 from rocketshim.worker.assignment import levels_metadata
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames

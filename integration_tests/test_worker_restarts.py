@@ -11,7 +11,7 @@ from subprocess import Popen
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.admin.group_lag import GroupReader
+from rocketshim.observe.groups import GroupReader
 from rocketshim_topics import Message as Outgoing
 
 from .waiting import wait_until

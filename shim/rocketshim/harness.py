@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from copy import copy as copy_of
 from typing import Any, Final, Self, Unpack, overload
 
-from rocketshim.admin.delayed import WaitingRecord, waiting_record
 from rocketshim.aio import AsyncProducer
 from rocketshim.codecs import Codec
 from rocketshim.consumer.push.push_consumer import PushConsumer
@@ -27,6 +26,7 @@ from rocketshim.dropin.producer import Producer as DropinProducer
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import real_clients
 from rocketshim.kafka.record_sender import break_real_links
+from rocketshim.observe.delay_queues import WaitingRecord, waiting_record
 from rocketshim.producer.arguments import NO_BODY, MessageOptions
 from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult

@@ -20,7 +20,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
-from rocketshim.admin.group_lag import GroupReader, typed_error
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
@@ -29,6 +28,7 @@ from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_
 from rocketshim.kafka.lookups import ask_again
 from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.groups import GroupReader, typed_error
 from rocketshim.observe.snapshot import GroupStanding
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.cli.app import FINDING
@@ -34,6 +33,7 @@ from rocketshim.cli.records import (
     show_raw,
     show_table,
 )
+from rocketshim.observe.delay_queues import DelayedReader, WaitingRecord, waiting_record
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.levels import time_in_queue_ms

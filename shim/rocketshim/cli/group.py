@@ -11,7 +11,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from rocketshim.admin.group_lag import GroupReader, count, oldest_ms
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName
@@ -19,6 +18,7 @@ from rocketshim.cli.options import OUTPUT, Bootstrap, Client, Json, Namespace, Q
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.groups import GroupReader, count, oldest_ms
 from rocketshim.observe.snapshot import GroupStanding, conflicts
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey

@@ -6,10 +6,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rocketshim.admin.group_lag import GroupReader
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
 from rocketshim.console.context import Console
 from rocketshim.errors import ConfigError, RocketshimError, TopicMissingError
+from rocketshim.observe.groups import GroupReader
 from rocketshim.observe.snapshot import GroupStanding, conflicts
 from rocketshim.settings import ConnectionSettings
 

@@ -12,12 +12,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from rocketshim.admin.delayed import DelayedReader, WaitingRecord, waiting_record
 from rocketshim.admin.record_filter import selecting
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.console.selection import Selection
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.delay_queues import DelayedReader, WaitingRecord, waiting_record
 from rocketshim.observe.snapshot import QueueSnapshot
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe

@@ -27,13 +27,13 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
-from rocketshim.admin.group_lag import GroupReader, oldest_ms, operations_of
 from rocketshim.admin.redrive import read_log
 from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import EARLIEST, LATEST, answer_of
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.groups import GroupReader, oldest_ms, operations_of
 from rocketshim.observe.snapshot import GroupStanding
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim_topics.coordinates import TopicPartitionKey

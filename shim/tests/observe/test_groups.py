@@ -9,11 +9,11 @@ from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPar
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin.group_lag import GroupReader
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.errors import BrokerUnavailableError, ConfigError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka import clients
 from rocketshim.kafka.clients import Clients
+from rocketshim.observe.groups import GroupReader
 from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, conflicts
 
 

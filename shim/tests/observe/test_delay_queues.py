@@ -3,9 +3,9 @@
 import pytest
 from confluent_kafka import TopicPartition
 
-from rocketshim.admin.delayed import DelayedReader
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import Clients
+from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.hops import clock_probe
