@@ -12,7 +12,7 @@ from rocketshim.consumer.reader.commits import Committer
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.lookups import found_topics
-from rocketshim.kafka.positions import positions_from_outside
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.locks.lease import Ownership
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -55,7 +55,8 @@ def test_positions_of_a_group_are_known_before_the_cluster_has_a_coordinator(new
     admin.create_topics([NewTopic("orders", 1)])["orders"].result(GUARD_S)
     assert "__consumer_offsets" not in admin.list_topics(timeout=GUARD_S).topics
     place = TopicPartitionKey("orders", 0)
-    assert positions_from_outside(confluent_clients(), {}, new_cluster, "payments", [place]) == {}
+    with TopicReader(new_cluster) as reader:
+        assert reader.positions("payments", [place]) == {}
 
 
 def test_a_consumer_that_asks_for_a_topic_does_not_create_it_and_a_producer_does(new_cluster: str) -> None:

@@ -26,7 +26,7 @@ from rocketshim.dropin.producer import Producer as DropinProducer
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import real_clients
 from rocketshim.kafka.record_sender import break_real_links
-from rocketshim.observe.delay_queues import WaitingRecord, waiting_record
+from rocketshim.observe.snapshot import WaitingRecord, waiting_record
 from rocketshim.producer.arguments import NO_BODY, MessageOptions
 from rocketshim.producer.producer import Producer
 from rocketshim.producer.result import SendResult

@@ -9,7 +9,7 @@ from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.dropin.counts import DelayedCounts, SentBack
 from rocketshim.health import Metric, build_info
 from rocketshim.observe.metrics import ExporterState
-from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, QueueSnapshot, Snapshot, TopicSnapshot
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, Snapshot, TopicSnapshot
 from rocketshim.worker.state import QueueState, WorkerState
 from tools.reference.tables import table
 
@@ -76,7 +76,7 @@ def _worker() -> WorkerState:
 def _exporter() -> ExporterState:
     partition = PartitionStanding("orders", 0, position=0, low=0, end=0)
     snapshot = Snapshot(
-        at_ms=0, queues=(QueueSnapshot(0, 1_000, partition),),
+        at_ms=0, queues=(DelayQueue(0, 1_000, partition),),
         groups=(GroupStanding("payments", partitions=(partition,)),),
         dead=(TopicSnapshot("rmq.dlq.payments", "payments", 0, 0),), parked=TopicSnapshot("rmq.parked", None, 0, 0),
     )  # fmt: skip

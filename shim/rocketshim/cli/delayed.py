@@ -33,7 +33,9 @@ from rocketshim.cli.records import (
     show_raw,
     show_table,
 )
-from rocketshim.observe.delay_queues import DelayedReader, WaitingRecord, waiting_record
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.delay_queues import DelayedReader
+from rocketshim.observe.snapshot import WaitingRecord, waiting_record
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.levels import time_in_queue_ms
@@ -50,7 +52,8 @@ def _reader(
     bootstrap: str, namespace: str, delay_levels: str | None, client: list[str] | None
 ) -> tuple[DelayedReader, DelayLevels]:
     levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    return DelayedReader(bootstrap, TopicNames(namespace), levels, client=client_settings(client)), levels
+    reader = TopicReader(bootstrap, client=client_settings(client))
+    return DelayedReader(reader, TopicNames(namespace), levels), levels
 
 
 @app.command(epilog="Example: rocketshim delayed ls --topic orders --tags 'created || paid' --limit 20")
@@ -157,7 +160,7 @@ def stats(
     """
     reader, levels = _reader(bootstrap, namespace, delay_levels, client)
     with reader:
-        summaries = reader.summaries(counting)
+        counted = reader.counted(counting)
     now_ms = time.time_ns() // 1_000_000
     late_ms = 0
     table = Table(
@@ -170,20 +173,22 @@ def stats(
         box=None,
         pad_edge=False,
     )
-    for summary in summaries:
-        head = summary.head
-        leaves_ms = head.appended_ms + time_in_queue_ms(levels, summary.partition)
+    rows = []
+    for number, (waiting, head) in counted.items():
+        delay_ms = levels.queue_delay_ms(number)
+        rows.append({"partition": number, "delay_ms": delay_ms, "waiting": waiting, "head": asdict(head)})
+        leaves_ms = head.appended_ms + time_in_queue_ms(levels, number)
         late_ms = max(late_ms, now_ms - leaves_ms)
         table.add_row(
-            str(summary.partition),
-            _queue(summary.partition, summary.delay_ms, levels),
-            str(summary.waiting),
+            str(number),
+            _queue(number, delay_ms, levels),
+            str(waiting),
             time_text(leaves_ms),
             "" if head.due_ms is None else time_text(head.due_ms),
             head.target or "",
         )
     if as_json:
-        typer.echo(json.dumps([asdict(summary) for summary in summaries], indent=1))
+        typer.echo(json.dumps(rows, indent=1))
     else:
         show_table(table)
     if late_ms > 60_000:

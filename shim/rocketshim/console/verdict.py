@@ -12,15 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from confluent_kafka import KafkaException
-
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.redrive import log_records, replay_id_of
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.errors import RocketshimError
 from rocketshim.kafka.bounded_reading import Ending
-from rocketshim.kafka.clients import confluent_clients
-from rocketshim.kafka.positions import positions_from_outside
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -133,7 +130,7 @@ def verdict(console: Console, plan: RedrivePlan) -> Verdict:
         if marks.done and plan.rules.action == "redrive" and plan.source != console.names.parked:
             # In this order: what leaves a queue after the first look and fails after the second is found by the third.
             schedule = console.names.schedule
-            waiting_from = _positions(console, console.names.worker_group, schedule, reader.topics().get(schedule, 0))
+            waiting_from = _positions(reader, console.names.worker_group, schedule)
             behind = _behind(console, reader, plan)
             read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
         records = [] if read is None else read.records
@@ -163,7 +160,7 @@ def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Be
     found = []
     for topic, letter in sorted({each.target: each for each in plan.letters if each.target.startswith(prefix)}.items()):
         group = plan.rules.group or _group_of(console, reader, plan, letter)
-        found.append(Behind(group, topic, _offsets_behind(console, reader, group, topic)))
+        found.append(Behind(group, topic, _offsets_behind(reader, group, topic)))
     return found
 
 
@@ -179,8 +176,8 @@ def _group_of(console: Console, reader: TopicReader, plan: RedrivePlan, letter: 
     return group if group and has_that_group(names, dead_topic, group) else shown
 
 
-def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: str) -> int | None:
-    positions = _positions(console, group, topic, reader.topics().get(topic, 0))
+def _offsets_behind(reader: TopicReader, group: str, topic: str) -> int | None:
+    positions = _positions(reader, group, topic)
     if not positions:
         return None
     bounds = reader.bounds_of(TopicPartitionKey(topic, number) for number in positions)
@@ -191,12 +188,11 @@ def _offsets_behind(console: Console, reader: TopicReader, group: str, topic: st
     return sum(high - start for key, (start, high) in spans.items() if key in unread)
 
 
-def _positions(console: Console, group: str, topic: str, partitions: int) -> dict[int, int]:
+def _positions(reader: TopicReader, group: str, topic: str) -> dict[int, int]:
     """Return the position of a group in each partition of a topic; empty: it has none, or we may not see it."""
-    clients, settings = console.clients or confluent_clients(), console.settings
-    keys = [TopicPartitionKey(topic, number) for number in range(partitions)]
+    keys = [TopicPartitionKey(topic, number) for number in range(reader.topics().get(topic, 0))]
     try:
-        found = positions_from_outside(clients, settings.client, settings.bootstrap, group, keys)
-    except KafkaException:  # our rights may not suffice: the rest of the verdict is still right
+        found = reader.positions(group, keys)
+    except RocketshimError:  # our rights may not suffice: the rest of the verdict is still right
         return {}
     return {key.partition: found.get(key, 0) for key in keys} if found else {}

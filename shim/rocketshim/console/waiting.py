@@ -17,8 +17,8 @@ from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.console.selection import Selection
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.observe.delay_queues import DelayedReader, WaitingRecord, waiting_record
-from rocketshim.observe.snapshot import QueueSnapshot
+from rocketshim.observe.delay_queues import DelayedReader
+from rocketshim.observe.snapshot import DelayQueue, WaitingRecord, waiting_record
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.wire import headers_shown
@@ -83,7 +83,7 @@ def listed(request: Request) -> Response:
     )
 
 
-def leaving(reader: TopicReader, queues: Iterable[QueueSnapshot], now_ms: int) -> list[Bar]:
+def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> list[Bar]:
     """Return the histogram of when waiting records leave their queues, without reading one.
 
     Args:
@@ -122,9 +122,8 @@ def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRe
     def is_wanted(record: Any) -> bool:
         return not is_probe(record) and bool(wanted(record, waiting_record(record, levels)))
 
-    with DelayedReader(settings.bootstrap, names, levels, client=settings.client, clients=console.clients) as delayed:
-        spans = delayed.spans()
     with console.reader() as reader:
+        spans = DelayedReader(reader, names, levels).spans()
         read = read_newest(console, reader, [names.schedule], is_wanted, results=_ON_A_PAGE, spans=spans)
     found = [waiting_record(record, levels) for record in read.records]
     return sorted(found, key=lambda entry: entry.due_ms or 0), read

@@ -5,15 +5,14 @@ librdkafka reports that as an error. The lookups of positions ask again until th
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
-from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import Clients, ConsumerClient, LookupClient
+from rocketshim.kafka.clients import ConsumerClient, LookupClient
 from rocketshim.kafka.lookups import LOOK_AGAIN_S, ask_again, check_answers, in_parts
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY, LEADER_MOVES, MISSING
@@ -26,14 +25,12 @@ __all__ = [
     "group_positions",
     "listed_groups",
     "listed_offsets",
-    "positions_from_outside",
     "visible_partitions",
 ]
 
 EARLIEST: Final[Any] = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 LATEST: Final[Any] = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 _GRACE_S: Final = 5.0
-_OUTSIDE_S: Final = 10.0
 
 
 def committed_positions(
@@ -99,32 +96,6 @@ def group_positions(
         KafkaException: no answer in time, or another error.
     """
     return [item for item in committed_positions(consumer, partitions, timeout_s) if item.offset >= 0]
-
-
-def positions_from_outside(
-    clients: Clients, client: Mapping[str, Any], bootstrap: str, group: str, partitions: Iterable[TopicPartitionKey]
-) -> dict[TopicPartitionKey, int]:
-    """Return the committed positions of a group, as `group_positions`, by a new consumer that is closed afterwards.
-
-    Args:
-        clients: creates the consumer, which does not join the group.
-        client: further librdkafka settings.
-        bootstrap: addresses of the brokers.
-        group: the group.
-        partitions: partitions; none: nothing is asked.
-
-    Raises:
-        KafkaException: no answer within 10 s, or another error.
-    """
-    asked = [TopicPartition(*key) for key in partitions]
-    if not asked:
-        return {}
-    required = {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False}
-    consumer = clients.consumer(merge(client, defaults={"client.id": "rocketshim-read"}, required=required))
-    try:
-        return {TopicPartitionKey.of(each): each.offset for each in group_positions(consumer, asked, _OUTSIDE_S)}
-    finally:
-        consumer.close()
 
 
 def listed_offsets(

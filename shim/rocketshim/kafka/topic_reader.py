@@ -20,6 +20,7 @@ from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, merge
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_clients, is_fatal
 from rocketshim.kafka.lookups import AnswerT, ask_again, check_answers, in_parts, partition_bounds
+from rocketshim.kafka.positions import group_positions
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED, LEADER_MOVES, MISSING
 from rocketshim_topics.limits import INT_MAX
@@ -68,6 +69,7 @@ class TopicReader:
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
         }
+        self._clients, self._client = clients or confluent_clients(), client or {}
         self._complaints = LastClientError()
         defaults = {
             **self._complaints.settings,
@@ -76,8 +78,8 @@ class TopicReader:
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
             "queued.max.messages.kbytes": 16_384,
         }
-        self._consumer: ConsumerClient = (clients or confluent_clients()).consumer(
-            merge(client or {}, defaults=defaults, required=required)
+        self._consumer: ConsumerClient = self._clients.consumer(
+            merge(self._client, defaults=defaults, required=required)
         )
 
     def topics(self) -> dict[str, int]:
@@ -167,6 +169,28 @@ class TopicReader:
         """Return the bounds of all these partitions; one whose leader does not answer is an error, as in `bounds`."""
         found = self.bounds_of(partitions)
         return {key: found.get(key) or self.bounds(*key) for key in partitions}
+
+    def positions(self, group: str, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
+        """Return the committed positions of a group, which is not joined; absent: nothing is committed.
+
+        A new client asks, because a client knows the positions of one group only.
+
+        Raises:
+            NotAuthorizedError: the principal may not describe the group or one of the topics.
+        """
+        asked = [TopicPartition(*key) for key in partitions]
+        if not asked:
+            return {}
+        required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
+        defaults = {"client.id": "rocketshim-read"}
+        consumer = self._clients.consumer(merge(self._client, defaults=defaults, required=required))
+        try:
+            found = group_positions(consumer, asked, _METADATA_S)
+        except KafkaException as error:
+            raise self.typed(error) from error
+        finally:
+            consumer.close()
+        return {TopicPartitionKey.of(each): each.offset for each in found}
 
     def first_records(
         self,

@@ -5,99 +5,29 @@ affect the worker. A record that is being delivered at this moment may still be 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
-from confluent_kafka import KafkaException
-
-from rocketshim.errors import MalformedRecordError, TopicMissingError
+from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
-from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import positions_from_outside
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import DelayQueue, PartitionStanding, WaitingRecord, waiting_record
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.hops import due_ms, is_probe
+from rocketshim_topics.hops import is_probe
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 from rocketshim_topics.names import TopicNames, init_command
-from rocketshim_topics.wire import decode, read_headers
 
-__all__ = ["DelayedReader", "QueueSummary", "WaitingRecord", "waiting_record"]
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingRecord:
-    """A waiting record, as it is displayed.
-
-    Attributes:
-        place: `partition/offset` in the schedule topic.
-        appended_ms: when it was appended, epoch ms on the broker's clock.
-        due_ms: when it is due, epoch ms on the broker's clock; None: it is malformed and will be parked.
-        target: its target topic; None: it names none.
-        uniq_key: its id, if it has one yet.
-        group: the group that gets it as a retry; None: it is not a retry.
-        reconsume_times: failed attempts so far; None: it is not a retry.
-        trouble: why it will be parked; None: it has no problem.
-    """
-
-    place: str
-    appended_ms: int
-    due_ms: int | None
-    target: str | None
-    uniq_key: str | None
-    group: str | None
-    reconsume_times: int | None
-    trouble: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """The waiting records of one queue.
-
-    Attributes:
-        partition: number of its partition.
-        delay_ms: the queue's delay; None: the table has no such level.
-        waiting: number of waiting records, counted by reading them; probes do not count.
-        head: the record that leaves next.
-    """
-
-    partition: int
-    delay_ms: int | None
-    waiting: int
-    head: WaitingRecord
-
-
-def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
-    """Describe a record of the schedule topic."""
-    appended_ms = record.timestamp()[1]
-    coordinates = f"{record.partition()}/{record.offset()}"
-    try:
-        envelope = decode(read_headers(record), trusted=True)
-    except MalformedRecordError as error:
-        return WaitingRecord(coordinates, appended_ms, None, None, None, None, None, error.reason)
-    at_ms = due_ms(envelope, appended_ms, time_in_queue_ms(levels, record.partition()))
-    return WaitingRecord(
-        coordinates,
-        appended_ms,
-        at_ms,
-        envelope.real_topic,
-        envelope.uniq_key,
-        envelope.consumer_group,
-        envelope.reconsume_times,
-        None if envelope.real_topic else "missing-header:REAL_TOPIC",
-    )
+__all__ = ["DelayedReader"]
 
 
 class DelayedReader:
-    """Reads waiting records.
+    """Reads the delay queues and their waiting records.
 
     Args:
-        bootstrap: addresses of the brokers.
+        reader: reads the cluster; `close` closes it.
         names: topic and group names of the namespace.
         levels: the worker's level table.
-        client: further librdkafka settings.
-        clients: creates the consumer; None: confluent_kafka.
 
     Raises:
         BrokerUnavailableError: from the methods; no broker answered, or a partition did not answer.
@@ -107,24 +37,16 @@ class DelayedReader:
     Thread-safety: none; one owner thread. A context manager.
     """
 
-    def __init__(
-        self,
-        bootstrap: str,
-        names: TopicNames,
-        levels: DelayLevels,
-        *,
-        client: Mapping[str, Any] | None = None,
-        clients: Clients | None = None,
-    ) -> None:
+    def __init__(self, reader: TopicReader, names: TopicNames, levels: DelayLevels) -> None:
+        self._names = names
         self._topic = names.schedule
         self._levels = levels
-        self._positions = partial(
-            positions_from_outside, clients or confluent_clients(), client or {}, bootstrap, names.worker_group
-        )
-        self._reader = TopicReader(bootstrap, client=client, clients=clients)
+        self._reader = reader
 
-    def summaries(self, watch: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> list[QueueSummary]:
-        """Return each queue with waiting records, by partition. This reads all waiting records.
+    def counted(self, watch: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> dict[int, tuple[int, WaitingRecord]]:
+        """Return the number of waiting records of each queue that has some, and the one that leaves next.
+
+        This reads all waiting records; probes do not count.
 
         Args:
             watch: a function that the records pass through as they are read, for example to show progress.
@@ -136,10 +58,35 @@ class DelayedReader:
             counts[number] += 1
             if number not in heads:
                 heads[number] = waiting_record(message, self._levels)
-        return [
-            QueueSummary(number, self._levels.queue_delay_ms(number), count, heads[number])
-            for number, count in sorted(counts.items())
+        return {number: (count, heads[number]) for number, count in sorted(counts.items())}
+
+    def queues(self, partitions: Collection[int] | None = None, *, heads: int = 0) -> list[DelayQueue]:
+        """Return delay queues, without those whose leader does not answer.
+
+        Args:
+            partitions: their numbers; None: all.
+            heads: number of records to read of each, first those that leave next.
+        """
+        numbers = range(self._count()) if partitions is None else partitions
+        keys = [TopicPartitionKey(self._topic, number) for number in numbers]
+        positions = self._reader.positions(self._names.worker_group, keys)
+        queues = [
+            DelayQueue(
+                key.partition,
+                self._levels.queue_delay_ms(key.partition),
+                PartitionStanding(*key, positions.get(key, bounds[0]), *bounds),
+            )
+            for key, bounds in self._reader.bounds_of(keys).items()
         ]
+        found: defaultdict[int, list[WaitingRecord]] = defaultdict(list)
+        spans = {TopicPartitionKey.of(each.standing): each.standing.unread for each in queues}
+        following = spans
+        for _ in range(heads):
+            records = self._reader.first_records(following, skip=is_probe)
+            for key, record in records.items():
+                found[key.partition].append(waiting_record(record, self._levels))
+            following = {key: (record.offset() + 1, spans[key][1]) for key, record in records.items()}
+        return [replace(each, head=tuple(found[each.partition])) for each in queues]
 
     def records(self, *, follow: bool = False) -> Iterator[Any]:
         """Return every waiting record as a Kafka message, in order within a queue.
@@ -182,17 +129,11 @@ class DelayedReader:
 
     def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
-        queues = [TopicPartitionKey(self._topic, number) for number in range(self._count())]
-        try:
-            positions = self._positions(queues)
-        except KafkaException as error:
-            raise self._reader.typed(error) from error
-        spans = {}
-        for key, (low, high) in self._reader.bounds_of_all(queues).items():
-            start = max(low, positions.get(key, 0))
-            if everywhere or start < high:
-                spans[key] = (start, high)
-        return spans
+        keys = [TopicPartitionKey(self._topic, number) for number in range(self._count())]
+        positions = self._reader.positions(self._names.worker_group, keys)
+        bounds = self._reader.bounds_of_all(keys)
+        spans = {key: (max(low, positions.get(key, 0)), high) for key, (low, high) in bounds.items()}
+        return {key: span for key, span in spans.items() if everywhere or span[0] < span[1]}
 
     def close(self) -> None:
         """Close the reader."""

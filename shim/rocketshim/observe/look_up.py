@@ -22,13 +22,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from confluent_kafka import KafkaException
-
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError
-from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import positions_from_outside
+from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
@@ -72,13 +69,11 @@ class OffsetLookup:
         clock: Clock | None = None,
         left_out: dict[str, int] | None = None,
     ) -> None:
-        self._bootstrap = bootstrap
         self._names = names
         self._groups = groups
         self._clock = clock or SystemClock()
-        self._client = {**(client or {}), **_SMALL_FETCHES}
-        self._clients = clients or confluent_clients()
-        self._new_reader = partial(TopicReader, bootstrap, client=self._client, clients=clients, patience_s=_TIMEOUT_S)
+        small = {**(client or {}), **_SMALL_FETCHES}
+        self._new_reader = partial(TopicReader, bootstrap, client=small, clients=clients, patience_s=_TIMEOUT_S)
         self._reader = self._new_reader()
         self._denied: set[str] = set()
         self._read_by: dict[str, set[str]] = {}
@@ -107,7 +102,7 @@ class OffsetLookup:
         self._read_by = {group: self._read_by[group] for group in groups if group in self._read_by}
         positions = self._positions_of(groups, topics)
         schedule = _partitions(names.schedule, topics)
-        positions[names.worker_group] = self._committed(names.worker_group, schedule)
+        positions[names.worker_group] = self._reader.positions(names.worker_group, schedule)
         self._rounds += 1
         wanted = {key for each in positions.values() for key in each}
         wanted.update(*(_partitions(topic, topics) for topic in (names.schedule, names.parked, *by_topic)))
@@ -155,15 +150,9 @@ class OffsetLookup:
             asked = [name for name in topics if not name.startswith("__")]
         else:
             asked = sorted(self._read_by[group] & topics.keys())
-        found = self._committed(group, [key for name in asked for key in _partitions(name, topics)])
+        found = self._reader.positions(group, (key for name in asked for key in _partitions(name, topics)))
         self._read_by[group] = {key.topic for key in found}
         return found
-
-    def _committed(self, group: str, partitions: list[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
-        try:
-            return positions_from_outside(self._clients, self._client, self._bootstrap, group, partitions)
-        except KafkaException as error:
-            raise self._reader.typed(error) from error
 
     def _first_unread_ms(self, offsets: Offsets) -> dict[tuple[TopicPartitionKey, int], int]:
         """Return the append times of the first unread records; one is read once while its position stands still."""

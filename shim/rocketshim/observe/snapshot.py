@@ -8,26 +8,31 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from itertools import combinations
+from typing import Any
 
 from rocketshim.core.start_position import decode_metadata, has_same_filter
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.errors import ConfigError
-from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.errors import ConfigError, MalformedRecordError
+from rocketshim_topics.hops import due_ms
+from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import decode, read_headers
 
 __all__ = [
     "Conflict",
+    "DelayQueue",
     "GroupStanding",
     "Offsets",
     "PartitionStanding",
-    "QueueSnapshot",
     "Snapshot",
     "TopicSnapshot",
+    "WaitingRecord",
     "WorkerSnapshot",
     "conflicts",
     "groups_of",
     "has_that_group",
     "snapshot_of",
+    "waiting_record",
 ]
 
 
@@ -158,18 +163,74 @@ class GroupStanding:
 
 
 @dataclass(frozen=True, slots=True)
-class QueueSnapshot:
+class WaitingRecord:
+    """A waiting record, as it is displayed.
+
+    Attributes:
+        place: `partition/offset` in the schedule topic.
+        appended_ms: when it was appended, epoch ms on the broker's clock.
+        due_ms: when it is due, epoch ms on the broker's clock; None: it is malformed and will be parked.
+        target: its target topic; None: it names none.
+        uniq_key: its id, if it has one yet.
+        group: the group that gets it as a retry; None: it is not a retry.
+        reconsume_times: failed attempts so far; None: it is not a retry.
+        trouble: why it will be parked; None: it has no problem.
+        delay_level: the level that its sender requested; None: none.
+        delay_ms: that level's delay by the sender's table; None: it has hopped already, or requests a delivery time.
+        failed_ms: when it failed, by the clock of the consumer that sent it back, epoch ms; None: it is not a retry.
+    """
+
+    place: str
+    appended_ms: int
+    due_ms: int | None = None
+    target: str | None = None
+    uniq_key: str | None = None
+    group: str | None = None
+    reconsume_times: int | None = None
+    trouble: str | None = None
+    delay_level: int | None = None
+    delay_ms: int | None = None
+    failed_ms: int | None = None
+
+
+def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
+    """Describe a record of the schedule topic."""
+    appended_ms = record.timestamp()[1]
+    place = f"{record.partition()}/{record.offset()}"
+    try:
+        envelope = decode(read_headers(record), trusted=True)
+    except MalformedRecordError as error:
+        return WaitingRecord(place, appended_ms, trouble=error.reason)
+    return WaitingRecord(
+        place,
+        appended_ms,
+        due_ms(envelope, appended_ms, time_in_queue_ms(levels, record.partition())),
+        envelope.real_topic,
+        envelope.uniq_key,
+        envelope.consumer_group,
+        envelope.reconsume_times,
+        None if envelope.real_topic else "missing-header:REAL_TOPIC",
+        envelope.delay_level,
+        envelope.delay_ms,
+        envelope.fail_at_ms,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DelayQueue:
     """One partition of the schedule topic.
 
     Attributes:
         partition: its number.
         delay_ms: the queue's delay; None: the table has no such level.
         standing: the worker's group in this partition.
+        head: the records that leave next, if they were asked for.
     """
 
     partition: int
     delay_ms: int | None
     standing: PartitionStanding
+    head: tuple[WaitingRecord, ...] = ()
 
     @property
     def waiting(self) -> int:
@@ -259,7 +320,7 @@ class Snapshot:
     """
 
     at_ms: int
-    queues: tuple[QueueSnapshot, ...] = ()
+    queues: tuple[DelayQueue, ...] = ()
     groups: tuple[GroupStanding, ...] = ()
     dead: tuple[TopicSnapshot, ...] = ()
     parked: TopicSnapshot | None = None
@@ -313,7 +374,7 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
     return Snapshot(
         at_ms=at_ms,
         queues=tuple(
-            QueueSnapshot(number, levels.queue_delay_ms(number), standing)
+            DelayQueue(number, levels.queue_delay_ms(number), standing)
             for number in schedule
             if (standing := _standing(offsets, names.worker_group, TopicPartitionKey(names.schedule, number)))
         ),

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from rocketshim.observe.snapshot import QueueSnapshot, Snapshot
+from rocketshim.observe.snapshot import DelayQueue, Snapshot
 
 __all__ = ["Table", "levels_table", "summary", "tables"]
 
@@ -43,7 +43,7 @@ def tables(snapshot: Snapshot) -> tuple[Table, ...]:
 
 def levels_table(snapshot: Snapshot) -> Table:
     """Return the delay levels: what waits in their queues, how late they are, and what retention deleted."""
-    by_delay: dict[int | None, list[QueueSnapshot]] = {}
+    by_delay: dict[int | None, list[DelayQueue]] = {}
     for queue in snapshot.queues:
         by_delay.setdefault(queue.delay_ms, []).append(queue)
     rows = [

@@ -116,8 +116,7 @@ def test_a_record_that_does_not_exist_is_told_from_a_topic_that_does_not(
     kafka = InMemoryKafka()
     for topic in (TopicNames().parked, TopicNames().schedule):
         kafka.create_topic(topic, 1)
-    for module in ("rocketshim.kafka.topic_reader", "rocketshim.observe.delay_queues"):
-        monkeypatch.setattr(f"{module}.confluent_clients", lambda: kafka.clients(blocking=False))
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
     assert [main([command, "show", at, "--bootstrap", "memory:1"]) for at in ("0/0", "7/0")] == [2, 2]
     assert main([command, "show", "0/0", "--bootstrap", "memory:1", "--namespace", "nobodys"]) == 1
     assert "topic nobodys." in capsys.readouterr().err

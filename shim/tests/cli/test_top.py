@@ -12,9 +12,9 @@ from textual.widgets import Static, TabbedContent
 from rocketshim.cli.top import _print
 from rocketshim.cli.top_screen import TopScreen
 from rocketshim.observe.snapshot import (
+    DelayQueue,
     GroupStanding,
     PartitionStanding,
-    QueueSnapshot,
     Snapshot,
     TopicSnapshot,
     WorkerSnapshot,
@@ -29,7 +29,7 @@ def snapshot() -> Snapshot:
     head = PartitionStanding("SCHEDULE_TOPIC_XXXX", 0, position=2, low=0, end=7, first_unread_ms=90_000)
     return Snapshot(
         at_ms=100_000,
-        queues=(QueueSnapshot(0, 1_000, head), QueueSnapshot(1, 1_000, replace(head, partition=1, end=3))),
+        queues=(DelayQueue(0, 1_000, head), DelayQueue(1, 1_000, replace(head, partition=1, end=3))),
         groups=(
             GroupStanding("mails", partitions=(PartitionStanding("orders", 0, 5, 0, 6, first_unread_ms=99_000),)),
             GroupStanding("payments", partitions=(PartitionStanding("orders", 0, 1, 0, 6, first_unread_ms=40_000),)),

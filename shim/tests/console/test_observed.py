@@ -14,7 +14,7 @@ from rocketshim.console import context, groups, workers
 from rocketshim.console.rendering import Templates
 from rocketshim.console.waiting import Bar, leaving
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, QueueSnapshot, WorkerSnapshot
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.group_log import ClaimedQueue, ClaimRecord, encode_group_record
 
@@ -66,7 +66,7 @@ def test_the_histogram_counts_by_append_times_without_reading_a_record(stage: St
             stage.kafka.append(NAMES.schedule, b"x", partition=partition, headers=HEADERS)
             clock.advance(4_000)  # type: ignore[attr-defined]
         standing = PartitionStanding(NAMES.schedule, partition, 0, 0, count)
-        queues.append(QueueSnapshot(partition, delay_ms, standing))
+        queues.append(DelayQueue(partition, delay_ms, standing))
     with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as reader:
         bars = leaving(reader, queues, clock.wall_ms())
     assert sum(bar.count for bar in bars) == 7

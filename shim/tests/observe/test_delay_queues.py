@@ -5,6 +5,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -23,7 +24,7 @@ def kafka() -> InMemoryKafka:
 
 def reader(kafka: InMemoryKafka) -> DelayedReader:
     clients = Clients(kafka.consumer, kafka.producer)
-    return DelayedReader("memory:1", NAMES, DelayLevels.default(), clients=clients)
+    return DelayedReader(TopicReader("memory:1", clients=clients), NAMES, DelayLevels.default())
 
 
 def test_neither_delivered_records_nor_probes_are_listed_as_waiting(kafka: InMemoryKafka) -> None:
@@ -35,10 +36,13 @@ def test_neither_delivered_records_nor_probes_are_listed_as_waiting(kafka: InMem
     worker.commit(offsets=[TopicPartition(NAMES.schedule, 0, 1)], asynchronous=False)
     with reader(kafka) as reading:
         found = [(message.partition(), message.offset()) for message in reading.records()]
-        assert [(each.partition, each.waiting, each.head.place) for each in reading.summaries()] == [
-            (0, 1, "0/1"),
-            (1, 2, "1/0"),
-        ]
+        assert {number: (count, head.place) for number, (count, head) in reading.counted().items()} == {
+            0: (1, "0/1"),
+            1: (2, "1/0"),
+        }
+        assert [
+            (each.partition, each.waiting, [head.place for head in each.head]) for each in reading.queues(heads=2)
+        ] == [(0, 1, ["0/1"]), (1, 2, ["1/0", "1/1"]), (2, 1, [])]
         fetched = [reading.fetch(number, offset) for number, offset in ((0, 0), (0, 7), (2, 0))]
     assert sorted(found) == [(0, 1), (1, 0), (1, 1)]
     assert [each and each.value() for each in fetched] == [b"a", None, None]
@@ -62,7 +66,7 @@ def test_a_record_in_a_queue_of_a_longer_table_leaves_after_a_second() -> None:
     clock.advance(ms=500)
     kafka.append(NAMES.schedule, b"no level here", partition=1, headers=HEADERS)
     clients = Clients(kafka.consumer, kafka.producer)
-    with DelayedReader("memory:1", NAMES, DelayLevels.parse("1s"), clients=clients) as reading:
+    with DelayedReader(TopicReader("memory:1", clients=clients), NAMES, DelayLevels.parse("1s")) as reading:
         assert [each.partition() for each in reading.first(2, lambda _: True)] == [0, 1]
 
 

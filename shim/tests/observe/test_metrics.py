@@ -8,13 +8,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.health import metrics_text
 from rocketshim.observe.metrics import ExporterState
-from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, QueueSnapshot, Snapshot, TopicSnapshot
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, Snapshot, TopicSnapshot
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 NOW_MS = 1_700_000_000_000
 SNAPSHOT = Snapshot(
     at_ms=NOW_MS,
-    queues=(QueueSnapshot(3, 10_000, PartitionStanding("S", 3, 4, 0, 9, first_unread_ms=NOW_MS - 12_000)),),
+    queues=(DelayQueue(3, 10_000, PartitionStanding("S", 3, 4, 0, 9, first_unread_ms=NOW_MS - 12_000)),),
     groups=(
         GroupStanding(
             "pay",

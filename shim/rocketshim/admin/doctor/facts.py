@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rocketshim.observe.snapshot import GroupStanding
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Facts", "KeySample", "PartitionFacts", "QueueFacts", "Sample", "TopicFacts"]
+__all__ = ["Facts", "KeySample", "PartitionFacts", "TopicFacts"]
 
 _WEEK_MS: Final = 604_800_000
 
@@ -49,42 +49,6 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
-    """A record that waits in a delay queue.
-
-    Attributes:
-        offset: its offset.
-        appended_ms: its timestamp, epoch ms.
-        level: `DELAY`, the requested level; None: the sender requested no level.
-        delay_ms: `DELAY_MS`; None: the record has hopped already, or requests a delivery time.
-        group: `CONSUMER_GROUP`; None: the record is not a retry.
-        failed_ms: `FAIL_AT_MS`, by the clock of the consumer that sent it back, epoch ms; None: it is not a retry.
-    """
-
-    offset: int
-    appended_ms: int
-    level: int | None
-    delay_ms: int | None
-    group: str | None = None
-    failed_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFacts:
-    """One partition of the schedule topic with waiting records.
-
-    Attributes:
-        partition: its number.
-        behind: offsets between the worker's position and the end.
-        samples: the next few records that leave.
-    """
-
-    partition: int
-    behind: int
-    samples: tuple[Sample, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class KeySample:
     """How the keys of a topic are partitioned.
 
@@ -113,7 +77,7 @@ class Facts:
         topics: physical name to facts, for topics that exist.
         standings: group to its state and positions; the worker's group is included.
         unread_retries_ms: group without a member to the time of its oldest waiting retry, epoch ms.
-        queues: the queues with waiting records.
+        queues: the queues with waiting records, with the next few that leave.
         parked: number of records parked within a day and not sent again since, 1,000 at most.
         parked_not_allowed: how many of them have a target that is not on the allow-list of the workers that had them.
         marks_lost: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
@@ -137,7 +101,7 @@ class Facts:
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
     unread_retries_ms: Mapping[str, int] = field(default_factory=dict)
-    queues: tuple[QueueFacts, ...] = ()
+    queues: tuple[DelayQueue, ...] = ()
     parked: int | None = None
     parked_not_allowed: int = 0
     marks_lost: Mapping[str, int] = field(default_factory=dict)

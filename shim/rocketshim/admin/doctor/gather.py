@@ -10,7 +10,6 @@ The functions block for seconds. Use them from one thread.
 
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
@@ -24,20 +23,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
     ResourceType,
 )
 
-from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
 from rocketshim.admin.redrive import read_log
-from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, RocketshimError
+from rocketshim.errors import BrokerUnavailableError, RocketshimError, TopicMissingError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import EARLIEST, LATEST, answer_of
+from rocketshim.kafka.positions import LATEST, answer_of
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.groups import GroupReader, oldest_ms, operations_of
-from rocketshim.observe.snapshot import GroupStanding
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import HEADROOM_BYTES, Layout, TopicState
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX
@@ -45,12 +44,12 @@ from rocketshim_topics.names import TopicNames, check_group
 from rocketshim_topics.partitioner import partition_for
 from rocketshim_topics.provision import read_topics
 from rocketshim_topics.redrive_log import RedriveLog
-from rocketshim_topics.wire import PARK_REASON, decode, headers_shown, read_headers
+from rocketshim_topics.wire import PARK_REASON, headers_shown
 
 __all__ = ["gather"]
 
 _TIMEOUT_S: Final = 30.0
-_SAMPLES: Final = 5
+_HEADS: Final = 5
 _KEY_SPAN: Final = 200
 _KEY_PARTITIONS: Final = 16
 _KEYS_PER_PARTITION: Final = 50
@@ -99,7 +98,6 @@ def gather(
         found = tuple(dict.fromkeys([*map(check_group, groups), *groups_with_retries(names, visible)]))
         described = cluster.topics([name for name in topics_to_read(names, found, user_topics) if name in visible])
         standings = cluster.standings([names.worker_group, *found])
-        spans = cluster.spans(names.schedule, described, standings.get(names.worker_group))
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name == names.schedule}
         clocks_ms = cluster.clocks(described.get(names.schedule)) if probe else {}
@@ -116,7 +114,7 @@ def gather(
             topics=described,
             standings=standings,
             unread_retries_ms=cluster.unread_retries_ms(standings),
-            queues=cluster.queues(spans),
+            queues=cluster.queues(levels, described.get(names.schedule)),
             parked=parked,
             parked_not_allowed=not_allowed,
             marks_lost=cluster.marks_lost([names.parked, *map(names.dead_letter, found)], described),
@@ -170,6 +168,8 @@ class _ClusterReader:
     def _request(self, what: str, request: Callable[[], _T], default: _T) -> _T:
         try:
             return request()
+        except TopicMissingError:  # it was deleted after it was described
+            return default
         except (KafkaException, RocketshimError, TimeoutError) as error:
             self.unread.append(f"{what}: {_text(error)}")
             return default
@@ -260,44 +260,15 @@ class _ClusterReader:
             oldest[idle[key.topic]] = min(at_ms, oldest.get(idle[key.topic], at_ms))
         return oldest
 
-    def spans(
-        self, schedule: str, described: Mapping[str, TopicFacts], standing: GroupStanding | None
-    ) -> dict[int, tuple[int, int]]:
-        """Return the first waiting offset and the end offset of each queue with waiting records."""
-        topic = described.get(schedule)
-        if topic is None:
-            return {}
-        positions = {
-            each.partition: each.position
-            for each in (standing.partitions if standing else ())
-            if each.topic == schedule
-        }
-
-        def request() -> dict[int, tuple[int, int]]:
-            bounds = self._bounds(_led(schedule, topic))
-            found = {key.partition: (max(positions.get(key.partition, 0), low), end) for key, (low, end) in bounds}
-            return {number: (start, end) for number, (start, end) in found.items() if start < end}
-
-        return self._request("waiting messages", request, {})
-
-    def queues(self, spans: Mapping[int, tuple[int, int]]) -> tuple[QueueFacts, ...]:
-        """Return the next few records of each queue."""
-        samples: defaultdict[int, list[Sample]] = defaultdict(list)
-        rest = {TopicPartitionKey(self._names.schedule, number): span for number, span in spans.items()}
-
-        def request() -> None:
-            following = rest
-            for _ in range(_SAMPLES):
-                records = self.reader.first_records(following, skip=is_probe)
-                for key, record in records.items():
-                    samples[key.partition].append(_sample(record))
-                following = {key: (record.offset() + 1, rest[key][1]) for key, record in records.items()}
-
-        self._request(f"records of {self._names.schedule}", request, None)
-        return tuple(
-            QueueFacts(number, spans[number][1] - found[0].offset, tuple(found))
-            for number, found in sorted(samples.items())
-        )
+    def queues(self, levels: DelayLevels, schedule: TopicFacts | None) -> tuple[DelayQueue, ...]:
+        """Return the queues with waiting records, each with the next few that leave."""
+        if schedule is None:
+            return ()
+        reader = DelayedReader(self.reader, self._names, levels)
+        led = [key.partition for key in _led(self._names.schedule, schedule)]
+        nothing: list[DelayQueue] = []
+        found = self._request("waiting messages", partial(reader.queues, led, heads=_HEADS), nothing)
+        return tuple(each for each in found if each.head)
 
     def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:
         """Return how many records were parked within a day, at most 1,000, and how many of them for their target.
@@ -382,18 +353,13 @@ class _ClusterReader:
     def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
         led = _led(name, topic)
         found: dict[bytes, int] = {}
-        for partition, (low, end) in self._bounds(led[:: -(-len(led) // _KEY_PARTITIONS) or 1]):
+        for partition, (low, end) in self.reader.bounds_of(led[:: -(-len(led) // _KEY_PARTITIONS) or 1]).items():
             span = max(low, end - _KEY_SPAN), end
             for record in islice(self.reader.read_spans({partition: span}), _KEYS_PER_PARTITION):
                 if record.key() is not None:
                     found[record.key()] = partition.partition
         count = len(topic.partitions)
         return KeySample(len(found), sum(partition_for(key, count) != number for key, number in found.items()))
-
-    def _bounds(self, keys: list[TopicPartitionKey]) -> list[tuple[TopicPartitionKey, tuple[int, int]]]:
-        """Return where the logs of these partitions begin and end; a topic that was deleted meanwhile is left out."""
-        lows, ends = self._groups.offsets(keys, EARLIEST), self._groups.offsets(keys, LATEST)
-        return [(key, (lows[key], ends[key])) for key in keys if key in lows and key in ends]
 
     def clocks(self, schedule: TopicFacts | None) -> dict[int, int]:
         """Return how far each leader's clock is ahead of this machine's, in ms; from now on `now_ms` is theirs."""
@@ -411,18 +377,6 @@ class _ClusterReader:
         found = self._request("clocks", request, none)
         self._brokers_ahead_ms = median_low(found.values()) if found else 0
         return found
-
-
-def _sample(record: Any) -> Sample:
-    appended_ms = record.timestamp()[1]
-    try:
-        envelope = decode(read_headers(record), trusted=True)
-    except MalformedRecordError:
-        return Sample(record.offset(), appended_ms, None, None)
-    return Sample(
-        record.offset(), appended_ms, envelope.delay_level, envelope.delay_ms, envelope.consumer_group,
-        envelope.fail_at_ms,
-    )  # fmt: skip
 
 
 def _text(error: BaseException) -> str:

@@ -4,8 +4,9 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from rocketshim.admin.doctor.facts import Facts, QueueFacts
+from rocketshim.admin.doctor.facts import Facts
 from rocketshim.observe.finding import Finding, Severity
+from rocketshim.observe.snapshot import DelayQueue
 from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim.worker.assignment import clock_ahead_ms_of, levels_of
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
@@ -26,7 +27,7 @@ def worker(facts: Facts) -> Iterator[Finding]:
         return
     run = facts.command("worker", "--allow", "TOPIC", *facts.levels_option)
     overdue_ms = max((_overdue_ms(facts, queue) for queue in facts.queues), default=0)
-    waiting = sum(queue.behind for queue in facts.queues)
+    waiting = sum(queue.waiting for queue in facts.queues)
     if not standing.members and waiting:
         yield Finding(
             "worker-missing",
@@ -67,9 +68,7 @@ def backlog(facts: Facts) -> Iterator[Finding]:
         return  # not readable, or unlimited (-1)
     retention_ms = int(text)
     for queue in facts.queues:
-        if not queue.samples:
-            continue
-        head = queue.samples[0]
+        head = queue.head[0]
         deleted_ms = head.appended_ms + retention_ms
         leaves_ms = head.appended_ms + time_in_queue_ms(facts.layout.levels, queue.partition)
         if leaves_ms >= deleted_ms or (
@@ -140,10 +139,10 @@ def _workers_table(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _senders_table(facts: Facts, queue: QueueFacts, level: int) -> Iterator[Finding]:
+def _senders_table(facts: Facts, queue: DelayQueue, level: int) -> Iterator[Finding]:
     """Return the differences from the senders' table, as the records of one queue show them, each difference once."""
     wanted_ms = facts.layout.levels.delay_ms(level)
-    found = {sample.delay_ms for sample in queue.samples if sample.level is not None and sample.delay_ms is not None}
+    found = {sample.delay_ms for sample in queue.head if sample.delay_level is not None and sample.delay_ms is not None}
     for delay_ms in sorted(found - {wanted_ms}):
         late_ms = wanted_ms - delay_ms
         more_hops = "waiting messages leave sooner and are forwarded by their DELAY_MS: on time, but with more hops"
@@ -229,7 +228,7 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         if each.member and clock_ahead_ms_of(each.metadata):
             found[each.member] = clock_ahead_ms_of(each.metadata)
     for queue in facts.queues:
-        for sample in queue.samples:
+        for sample in queue.head:
             if sample.failed_ms is not None and sample.failed_ms - sample.appended_ms > _MAX_AHEAD_MS:
                 found[f"a consumer of {sample.group or 'a group'}"] = sample.failed_ms - sample.appended_ms
     for client, ahead_ms in sorted(found.items()):
@@ -265,10 +264,8 @@ def _same_table(facts: Facts) -> str:
     )
 
 
-def _overdue_ms(facts: Facts, queue: QueueFacts) -> int:
-    if not queue.samples:
-        return 0
-    return facts.now_ms - queue.samples[0].appended_ms - time_in_queue_ms(facts.layout.levels, queue.partition)
+def _overdue_ms(facts: Facts, queue: DelayQueue) -> int:
+    return facts.now_ms - queue.head[0].appended_ms - time_in_queue_ms(facts.layout.levels, queue.partition)
 
 
 def _since(overdue_ms: int) -> str:

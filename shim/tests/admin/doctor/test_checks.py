@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import Facts, Finding, Severity, examine
-from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, QueueFacts, Sample, TopicFacts
+from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, TopicFacts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
-from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
+from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WaitingRecord
 from rocketshim.worker.assignment import clock_ahead_ms_of, levels_metadata, levels_of
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 
@@ -43,7 +43,7 @@ def sound(**changes: Any) -> Facts:
             "rmq.sched": worker(levels_metadata(LEVELS)),
             "g": GroupStanding("g", "STABLE", ("c@h",), (partition("orders"),)),
         },
-        "queues": (queue(2, Sample(7, NOW_MS - 3_000, 3, 10_000)),),
+        "queues": (queue(2, waiting(7, NOW_MS - 3_000, 3, 10_000)),),
         "parked": 0,
         "keys": {"orders": KeySample(100, 0)},
         "clocks_ms": {1: 12, 2: -40},
@@ -61,8 +61,13 @@ def worker(*metadata: str, members: tuple[str, ...] = ("w@h",)) -> GroupStanding
     return GroupStanding("rmq.sched", "STABLE", members, rows)
 
 
-def queue(number: int, *samples: Sample, behind: int = 1) -> QueueFacts:
-    return QueueFacts(number, behind, samples)
+def queue(number: int, *head: WaitingRecord) -> DelayQueue:
+    standing = partition("SCHEDULE_TOPIC_XXXX", number, position=8)
+    return DelayQueue(number, LEVELS.queue_delay_ms(number), standing, head)
+
+
+def waiting(offset: int, appended_ms: int, level: int | None, delay_ms: int | None, **failed: Any) -> WaitingRecord:
+    return WaitingRecord(f"0/{offset}", appended_ms, delay_level=level, delay_ms=delay_ms, **failed)
 
 
 def overtaken() -> GroupStanding:
@@ -134,18 +139,18 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("offsets-retention", "broker", Severity.WARNING, {"broker_config": {"offsets.retention.minutes": "60"}}),
     ("auto-create", "broker", Severity.NOTE, {"broker_config": {"auto.create.topics.enable": "true"}}),
     ("worker-missing", "rmq.sched", Severity.ERROR, {"standings": {"rmq.sched": worker(members=())}}),
-    ("worker-late", "rmq.sched", Severity.ERROR, {"queues": (queue(0, Sample(1, NOW_MS - 90_000, 1, 1_000)),)}),
+    ("worker-late", "rmq.sched", Severity.ERROR, {"queues": (queue(0, waiting(1, NOW_MS - 90_000, 1, 1_000)),)}),
     ("retention-overtook", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
      {"standings": {"rmq.sched": overtaken()}, "queues": ()}),
     ("retention-overtook", "g on orders/0", Severity.ERROR,
      {"standings": {"g": GroupStanding("g", "EMPTY", (), (partition("orders", low=7),))}}),
     ("retries-unread", "g on rmq.retry.g", Severity.WARNING, {"unread_retries_ms": {"g": NOW_MS - 3_600_001}}),
     ("level-removed", "SCHEDULE_TOPIC_XXXX", Severity.WARNING,
-     {"queues": (queue(8, Sample(1, NOW_MS - 500, 9, 50_000)),)}),
+     {"queues": (queue(8, waiting(1, NOW_MS - 500, 9, 50_000)),)}),
     ("level-changed", "SCHEDULE_TOPIC_XXXX/2", Severity.WARNING,
-     {"queues": (queue(2, Sample(1, NOW_MS - 500, 3, 30_000)),)}),
+     {"queues": (queue(2, waiting(1, NOW_MS - 500, 3, 30_000)),)}),
     ("level-changed", "SCHEDULE_TOPIC_XXXX/2", Severity.ERROR,
-     {"queues": (queue(2, Sample(1, NOW_MS - 500, 3, 4_000)),)}),
+     {"queues": (queue(2, waiting(1, NOW_MS - 500, 3, 4_000)),)}),
     ("level-table", "rmq.sched", Severity.WARNING,
      {"standings": {"rmq.sched": worker(levels_metadata(DelayLevels.parse("1s 5s")))}}),
     ("parked", "rmq.parked", Severity.WARNING, {"parked": 3}),
@@ -156,7 +161,7 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("clock-skew", "c@h", Severity.WARNING,
      {"standings": {"rmq.sched": worker(levels_metadata(LEVELS, -7_200_000))}}),
     ("clock-skew", "a consumer of g", Severity.WARNING,
-     {"queues": (queue(2, Sample(7, NOW_MS - 3_000, 3, 10_000, "g", NOW_MS + 86_397_000)),)}),
+     {"queues": (queue(2, waiting(7, NOW_MS - 3_000, 3, 10_000, group="g", failed_ms=NOW_MS + 86_397_000)),)}),
     ("open-transaction", "orders/1", Severity.ERROR, {"open_transactions_ms": {"orders/1": 61_000, "orders/2": 9}}),
     ("subscriptions-differ", "g on orders", Severity.ERROR,
      {"standings": {"g": GroupStanding("g", "STABLE", (), tuple(
@@ -217,7 +222,7 @@ def test_backlog_is_an_error_exactly_where_retention_comes_first_or_half_of_it_i
 ) -> None:
     facts = sound(
         topics=with_config("SCHEDULE_TOPIC_XXXX", retention_ms=str(retention_ms)),
-        queues=(queue(level, Sample(1, NOW_MS - age_ms, None, None)),),
+        queues=(queue(level, waiting(1, NOW_MS - age_ms, None, None)),),
     )
     delay_ms = LEVELS.delay_ms(level + 1)
     wanted = delay_ms >= retention_ms or (age_ms > delay_ms and age_ms > retention_ms // 2)
@@ -260,7 +265,7 @@ def test_a_group_that_is_down_for_an_hour_is_not_a_finding() -> None:
 
 def test_findings_are_sorted_by_severity() -> None:
     found = examine(sound(parked=1, broker_config={"auto.create.topics.enable": "true"}, clocks_ms={}, queues=(
-        queue(0, Sample(1, NOW_MS - 90_000, 1, 1_000)),)))  # fmt: skip
+        queue(0, waiting(1, NOW_MS - 90_000, 1, 1_000)),)))  # fmt: skip
     assert [each.severity for each in found] == [Severity.ERROR, Severity.WARNING, Severity.NOTE]
 
 
@@ -315,7 +320,7 @@ def test_no_value_of_a_secret_setting_is_shown() -> None:
 
 
 def test_a_late_worker_is_not_blamed_before_the_clocks_are_compared() -> None:
-    late = (queue(0, Sample(1, NOW_MS - 86_400_000, 1, 1_000)),)
+    late = (queue(0, waiting(1, NOW_MS - 86_400_000, 1, 1_000)),)
     (guess,) = [each for each in examine(sound(queues=late, clocks_ms={})) if each.check == "worker-late"]
     assert "this machine's clock is ahead" in guess.cost
     assert guess.fix.startswith("compare the clocks: rocketshim doctor --probe --bootstrap b:9092; ")
