@@ -32,7 +32,9 @@ again, so that a cause that is not fixed stops the redrive. It does not see lett
 ended; a rate limit gives them time.
 
 While a transaction is open, `read_committed` consumers of its targets wait, so transactions are short. The next apply
-ends a transaction that a `kill -9` left open; its time-out (15 s) ends it at the latest.
+ends a transaction that a `kill -9` left open; its time-out (15 s) ends it at the latest. A slow broker is not an absent
+one: after each failed attempt the next one has twice the time, up to 60 s, and a quarter of the letters. Transactions
+that take less than a third of that time become larger again.
 """
 
 import getpass
@@ -90,6 +92,7 @@ __all__ = ["Redriver", "log_records", "read_log", "replay_id_of", "whoami"]
 
 _TRANSACTION_MS: Final = 15_000
 _API_TIMEOUT_S: Final = 10.0
+_MOST_PATIENCE: Final = 4
 _READ_BACK_TIMEOUT_NS: Final = 60_000_000_000
 _RETRY_BACKOFF_S: Final = 0.5
 _MAX_ATTEMPTS: Final = 5
@@ -229,8 +232,6 @@ class Redriver:
                 **PROTECTED_PRODUCER,
                 "bootstrap.servers": bootstrap,
                 "transactional.id": f"{log_topic}.{source}",
-                "transaction.timeout.ms": _TRANSACTION_MS,
-                "delivery.timeout.ms": _TRANSACTION_MS,
                 "retry.backoff.ms": 1,
                 "retry.backoff.max.ms": 100,
             },
@@ -240,6 +241,8 @@ class Redriver:
         self._producer: ProducerClient | None = None
         self._has_open_transaction = False
         self._is_one_per_batch = False
+        self._patience = 1  # multiplies each time limit
+        self._share = 1.0  # of the largest transaction
         self._refused: dict[tuple[int, int], KafkaError] = {}
         self._reports = DeliveryReports()
         self._has_unconfirmed = False
@@ -284,6 +287,8 @@ class Redriver:
                             "again for the rest"
                         ) from error
                     self._close_producer()
+                    self._patience = min(2 * self._patience, _MOST_PATIENCE)
+                    self._share /= 4
                     self._wait(_RETRY_BACKOFF_S)
         finally:
             self._close_producer()
@@ -316,9 +321,12 @@ class Redriver:
     def _run_session(self) -> None:
         if self._sessions:
             self._refuse_if_taken_over(read_log(self._reader, self._log_topic, self._source))
-        batch_settings = {"batch.num.messages": 1} if self._is_one_per_batch else {}
-        producer = self._producer = self._clients.producer({**self._config, **batch_settings})
-        init_transactions(producer, self._log_topic, _API_TIMEOUT_S)
+        longest_ms = self._patience * _TRANSACTION_MS
+        settings = {**self._config, "transaction.timeout.ms": longest_ms, "delivery.timeout.ms": longest_ms}
+        if self._is_one_per_batch:
+            settings["batch.num.messages"] = 1
+        producer = self._producer = self._clients.producer(settings)
+        init_transactions(producer, self._log_topic, self._api_timeout_s)
         log = self._begin(producer)
         self._refuse_if_marks_are_lost()
         letters = self._progress.resume(self._is_done(log))
@@ -428,7 +436,7 @@ class Redriver:
                     size_bytes += 0 if made[0] is None else len(made[0].value or b"")
                 if self._progress.stopped_by is not None:
                     return
-                if len(batch) >= capacity or size_bytes >= _MAX_TRANSACTION_BYTES:
+                if len(batch) >= capacity or size_bytes >= self._share * _MAX_TRANSACTION_BYTES:
                     self._transact(producer, batch)
                     batch, size_bytes = [], 0
                     capacity = self._await_capacity()
@@ -444,7 +452,8 @@ class Redriver:
                 break
             if not has_read:
                 self._wait(min(wait_ms, _WATCH_MS) / 1_000)
-        return self._progress.capacity(self._now_ms())
+        capacity = self._progress.capacity(self._now_ms())
+        return capacity and max(1, int(self._share * capacity))
 
     def _watch_source(self) -> bool:
         """Read a new record of the source topic, and count it as dead again if this plan sent it; False: none came."""
@@ -520,7 +529,8 @@ class Redriver:
         """
         if not batch:
             return
-        self._progress.take([letter for letter, _ in batch], self._now_ms())
+        began_ms = self._now_ms()
+        self._progress.take([letter for letter, _ in batch], began_ms)
         self._refused = {}
         self._has_unconfirmed = False
         self._open(producer)
@@ -541,6 +551,8 @@ class Redriver:
             raise KafkaException(UNCONFIRMED)
         self._commit(producer)
         self._point("committed")
+        if 3 * (self._now_ms() - began_ms) < self._patience * _TRANSACTION_MS:
+            self._share = min(1.0, 2 * self._share)
         self._progress.committed()
         self._report()
 
@@ -555,7 +567,7 @@ class Redriver:
 
     def _await_reports(self, producer: ProducerClient) -> None:
         """Wait for every delivery report, or until one reports a refused record: then the others may never come."""
-        deadline_ns = self._clock.monotonic_ns() + int(_API_TIMEOUT_S * 1e9)
+        deadline_ns = self._clock.monotonic_ns() + int(self._api_timeout_s * 1e9)
         while len(producer) > 0 and not self._refused and self._clock.monotonic_ns() < deadline_ns:
             producer.poll(_POLL_S)
 
@@ -609,12 +621,16 @@ class Redriver:
     def _stamp_ms(self) -> int:
         return self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
 
+    @property
+    def _api_timeout_s(self) -> float:
+        return self._patience * _API_TIMEOUT_S
+
     def _open(self, producer: ProducerClient) -> None:
         producer.begin_transaction()
         self._has_open_transaction = True
 
     def _commit(self, producer: ProducerClient) -> None:
-        producer.commit_transaction(_API_TIMEOUT_S)
+        producer.commit_transaction(self._api_timeout_s)
         self._has_open_transaction = False
 
     def _close_producer(self) -> None:

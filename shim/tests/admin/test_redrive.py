@@ -19,7 +19,7 @@ from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.consumer import InMemoryConsumer
 from rocketshim.testing.producer import InMemoryProducer
 from rocketshim_topics import OutgoingRecord
-from rocketshim_topics.redrive_log import RedriveLog, record_digest
+from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, decode_redrive_record, record_digest
 from rocketshim_topics.redrive_plan import PlannedLetter
 
 LOG, DLQ, TARGET = "rmq.redrive", "dlq", "retry"
@@ -304,6 +304,24 @@ def test_a_redrive_gives_up_if_the_cluster_keeps_failing() -> None:
     with pytest.raises(RedriveError, match="after 5 attempts"):
         stage.run()
     assert stage.arrived == Counter()
+
+
+def test_a_slow_cluster_gets_more_time_and_smaller_transactions_and_these_grow_again() -> None:
+    stage, given_ms = Stage(1_000), []
+    make = stage.kafka.producer
+
+    def noted(config: dict[str, Any]) -> InMemoryProducer:
+        given_ms.append(config["transaction.timeout.ms"])
+        assert config["delivery.timeout.ms"] == config["transaction.timeout.ms"]
+        return make(config)
+
+    stage.kafka.producer = noted  # type: ignore[method-assign]
+    stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=3)
+    assert stage.run().sent == 1_000
+    assert given_ms == [15_000, 30_000, 60_000, 60_000]
+    marks = [decode_redrive_record(record.value()) for record in stage.kafka.records(LOG)]
+    assert [len(mark.letters) for mark in marks if isinstance(mark, MarkRecord)] == [7, 15, 31, 62, 125, 250, 500, 10]
+    assert stage.everything_once()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,124 @@
+"""The operator's tools on a real broker that is slow: `dlq plan` and `apply`, and the doctor.
+
+Either each answer of the broker takes 3 s longer, or a quota lets 200 kB pass in a second.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+
+from rocketshim.cli import main
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_local import Broker, LocalCluster
+from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
+from test_support.quota import producer_quota
+from test_support.slow_link import SlowLink, slow_link
+
+GROUP = "payments"
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command and return what it printed as JSON; the code is 0, or 2 for a finding."""
+
+    def call(*words: str) -> Any:
+        capsys.readouterr()
+        code = main([*words, "--json"])
+        out, err = capsys.readouterr()
+        assert code in {0, 2}, err
+        return json.loads(out)
+
+    return call
+
+
+def make_dead_letters(bootstrap: str, namespace: str, count: int, size: int) -> TopicNames:
+    names = TopicNames(namespace)
+    layout = Layout(names, DelayLevels.default())
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    provision.ensure_topics(admin, [*layout.shared(), *layout.for_group(GROUP, with_log=False), layout.redrive_log()])
+    producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+    for number in range(count):
+        headers = encode(
+            Envelope(
+                shim=1, uniq_key=f"m{number}", retry_topic="orders", origin_message_id=f"orders/0/{number}",
+                reconsume_times=17, consumer_group=GROUP, fail_class="Timeout", fail_text="late", fail_at_ms=1,
+            )
+        )  # fmt: skip
+        producer.produce(names.dead_letter(GROUP), b"%06d" % number + bytes(size), headers=headers)
+    assert producer.flush(60) == 0
+    return names
+
+
+def retries(bootstrap: str, names: TopicNames) -> Counter[bytes]:
+    with TopicReader(bootstrap) as reader:
+        return Counter((record.value() or b"")[:6] for record in reader.read([names.retry(GROUP)]))
+
+
+@pytest.fixture(scope="module")
+def link() -> Iterator[tuple[SlowLink, str]]:
+    """A broker behind a link that is fast until a test makes it slow."""
+    with slow_link(0) as link, LocalCluster(advertised_ports={1: link.port}) as cluster:
+        link.broker_port = int(cluster.bootstrap.rpartition(":")[2])
+        cluster.touch_internal_topics()
+        yield link, f"127.0.0.1:{link.port}"
+
+
+@pytest.mark.long
+def test_dead_letters_are_sent_once_over_a_link_on_which_a_request_takes_three_seconds(
+    link: tuple[SlowLink, str], namespace: str, run: Run, tmp_path: Path
+) -> None:
+    slow, bootstrap = link
+    names = make_dead_letters(bootstrap, namespace, 300, 100)
+    where, plan = ["--bootstrap", bootstrap], tmp_path / "plan.json"
+    slow.delay_s = 3.0
+    try:
+        made = run("dlq", "plan", *where, "--namespace", namespace, "--group", GROUP, "--out", str(plan))
+        assert made["letters"] == 300
+        done = run("dlq", "apply", str(plan), *where)
+        assert (done["sent"], done["failed"], done["left"]) == (300, 0, 0)
+        again = run("dlq", "apply", str(plan), *where)
+        assert (again["sent"], again["settled_before"]) == (0, 300)
+    finally:
+        slow.delay_s = 0.0
+    assert retries(bootstrap, names) == Counter(b"%06d" % number for number in range(300))
+
+
+@pytest.mark.long
+def test_the_doctor_examines_everything_over_a_link_on_which_a_request_takes_three_seconds(
+    link: tuple[SlowLink, str], namespace: str, run: Run
+) -> None:
+    slow, bootstrap = link
+    make_dead_letters(bootstrap, namespace, 3, 100)
+    words = ["doctor", "--bootstrap", bootstrap, "--namespace", namespace]
+    fast = run(*words)
+    slow.delay_s = 3.0
+    try:
+        assert run(*words) == fast
+        assert run(*words, "--probe") == fast
+    finally:
+        slow.delay_s = 0.0
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "size"), [(400_000, 60, 200_000), pytest.param(200_000, 100, 200_000, marks=pytest.mark.long)]
+)
+def test_dead_letters_are_sent_once_behind_a_quota(  # noqa: PLR0917 - called by pytest
+    broker: Broker, namespace: str, run: Run, tmp_path: Path, rate: int, count: int, size: int
+) -> None:
+    """The letters of one transaction take longer than its time limit."""
+    names = make_dead_letters(broker.bootstrap, namespace, count, size)
+    client, plan = f"redrive-{namespace}", tmp_path / "plan.json"
+    where = ["--bootstrap", broker.bootstrap]
+    made = run("dlq", "plan", *where, "--namespace", namespace, "--group", GROUP, "--out", str(plan))
+    assert made["letters"] == count
+    with producer_quota(broker.bootstrap, client, rate):
+        done = run("dlq", "apply", str(plan), *where, "--client", f"client.id={client}")
+    assert (done["sent"], done["failed"], done["left"]) == (count, 0, 0)
+    assert retries(broker.bootstrap, names) == Counter(b"%06d" % number for number in range(count))
