@@ -22,8 +22,8 @@ from confluent_kafka.admin import AdminClient
 from rocketshim import DelayWorker, Message, Producer, PushConsumer, WorkerSettings
 from rocketshim.admin.doctor import CHECKS, Severity, examine, gather
 from rocketshim.cli import main
+from rocketshim.core.worker_notes import levels_metadata
 from rocketshim.observe.groups import GroupReader
-from rocketshim.worker.assignment import levels_metadata
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_local.startup_kit import startup_kit
 from rocketshim_topics import DelayLevels, TopicNames, TopicSpec, provision

@@ -9,8 +9,8 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import DelayWorker, Message, Producer, WorkerSettings
 from rocketshim.cli import main
+from rocketshim.core.worker_notes import levels_metadata
 from rocketshim.observe.groups import GroupReader
-from rocketshim.worker.assignment import levels_metadata
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.provision import read_topics

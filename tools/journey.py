@@ -23,7 +23,7 @@ from rocketshim.testing import InMemoryKafka
 
 BODY: Final = b"the body of the message whose way is followed"
 PACKAGES: Final = ("rocketshim_topics", "rocketshim")
-NOT_ON_THE_WAY: Final = ("rocketshim/testing/", "rocketshim/harness.py", "rocketshim/admin/")  # the harness looks on
+NOT_ON_THE_WAY: Final = ("rocketshim/testing/", "rocketshim/harness.py", "rocketshim/observe/")  # the harness looks on
 DEPTH: Final = 4
 MOST: Final = 40
 

@@ -240,9 +240,7 @@ class Redriver:
         self._targets: set[str] = set()
         self._producer: ProducerClient | None = None
         self._has_open_transaction = False
-        self._is_one_per_batch = False
-        self._patience = 1  # multiplies each time limit
-        self._share = 1.0  # of the largest transaction
+        self._pace = _Pace()
         self._refused: dict[tuple[int, int], KafkaError] = {}
         self._reports = DeliveryReports()
         self._has_unconfirmed = False
@@ -275,7 +273,7 @@ class Redriver:
                 except _RefusedError:  # the same producer would skip sequence numbers (measured, librdkafka 2.16)
                     self._close_producer()
                     self._progress.aborted()
-                    self._is_one_per_batch = True
+                    self._pace.is_one_per_batch = True
                 except KafkaException as error:
                     if error.args[0].code() in DENIED:
                         raise NotAuthorizedError(self._denied(error.args[0].str())) from error
@@ -287,8 +285,7 @@ class Redriver:
                             "again for the rest"
                         ) from error
                     self._close_producer()
-                    self._patience = min(2 * self._patience, _MOST_PATIENCE)
-                    self._share /= 4
+                    self._pace.slow_down()
                     self._wait(_RETRY_BACKOFF_S)
         finally:
             self._close_producer()
@@ -321,12 +318,8 @@ class Redriver:
     def _run_session(self) -> None:
         if self._sessions:
             self._refuse_if_taken_over(read_log(self._reader, self._log_topic, self._source))
-        longest_ms = self._patience * _TRANSACTION_MS
-        settings = {**self._config, "transaction.timeout.ms": longest_ms, "delivery.timeout.ms": longest_ms}
-        if self._is_one_per_batch:
-            settings["batch.num.messages"] = 1
-        producer = self._producer = self._clients.producer(settings)
-        init_transactions(producer, self._log_topic, self._api_timeout_s)
+        producer = self._producer = self._clients.producer({**self._config, **self._pace.settings})
+        init_transactions(producer, self._log_topic, self._pace.api_timeout_s)
         log = self._begin(producer)
         self._refuse_if_marks_are_lost()
         letters = self._progress.resume(self._is_done(log))
@@ -436,7 +429,7 @@ class Redriver:
                     size_bytes += 0 if made[0] is None else len(made[0].value or b"")
                 if self._progress.stopped_by is not None:
                     return
-                if len(batch) >= capacity or size_bytes >= self._share * _MAX_TRANSACTION_BYTES:
+                if len(batch) >= capacity or size_bytes >= self._pace.share * _MAX_TRANSACTION_BYTES:
                     self._transact(producer, batch)
                     batch, size_bytes = [], 0
                     capacity = self._await_capacity()
@@ -453,7 +446,7 @@ class Redriver:
             if not has_read:
                 self._wait(min(wait_ms, _WATCH_MS) / 1_000)
         capacity = self._progress.capacity(self._now_ms())
-        return capacity and max(1, int(self._share * capacity))
+        return capacity and max(1, int(self._pace.share * capacity))
 
     def _watch_source(self) -> bool:
         """Read a new record of the source topic, and count it as dead again if this plan sent it; False: none came."""
@@ -543,7 +536,7 @@ class Redriver:
                 raise
         self._await_reports(producer)
         if self._refused:
-            if self._is_one_per_batch:
+            if self._pace.is_one_per_batch:
                 for each in batch:
                     self._fail_if_refused(*each)
             raise _RefusedError
@@ -551,8 +544,7 @@ class Redriver:
             raise KafkaException(UNCONFIRMED)
         self._commit(producer)
         self._point("committed")
-        if 3 * (self._now_ms() - began_ms) < self._patience * _TRANSACTION_MS:
-            self._share = min(1.0, 2 * self._share)
+        self._pace.took(self._now_ms() - began_ms)
         self._progress.committed()
         self._report()
 
@@ -567,7 +559,7 @@ class Redriver:
 
     def _await_reports(self, producer: ProducerClient) -> None:
         """Wait for every delivery report, or until one reports a refused record: then the others may never come."""
-        deadline_ns = self._clock.monotonic_ns() + int(self._api_timeout_s * 1e9)
+        deadline_ns = self._clock.monotonic_ns() + int(self._pace.api_timeout_s * 1e9)
         while len(producer) > 0 and not self._refused and self._clock.monotonic_ns() < deadline_ns:
             producer.poll(_POLL_S)
 
@@ -621,16 +613,12 @@ class Redriver:
     def _stamp_ms(self) -> int:
         return self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
 
-    @property
-    def _api_timeout_s(self) -> float:
-        return self._patience * _API_TIMEOUT_S
-
     def _open(self, producer: ProducerClient) -> None:
         producer.begin_transaction()
         self._has_open_transaction = True
 
     def _commit(self, producer: ProducerClient) -> None:
-        producer.commit_transaction(self._api_timeout_s)
+        producer.commit_transaction(self._pace.api_timeout_s)
         self._has_open_transaction = False
 
     def _close_producer(self) -> None:
@@ -655,6 +643,36 @@ def _hand_over(producer: ProducerClient, *record: Any, **options: Any) -> None:
             producer.poll(_POLL_S)
         else:
             return
+
+
+class _Pace:
+    """The time limits of a redrive, and the share of the largest transaction that fits into them."""
+
+    def __init__(self) -> None:
+        self.share = 1.0
+        self.is_one_per_batch = False
+        self._patience = 1  # multiplies each limit
+
+    @property
+    def api_timeout_s(self) -> float:
+        return self._patience * _API_TIMEOUT_S
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """The settings of the next producer."""
+        longest_ms = self._patience * _TRANSACTION_MS
+        settings = {"transaction.timeout.ms": longest_ms, "delivery.timeout.ms": longest_ms}
+        return settings | ({"batch.num.messages": 1} if self.is_one_per_batch else {})
+
+    def slow_down(self) -> None:
+        """Give the next attempt more time, and fewer letters."""
+        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        self.share /= 4
+
+    def took(self, duration_ms: int) -> None:
+        """Let transactions grow if one took so little time that two of them fit into the limit."""
+        if 3 * duration_ms < self._patience * _TRANSACTION_MS:
+            self.share = min(1.0, 2 * self.share)
 
 
 class _RefusedError(Exception):

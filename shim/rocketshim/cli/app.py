@@ -62,7 +62,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "topic": ("rocketshim.cli.topic", "Look into a topic, without consuming it."),
     "console": (
-        "rocketshim.console.command",
+        "rocketshim.cli.console",
         "See what waits, fails and is dead in a browser, and send dead letters again.",
     ),
     "acls": ("rocketshim.cli.acls", "Print the minimum ACLs of each role as kafka-acls commands."),

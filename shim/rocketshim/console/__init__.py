@@ -4,5 +4,5 @@
 in. Each page subject has one module. A page handler runs in a thread of its own, opens its Kafka clients itself, reads
 within limits of bytes and time, and closes them. A GET only reads.
 
-Nothing else in rocketshim imports this package; the command line loads `rocketshim.console.command` by name.
+Nothing but the command line (`rocketshim.cli.console`) imports this package.
 """

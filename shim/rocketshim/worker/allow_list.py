@@ -12,15 +12,12 @@ Source: `kafka-facts` 4.1; RocketMQ's `NOT_ALLOWED_SEND_TOPIC_SET` keeps clients
 """
 
 from collections.abc import Iterable
-from typing import Final
 
+from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import ConfigError
 from rocketshim_topics.names import DEAD_LETTER_PREFIX, RETRY_PREFIX, SCHEDULE_TOPIC, TopicNames, check_topic
 
-__all__ = ["NOT_ALLOWED", "AllowList"]
-
-NOT_ALLOWED: Final = "forbidden-target:not-allowed"
-"""The only refusal that depends on the worker: another worker may have a longer allow-list."""
+__all__ = ["AllowList"]
 
 
 class AllowList:

@@ -21,7 +21,6 @@
 Not handled here: which worker gets which partition; the group protocol (cooperative-sticky) decides that.
 """
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from operator import attrgetter
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.level_queue import Buffer, LevelQueue, QueueLimits
-from rocketshim.errors import ConfigError
+from rocketshim.core.worker_notes import levels_metadata
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.lookups import check_answers, offsets_at
 from rocketshim.logs import safe_logger
@@ -40,7 +39,7 @@ from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
 
-__all__ = ["AssignedPartition", "Assignment", "clock_ahead_ms_of", "levels_metadata", "levels_of"]
+__all__ = ["AssignedPartition", "Assignment"]
 
 _LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
@@ -49,34 +48,6 @@ _TRY_AGAIN_S: Final = 0.1
 _LOOK_S: Final = 0.5
 _LOOK_NS: Final = 10_000_000_000
 _AGAIN_NS: Final = 1_000_000_000
-_LEVELS_MARK: Final = "rs1-levels;"
-_CLOCK_MARK: Final = ";clock-ahead-ms="
-
-
-def levels_metadata(levels: DelayLevels, clock_ahead_ms: int = 0) -> str:
-    """Return the metadata of a worker's commits, about 500 ASCII characters at most (Kafka: 4,096).
-
-    Args:
-        levels: its level table.
-        clock_ahead_ms: how far its machine's clock is ahead of the brokers' (negative: behind); 0: it is right.
-    """
-    return f"{_LEVELS_MARK}{levels}" + (f"{_CLOCK_MARK}{clock_ahead_ms}" if clock_ahead_ms else "")
-
-
-def levels_of(metadata: str | None) -> DelayLevels | None:
-    """Return the level table in a commit's metadata; None: no worker wrote this commit."""
-    if metadata is None or not metadata.startswith(_LEVELS_MARK):
-        return None
-    try:
-        return DelayLevels.parse(metadata.removeprefix(_LEVELS_MARK).partition(_CLOCK_MARK)[0])
-    except ConfigError:
-        return None
-
-
-def clock_ahead_ms_of(metadata: str | None) -> int:
-    """Return how far a worker's clock was ahead of the brokers' when it wrote a commit with this metadata, in ms."""
-    text = "" if levels_of(metadata) is None else (metadata or "").partition(_CLOCK_MARK)[2]
-    return int(text) if re.fullmatch("-?[0-9]{1,15}", text) else 0
 
 
 class AssignedPartition:

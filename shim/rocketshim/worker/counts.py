@@ -8,9 +8,9 @@ from confluent_kafka import KafkaError
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.repeated_errors import RepeatedErrors
+from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.logs import safe_logger
-from rocketshim.worker.allow_list import NOT_ALLOWED
 
 __all__ = ["LATENESS_BOUNDS_MS", "PARK_REASONS", "Alarms", "WorkerCounts", "re_append_event"]
 

@@ -34,7 +34,8 @@ from typing import Any, Final
 from confluent_kafka import murmur2
 
 from rocketshim.core.level_queue import Due
-from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
+from rocketshim.core.worker_notes import NOT_ALLOWED
+from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
 from rocketshim.worker.hop_group import Hop, HopGroup, Kind

@@ -23,7 +23,7 @@ def demo(
     from rocketshim_local.demo.scenario import play  # noqa: PLC0415 - `--help` does without
 
     if keep:
-        from rocketshim.console.command import require_console  # noqa: PLC0415
+        from rocketshim.cli.console import require_console  # noqa: PLC0415
 
         require_console()  # not only after the day
 

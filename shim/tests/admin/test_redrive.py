@@ -2,7 +2,7 @@
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -310,7 +310,7 @@ def test_a_slow_cluster_gets_more_time_and_smaller_transactions_and_these_grow_a
     stage, given_ms = Stage(1_000), []
     make = stage.kafka.producer
 
-    def noted(config: dict[str, Any]) -> InMemoryProducer:
+    def noted(config: Mapping[str, Any]) -> InMemoryProducer:
         given_ms.append(config["transaction.timeout.ms"])
         assert config["delivery.timeout.ms"] == config["transaction.timeout.ms"]
         return make(config)

@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from rocketshim.cli.app import build, main
-from rocketshim.console.command import _allow_many_files, _welcome
+from rocketshim.cli.console import _allow_many_files, _welcome
 from rocketshim.console.people import Token, Users, user_line
 from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from rocketshim.core.level_queue import Due, LevelQueue
 from rocketshim.core.offset_tracker import Run
-from rocketshim.worker.allow_list import NOT_ALLOWED, AllowList
+from rocketshim.core.worker_notes import NOT_ALLOWED
+from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShapes
 from rocketshim.worker.hop_group import HopGroup, Kind

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from rocketshim.core.worker_notes import clock_ahead_ms_of
 from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMismatchError, WorkerError
-from rocketshim.worker.assignment import clock_ahead_ms_of
 from rocketshim.worker.hop_writer import HopBatch
 from rocketshim_topics.levels import DelayLevels
 

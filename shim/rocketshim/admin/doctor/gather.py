@@ -27,6 +27,7 @@ from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, Topi
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
 from rocketshim.admin.redrive import read_log
+from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, RocketshimError, TopicMissingError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
@@ -35,7 +36,6 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.groups import GroupReader, oldest_ms, operations_of
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding
-from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import HEADROOM_BYTES, Layout, TopicState
 from rocketshim_topics.levels import DelayLevels

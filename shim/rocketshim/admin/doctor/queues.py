@@ -5,10 +5,9 @@ from collections.abc import Iterable, Iterator
 from typing import Final
 
 from rocketshim.admin.doctor.facts import Facts
+from rocketshim.core.worker_notes import NOT_ALLOWED, clock_ahead_ms_of, levels_of
 from rocketshim.observe.finding import Finding, Severity
 from rocketshim.observe.snapshot import DelayQueue
-from rocketshim.worker.allow_list import NOT_ALLOWED
-from rocketshim.worker.assignment import clock_ahead_ms_of, levels_of
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 __all__ = ["backlog", "clocks", "level_table", "lost_marks", "open_transactions", "parked", "worker"]

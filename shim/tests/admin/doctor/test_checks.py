@@ -13,8 +13,8 @@ from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import Facts, Finding, Severity, examine
 from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, TopicFacts
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
+from rocketshim.core.worker_notes import clock_ahead_ms_of, levels_metadata, levels_of
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WaitingRecord
-from rocketshim.worker.assignment import clock_ahead_ms_of, levels_metadata, levels_of
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 
 NOW_MS = 1_800_000_000_000

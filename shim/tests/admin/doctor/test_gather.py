@@ -9,9 +9,9 @@ import pytest
 
 from rocketshim.admin.doctor.facts import Facts, PartitionFacts, TopicFacts
 from rocketshim.admin.doctor.gather import _REFUSED, _ClusterReader, _layout
+from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim.worker.allow_list import NOT_ALLOWED
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record, record_digest
 
