@@ -4,7 +4,7 @@
   listener, each side a process of its own, rounds interleaved, round 0 thrown away, the ratio taken within its round.
 * *key*: `order="key"` with one message that fails four times, a second apart, beside a run in which none fails: time
   from the first message to the last of the others. 1,000 keys; the same rounds.
-* *claim*: from `want` to `QueueStarted` of a free queue, beside one `acks=all` produce of the same run, one at a time.
+* *claim*: from `want` to the lease of a free queue, beside one `acks=all` produce of the same run, one at a time.
 * *takeover*: from the stop of a member (clean, or `kill -9` with a lease of 6 s) to the first message of its queues at
   the other member, which was there before.
 """
@@ -31,7 +31,7 @@ from benchmarks.consumer import CLIENT, HEADERS, Meter, shim
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.clock import SystemClock
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.locks.lease import QueueStarted
+from rocketshim.locks.lease import Lease
 from rocketshim.locks.log_thread import GroupLogThread, connect_group_log
 from rocketshim.settings import PushConsumerSettings
 from rocketshim_local import any_broker
@@ -161,11 +161,11 @@ def fill(bootstrap: str) -> str:
 # --- claims -------------------------------------------------------------------------------------------------------
 
 
-def started(log: GroupLogThread) -> QueueStarted:
+def granted(log: GroupLogThread) -> Lease:
     while True:
-        event = log.events.get(timeout=60)
-        if isinstance(event, QueueStarted):
-            return event
+        lease = log.leases.get(timeout=60)
+        if lease.stopped is None:
+            return lease
 
 
 def claims(bootstrap: str) -> None:
@@ -184,7 +184,7 @@ def claims(bootstrap: str) -> None:
     queue = MessageQueue("orders", queue_id=0)
     log.start()
     log.want([queue])
-    lease = started(log).lease
+    lease = granted(log)
     claimed, produced = [], []
     for _ in range(CLAIMS):
         log.want([])
@@ -192,7 +192,7 @@ def claims(bootstrap: str) -> None:
         time.sleep(0.02)
         began = time.perf_counter()
         log.want([queue])
-        lease = started(log).lease
+        lease = granted(log)
         claimed.append((time.perf_counter() - began) * 1_000)
         began = time.perf_counter()
         producer.produce(plain, b"x" * 200)

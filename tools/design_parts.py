@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from rocketshim.core import orderly_assignment
 from rocketshim.locks import holder
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -53,11 +52,7 @@ def diagram(arrows: Iterable[Arrow]) -> str:
 
 def _machines() -> dict[str, list[Arrow]]:
     locks = [(old.name, event.name, new.name) for (old, event), new in holder.TRANSITIONS.items()]
-    partitions = [
-        (old.name, "/".join([event.name, *(action.name.lower() for action in actions)]), new.name)
-        for (old, event), (new, actions) in orderly_assignment.TRANSITIONS.items()
-    ]
-    return {"holder": locks, "orderly_assignment": partitions}
+    return {"holder": locks}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ class OrderlyTask:
 
     Attributes:
         queue: the partition of the run.
-        lease: the lease to check before each listener call; None: no lock is needed.
+        lease: the lease to check before each listener call.
         messages: the messages in order; the same list as in the core.
         counts: failed attempts by offset (`OrderlyQueue.counts`).
         withheld: set by the poll thread: start no further call.
@@ -134,7 +134,7 @@ class OrderlyPartition:
 
     Args:
         topic, partition, epoch: the assignment.
-        lease: the lease of the lock; None: no lock is needed (broadcasting).
+        lease: the lease of its lock.
         queue: the core.
         key_of: returns a message's key; the same as in the core.
         now_ms: returns monotonic time in ms.
@@ -158,7 +158,7 @@ class OrderlyPartition:
         partition: int,
         epoch: int,
         *,
-        lease: Lease | None,
+        lease: Lease,
         queue: OrderlyQueue[Any],
         key_of: Callable[[Any], Hashable] | None = None,
         now_ms: Callable[[], int],
@@ -206,7 +206,7 @@ class OrderlyPartition:
     @property
     def next_offset(self) -> int | None:
         """The offset to commit; None: nothing new, or the lease is not valid, so that nothing may be committed."""
-        return self._queue.next_offset if self.holds() else None
+        return self._queue.next_offset if self.lease.holds(self._now_ms()) else None
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
         """Return how long a listener thread has had the run, in ms; its last call began at most 100 ms later."""
@@ -255,13 +255,9 @@ class OrderlyPartition:
 
     # --- orderly -----------------------------------------------------------------------------------------------------
 
-    def holds(self) -> bool:
-        """Return whether the lease is valid, so that messages may be handed out and committed now."""
-        return self.lease is None or self.lease.holds(self._now_ms())
-
     def take(self, batch_count: int, limit: int | None = None) -> OrderlyTask | None:
         """Return the next run, of `limit` messages at most if it is set, or None."""
-        if self.withheld or self._queue.dropped or not self.holds():
+        if self.withheld or self._queue.dropped or not self.lease.holds(self._now_ms()):
             return None
         messages = self._queue.take(limit or max(self._limit, batch_count), self._now_ms())
         if messages is None:

@@ -1,30 +1,8 @@
-"""The holder's side of queue locks: what one member may believe it owns, and what it writes to the group log.
+"""What one member may believe that it owns, and what it writes to the group's log. `rocketshim.locks` has the rules.
 
-The log alone decides who owns a queue (`fold`). This state machine derives from what its process has read back
-what the process may *do*, on its own monotonic clock. Its rules:
-
-* The holder acts when it reads its own record back, never on the record's acknowledgement.
-* A belief lasts `lock_hold_ms` from the instant *before* the claim or renewal that last confirmed it was sent. The log
-  keeps the lease for `lock_lease_ms` from the append of that record, which is later. The difference is the margin: no
-  other member is granted the queue before the belief is over, whatever the delays. The exception: different clock rates
-  and forward steps of the leader's clock (each step shortens the margin by at most 5 s) together exceed the margin.
-* A belief that has ended is never renewed; the queue must be claimed again. A confirmation that is read too late does
-  not count.
-* A queue is released in this order: stop, drain, commit, release record. It is still renewed while it drains and
-  commits.
-* A stopped queue must be released before it is claimed again: there are never two runs of one queue in one process.
-* When the log is lost (created again, truncated before it was read, of an unknown version, base raised), every belief
-  ends immediately. After a re-creation the holder claims nothing for one lease, because a frozen neighbour may still
-  believe in the old log. If the new log's tokens would be lower than known tokens of the old one, heartbeats carry the
-  old number as a higher base. A process that has not read the former log knows of it by the token in commits (`begin`).
-
-Each `QueueStarted` is followed by exactly one `QueueStopped` with its lease before the next `QueueStarted` of that
-queue. Calls about a former token (`release`, `progress`) are late, not wrong, and are ignored
-(test_calls_about_a_former_token_are_late_and_ignored).
-
-The state machine also schedules the heartbeats (`member`), because only records move log time. It sends a `leave`
-record when it is closed and everything is released. It sends a claim when the queue is free, or when the time since
-the last folded record would make it free: the claim itself moves log time before it is evaluated.
+A lease is returned twice, when it is granted and when it is stopped, before the next lease of that queue. Calls about
+a former lease (`release`, `progress`) are late, not wrong, and are ignored
+(test_calls_about_a_former_lease_are_late_and_ignored).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -36,8 +14,6 @@ from rocketshim.locks.lease import (
     LOG_TIME_STEP_MAX_MS,
     Lease,
     QueueLockSettings,
-    QueueStarted,
-    QueueStopped,
     ReconsumeCounts,
     StopReason,
 )
@@ -55,10 +31,10 @@ from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["TRANSITIONS", "LockEvent", "LockState", "QueueLockAction", "QueueLockHolder"]
 
-QueueLockAction = GroupRecord | QueueStarted | QueueStopped
-"""What the shell does, in this order. It appends records immediately, with one idempotent producer: an older record of
-a member never arrives after a newer one. Call `send_failed` for one that certainly was not appended. Nothing follows a
-`LeaveRecord`."""
+QueueLockAction = GroupRecord | Lease
+"""What the shell does, in this order. It passes on a lease that was granted or stopped, and appends a record
+immediately, with one idempotent producer: an older record of a member never arrives after a newer one. It calls
+`send_failed` for one that certainly was not appended. Nothing follows a `LeaveRecord`."""
 
 _NEVER_MS: Final = 2**62
 
@@ -134,17 +110,18 @@ class Slot:
         self.renews_now = False
 
     def advance(self, event: LockEvent) -> None:
-        """Enter the next state; a lease without belief ends.
-
-        Raises:
-            ValueError: the event cannot happen in this state; nothing changed.
-        """
+        """Enter the next state; a lease without belief ends. Raise ValueError if the event cannot happen here."""
         following = TRANSITIONS.get((self.state, event))
         if following is None:
             raise ValueError(f"a queue that is {self.state.name} cannot be {event.name}")
         self.state = following
         if not self.believing:
             self.lease.until_ms = 0
+
+    def stop(self, reason: StopReason) -> Lease:
+        """Allow no further call under the lease."""
+        self.lease.stopped = reason
+        return self.lease
 
     @property
     def believing(self) -> bool:
@@ -177,17 +154,11 @@ class _Stamp(TypedDict):
 
 
 class QueueLockHolder:
-    """One member's locks: events in, actions out.
+    """One member's locks: facts in, actions out. Owned by the group-log thread.
 
     The shell folds each record it reads (`GroupLog`) and passes the result to `observe`. It calls `tick` after each
-    such batch and at `next_wakeup_ms`. All instants are of one monotonic clock, in ms, and never go back.
-
-    Args:
-        owner: this run of this client; the incarnation must be new for every run.
-        settings: times.
-        strategy: name of the allocation strategy, for the heartbeats; None: Kafka's group protocol.
-
-    Thread-safety: none; one owner thread (the group-log thread). It publishes `Lease.until_ms` to other threads.
+    such batch and at `next_wakeup_ms`. All instants are of one monotonic clock, in ms, and never go back: else a call
+    raises ValueError and changes nothing. The incarnation of the owner is new for every run.
 
     Source: `RebalanceImpl#lock`, `#lockAll`, `RebalancePushImpl#removeUnnecessaryMessageQueue` of RocketMQ; the order
     of releasing and the rules of belief are ours.
@@ -220,18 +191,11 @@ class QueueLockHolder:
     # --- facts --------------------------------------------------------------------------------------------------
 
     def begin(self, read_to: int, now_ms: int, token_floor: int | None = None) -> list[QueueLockAction]:
-        """Begin a fold; nothing is claimed before the fold has reached the log's present end.
+        """Begin a fold; nothing is claimed before the fold has reached the log's present end, `read_to`.
 
-        Args:
-            read_to: the log's high watermark now.
-            now_ms: monotonic time in ms.
-            token_floor: a number above every token of this group that is known from outside the log (each commit can
-                carry its token), looked up *before* `read_to`; None: no such token is known. If the log proves to be
-                newer than that token's log, the holder waits for one lease. If its tokens would be lower, its base is
-                raised.
-
-        Raises:
-            ValueError: the clock went back; nothing changed.
+        `token_floor` is a number above every token of this group that is known from outside the log (each commit can
+        carry its token), looked up *before* `read_to`. If the log proves to be newer than that token's log, the holder
+        waits for one lease. If its tokens would be lower, its base is raised.
         """
         actions = self._pass_time(now_ms)
         self._read_to = read_to
@@ -243,12 +207,7 @@ class QueueLockHolder:
     def want(self, queues: Collection[MessageQueue], now_ms: int) -> list[QueueLockAction]:
         """Set which queues this member should own from now on. Owned queues that are not in the set are stopped.
 
-        Args:
-            queues: all wanted queues; all others are released.
-            now_ms: monotonic time in ms.
-
-        Raises:
-            ValueError: the clock went back, or the holder is closed and queues are wanted; nothing changed.
+        Raise ValueError if the holder is closed and queues are wanted.
         """
         if queues and self._closing:
             raise ValueError("a closed holder cannot want a queue")
@@ -257,25 +216,18 @@ class QueueLockHolder:
         for queue, slot in self._slots.items():
             if slot.state is LockState.HOLDING and queue not in self._wanted:
                 slot.advance(LockEvent.UNWANT)
-                actions.append(QueueStopped(slot.lease, StopReason.UNWANTED))
+                actions.append(slot.stop(StopReason.UNWANTED))
         self._forget_idle()
         return actions
 
     def close(self, now_ms: int) -> list[QueueLockAction]:
-        """Release everything; then `tick` sends the `leave` record. Safe to call twice. Errors as in `want`."""
+        """Release everything; then `tick` sends the `leave` record. Safe to call twice."""
         actions = self.want((), now_ms)
         self._closing = True
         return actions
 
     def observe(self, folded: Folded, now_ms: int) -> list[QueueLockAction]:
         """Process a record that was read and folded.
-
-        Args:
-            folded: its effect.
-            now_ms: monotonic time in ms, at which it was read or later.
-
-        Raises:
-            ValueError: the clock went back; nothing changed.
 
         Decides: What ends a lock that an operator releases? Its owner reads a release of its own token.
         """
@@ -298,14 +250,8 @@ class QueueLockHolder:
     def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
         """End all beliefs: the fold was given up. A new fold and `begin` follow.
 
-        The fold is given up when the log was created again, or truncated before it was read.
-
-        Args:
-            token_floor: the floor of the fold that was given up.
-            now_ms: monotonic time in ms.
-
-        Raises:
-            ValueError: the clock went back; nothing changed.
+        The fold is given up when the log was created again, or truncated before it was read. `token_floor` is that of
+        the fold.
         """
         actions = self._pass_time(now_ms)
         actions += self._lapse_all(StopReason.LOG_LOST)
@@ -316,21 +262,14 @@ class QueueLockHolder:
         self._forget_idle()
         return actions
 
-    def progress(
-        self, queue: MessageQueue, token: int, next_offset: int | None, reconsume_counts: ReconsumeCounts
-    ) -> None:
-        """Record the progress of a queue; the next renewal carries it. Ignored for a former token.
+    def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
+        """Record the progress of a queue; the next renewal carries it. Ignored for a former lease.
 
-        A position that goes back (the topic was created again) is renewed by the next `tick`.
-
-        Args:
-            queue: the queue.
-            token: token of the run that reports.
-            next_offset: position after the longest finished prefix; None: nothing finished yet.
-            reconsume_counts: failed attempts of messages that are not finished, ascending by offset.
+        `next_offset` is the position after the longest finished prefix; None: nothing is finished yet. A position that
+        goes back (the topic was created again) is renewed by the next `tick`.
         """
-        slot = self._slots.get(queue)
-        if slot is not None and slot.lease.token == token:
+        slot = self._slots.get(lease.queue)
+        if slot is not None and slot.lease is lease:
             if next_offset is not None:
                 if slot.next_offset is not None and next_offset < slot.next_offset:
                     slot.renews_now = True  # before a commit of this owner is taken for one of the former positions
@@ -338,39 +277,25 @@ class QueueLockHolder:
             slot.reconsume_counts = reconsume_counts
 
     def release(
-        self,
-        queue: MessageQueue,
-        token: int,
-        next_offset: int | None,
-        reconsume_counts: ReconsumeCounts,
-        now_ms: int,
+        self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts, now_ms: int
     ) -> list[QueueLockAction]:
         """Report that a stopped queue is drained and committed. If its lease has not ended, the release record follows.
 
         Drained: no listener has a message of the queue. Committed: its position is committed if the lease allowed it.
-        Ignored for a former token.
-
-        Args:
-            queue: the queue.
-            token: token of the run.
-            next_offset: the position that was reached; None: nothing was finished.
-            reconsume_counts: failed attempts of messages that are not finished.
-            now_ms: monotonic time in ms.
-
-        Raises:
-            ValueError: the queue was not stopped, or the clock went back; nothing changed.
+        Ignored for a former lease. Raise ValueError, and change nothing, if the queue was not stopped.
         """
-        slot = self._slots.get(queue)
-        current = slot is not None and slot.lease.token == token
-        if slot is not None and current and slot.state is LockState.HOLDING:
-            raise ValueError(f"{queue} was not stopped: stop, drain, commit, release")
+        slot = self._slots.get(lease.queue)
+        if slot is None or slot.lease is not lease:
+            return self._pass_time(now_ms)
+        if slot.state is LockState.HOLDING:
+            raise ValueError(f"{lease.queue} was not stopped: stop, drain, commit, release")
         actions = self._pass_time(now_ms)
-        if slot is not None and current and slot.state in (LockState.DRAINING, LockState.LAPSED):
+        if slot.state in (LockState.DRAINING, LockState.LAPSED):
             if slot.believing:
-                self.progress(queue, token, next_offset, reconsume_counts)
+                self.progress(lease, next_offset, reconsume_counts)
                 actions.append(self._release(slot.lease_entry(), slot.base))
             slot.advance(LockEvent.RELEASE)
-        self._forget_idle([queue])
+        self._forget_idle([lease.queue])
         return actions
 
     def end_all(self) -> list[QueueLockAction]:
@@ -381,13 +306,6 @@ class QueueLockHolder:
         """Report that a record was not appended and never will be. A claim is made again after `retry_ms`.
 
         Not needed for renewals: a renewal that is not read back in time is repeated anyway.
-
-        Args:
-            seq: number of the record.
-            now_ms: monotonic time in ms.
-
-        Raises:
-            ValueError: the clock went back; nothing changed.
         """
         actions = self._pass_time(now_ms)
         self._in_flight.pop(seq, None)
@@ -403,12 +321,7 @@ class QueueLockHolder:
     def tick(self, log: GroupLog, now_ms: int) -> list[QueueLockAction]:
         """End expired beliefs, then send whatever is due: heartbeat, renewals, claims, `leave`.
 
-        Args:
-            log: the fold as it is now; only read.
-            now_ms: monotonic time in ms. Returned records count as sent at this time: send them immediately.
-
-        Raises:
-            ValueError: the clock went back; nothing changed.
+        Returned records count as sent at this time: send them immediately.
         """
         actions = self._pass_time(now_ms)
         if self._left:
@@ -578,17 +491,20 @@ class QueueLockHolder:
         if slot is not None and slot.state is LockState.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
             if wanted:
                 slot.advance(LockEvent.GRANT)
-                slot.lease = Lease(queue, token, 0)
+                slot.lease = Lease(
+                    queue,
+                    token,
+                    0,
+                    next_offset=judgement.next_offset,
+                    reconsume_counts=judgement.reconsume_counts,
+                    position_token=judgement.position_token,
+                )
                 slot.base, slot.confirmed_offset = token - offset, offset
                 slot.sent_ms = sent_ms
                 slot.confirm(sent_ms, self._settings.lock_hold_ms)
                 slot.next_offset, slot.reconsume_counts = None, judgement.reconsume_counts
                 slot.claim_after_ms, slot.renews_now = None, False
-                return [
-                    QueueStarted(
-                        slot.lease, judgement.next_offset, judgement.reconsume_counts, judgement.position_token
-                    )
-                ]
+                return [slot.lease]
             slot.advance(LockEvent.REFUSE)
         if wanted or (slot is not None and slot.state is not LockState.IDLE):
             return []  # it will be claimed again
@@ -604,7 +520,7 @@ class QueueLockHolder:
     def _lapse(self, slot: Slot, reason: StopReason) -> list[QueueLockAction]:
         running = slot.state is LockState.HOLDING
         slot.advance(LockEvent.LAPSE)
-        return [QueueStopped(slot.lease, reason)] if running else []
+        return [slot.stop(reason)] if running else []
 
     def _lapse_all(self, reason: StopReason) -> list[QueueLockAction]:
         actions: list[QueueLockAction] = []

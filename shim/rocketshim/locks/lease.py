@@ -1,8 +1,4 @@
-"""The lease of one queue, its times, and what this process may do under it. The threads of a consumer share it.
-
-An owner renews before its belief ends, and its belief ends before the log lets another member own the queue: renew <
-hold < lease. The time between hold and lease is the margin; it must cover all errors of clocks.
-"""
+"""The lease of one queue, its times, and who asks whether it holds. `rocketshim.locks` has the rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +12,10 @@ from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
     "LOG_TIME_STEP_MAX_MS",
+    "NO_LOCK",
     "Lease",
     "Ownership",
     "QueueLockSettings",
-    "QueueStarted",
-    "QueueStopped",
     "ReconsumeCounts",
     "StopReason",
 ]
@@ -32,66 +27,71 @@ ReconsumeCounts = tuple[tuple[int, int], ...]
 """(offset, failed attempts) of messages that are not finished, ascending."""
 
 
+class StopReason(Enum):
+    """Why a lease may no longer be used."""
+
+    UNWANTED = auto()
+    """The queue is to be released: drain, commit while the lease is valid, then release."""
+    UNCONFIRMED = auto()
+    """No renewal was confirmed in time: the belief has ended. Drain, but commit nothing."""
+    LOST = auto()
+    """By the log the queue is no longer ours. Drain, but commit nothing."""
+    LOG_LOST = auto()
+    """The log itself cannot be followed. Drain, but commit nothing."""
+
+
 class Lease:
-    """Lease of one queue under one token. Call `holds` before each listener call and before each commit.
+    """One lease of one queue, from its grant to its release. Ask `holds` before each listener call and each commit.
 
-    Attributes:
-        queue: the queue.
-        token: fencing token: higher than every earlier token of this queue.
-        until_ms: until when this process relies on the lease, by the monotonic clock, in ms; 0: it has ended. A renewal
-            extends it.
+    Its `token` is higher than every earlier one of the queue. `next_offset`, `reconsume_counts` and `position_token`
+    are what the owner before it has reported, in time for `start_after`.
 
-    Thread-safety: `QueueLockHolder` writes it on the group-log thread, any thread may read it; a read is one attribute.
+    Thread-safety: only the group-log thread writes `until_ms` and `stopped`, only the lease's user `is_released`, and
+    any thread may read.
     """
 
-    __slots__ = ("queue", "token", "until_ms")
+    __slots__ = (
+        "is_released", "next_offset", "position_token", "queue", "reconsume_counts", "stopped", "token", "until_ms",
+    )  # fmt: skip
 
-    def __init__(self, queue: MessageQueue, token: int, until_ms: int) -> None:
+    def __init__(
+        self,
+        queue: MessageQueue,
+        token: int,
+        until_ms: int,
+        *,
+        next_offset: int | None = None,
+        reconsume_counts: ReconsumeCounts = (),
+        position_token: int = -1,
+    ) -> None:
         self.queue = queue
         self.token = token
-        self.until_ms = until_ms
+        self.until_ms = until_ms  # monotonic; a renewal extends it; 0: the lease has ended
+        self.stopped: StopReason | None = None  # why no further call may begin; None: it may
+        self.is_released = False  # its user has drained the queue, and has asked for the release
+        self.next_offset = next_offset
+        self.reconsume_counts = reconsume_counts
+        self.position_token = position_token  # of the owner that reported `next_offset`
 
     @property
     def key(self) -> TopicPartitionKey:
         """The partition of the queue."""
         return TopicPartitionKey(self.queue.topic, self.queue.queue_id)
 
+    @property
+    def fencing_token(self) -> int | None:
+        """The token for sinks and commits; None: the queue needs no lock."""
+        return None if self is NO_LOCK else self.token
+
     def holds(self, now_ms: int) -> bool:
-        """Return whether this process may process and commit the queue at this monotonic instant in ms."""
+        """Return whether this process may process and commit the queue at this monotonic instant in ms.
+
+        Decides: May messages of a partition be handed out, and its offset be committed? Everyone asks here: the poll
+            loop and commits by `Ownership.owns`, the listener thread before each call. Positions of push consumers
+            never go back: `core.commit_positions.CommitPositions.may_send`; one asynchronous commit at a time:
+            `consumer.reader.commits.Committer.commit`.
+        """
         return now_ms < self.until_ms
-
-    def __repr__(self) -> str:
-        return f"Lease({self.queue}, token={self.token}, until_ms={self.until_ms})"
-
-
-class StopReason(Enum):
-    """Why a queue is stopped."""
-
-    UNWANTED = auto()
-    """It is to be released: drain, commit while the lease is valid, then call `release`."""
-    UNCONFIRMED = auto()
-    """No renewal was confirmed in time: the belief has ended. Drain, but commit nothing."""
-    LOST = auto()
-    """By the log it is no longer ours. Drain, but commit nothing."""
-    LOG_LOST = auto()
-    """The log itself cannot be followed. Drain, but commit nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStarted:
-    """This process has the lease of the queue: consume it.
-
-    Attributes:
-        lease: the lease.
-        next_offset: offset from the log; `start_after` says when it counts. None: the log has no offset.
-        reconsume_counts: failed attempts so far of messages that the last owner did not finish.
-        position_token: token of the owner that reported `next_offset`.
-    """
-
-    lease: Lease
-    next_offset: int | None
-    reconsume_counts: ReconsumeCounts
-    position_token: int = -1
 
     def start_after(self, committed: int, token: int | None) -> tuple[int, ReconsumeCounts]:
         """Return where the queue starts, and the failed attempts that count there.
@@ -101,48 +101,33 @@ class QueueStarted:
         token), or there is none (the topic was created again), or an owner after the one that reported it has committed
         a lower start (it was created again before that owner)
         (test_a_position_of_the_log_counts_unless_a_later_owner_or_an_operator_has_begun_lower).
-
-        Args:
-            committed: the committed offset.
-            token: the token in the commit's metadata; None: it has none, or there is no commit.
         """
         known = committed if self.next_offset is None else self.next_offset
         if token is None or (known > committed and self.position_token < token):
             return committed, ()
         return max(committed, known), self.reconsume_counts
 
+    def __repr__(self) -> str:
+        return f"Lease({self.queue}, token={self.token}, until_ms={self.until_ms})"
 
-@dataclass(frozen=True, slots=True)
-class QueueStopped:
-    """Pass no further message of the queue to a listener, then call `release`.
 
-    Attributes:
-        lease: the lease that ends. It is still valid only if the reason is UNWANTED; then commit before the release.
-        reason: why the queue stops.
-    """
-
-    lease: Lease
-    reason: StopReason
+NO_LOCK: Final = Lease(MessageQueue("", queue_id=0), -1, 2**62)
+"""The lease of a queue that needs no lock (BROADCASTING): it always holds."""
 
 
 class Ownership:
-    """Which partitions of one consumer may be handed out and committed.
+    """Which partitions of one consumer this process owns now: what may be handed out to listeners, and committed.
 
-    With `needs_lease` a partition is owned only under one of the `leases`; with `is_fenced` commits carry its token.
+    With `needs_lease` a partition is owned only while one of the `leases` holds. Otherwise an assigned partition is
+    owned: Kafka's group protocol fences commits, and broadcasting shares nothing. With `is_fenced` commits carry the
+    token of the lease.
 
-    Attributes:
-        is_shared: whether Kafka refused a commit because it does not know the sender as a member of the group. For a
-            consumer that assigns itself this means that the group protocol has given its partitions to others, too.
-
-    Decides: May messages of a partition be handed out, and its offset be committed? It asks the lease of an orderly
-        queue (`locks.lease.Lease.holds`), and before each call once more
-        `consumer.orderly.runner.OrderlyRunner._may_begin`. Positions of push consumers never go back:
-        `core.commit_positions.CommitPositions.may_send`; one asynchronous commit at a time:
-        `consumer.reader.commits.Committer.commit`.
+    `is_shared`: Kafka refused a commit because it does not know the sender as a member of the group. For a consumer
+    that assigns itself this means that the group protocol has given its partitions to others, too.
     """
 
     def __init__(self, now_ms: Callable[[], int], *, needs_lease: bool = False, is_fenced: bool = False) -> None:
-        self.leases: dict[TopicPartitionKey, Lease] = {}
+        self.leases: dict[TopicPartitionKey, Lease] = {}  # those that may be used
         self._now_ms = now_ms
         self.needs_lease = needs_lease
         self.is_shared = False
@@ -158,7 +143,7 @@ class Ownership:
     def token(self, key: TopicPartitionKey) -> int | None:
         """Return the token that commits of a partition carry; None: they carry none."""
         lease = self.leases.get(key) if self._is_fenced else None
-        return None if lease is None else lease.token
+        return None if lease is None else lease.fencing_token
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,14 +74,8 @@ def log_reader_config(settings: ConnectionSettings, group: str) -> dict[str, Any
 def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
     """Return a number above every token that the group's commits on these topics carry; None: none carries one.
 
-    It is needed when the group log was created again while no member was alive.
-
-    Args:
-        consumer: consumer with the group's id; it need not be a member.
-        topics: physical names.
-
-    Raises:
-        KafkaException: the cluster did not answer.
+    It is needed when the group log was created again while no member was alive. Raise KafkaException if the cluster did
+    not answer.
     """
     tokens = []
     for topic in topics:
@@ -99,14 +93,10 @@ def token_floor(consumer: ConsumerClient, topics: Iterable[str]) -> int | None:
 
 
 class LogReader:
-    """The consumer of one group's log.
+    """The consumer of one group's log, with the settings of `log_reader_config`.
 
-    Args:
-        topic: physical name of the group's log.
-        make_consumer: makes the consumer: `auto.offset.reset=error`, `read_uncommitted`, `group.id` of the group.
-        find_floor: returns the token floor of the group's commits, or None; called with the consumer, before the log's
-            end is read. It may raise KafkaException.
-        topic_id: detects when the log's topic was created again; None: only the log's records tell.
+    `find_floor` returns the token floor of the group's commits; it is called before the log's end is read, and may
+    raise KafkaException. Without `topic_id`, only the log's records tell that its topic was created again.
     """
 
     def __init__(
@@ -151,10 +141,8 @@ class LogReader:
     def why_lost(self, log: GroupLog, *, late: bool) -> str | None:
         """Return why the log that was folded is not the log of this topic any more; None: it is, as far as is known.
 
-        Args:
-            log: the fold.
-            late: wait for the topic's id. A process was frozen for longer than a heartbeat, and meanwhile the log may
-                have been created again and have grown beyond the offset to read. Then its bounds do not show that.
+        `late`: wait for the topic's id. A process was frozen for longer than a heartbeat, and meanwhile the log may
+        have been created again and have grown beyond the offset to read. Then its bounds do not show that.
 
         Decides: Is the group's log lost, and what then? Then `locks.holder.QueueLockHolder.log_lost`.
         """
@@ -172,11 +160,7 @@ class LogReader:
         return log.why_lost(low, high)
 
     def why_lost_by(self, error: KafkaError) -> str | None:
-        """Log an error of the client; return why the log is lost by it, or None.
-
-        Raises:
-            KafkaException: the client cannot continue.
-        """
+        """Log an error of the client; return why the log is lost by it, or None. Raise it if the client is dead."""
         if error.code() in _GONE:
             return f"the offset to read does not exist: {error.str()}"
         if is_fatal(error):

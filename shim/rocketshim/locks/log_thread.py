@@ -5,35 +5,26 @@ How to use it::
     log = GroupLogThread(...)                    # clients are made in its own thread
     log.start()
     log.want({MessageQueue("orders", queue_id=0)})       # all queues that this process wants, again at each change
-    event = log.events.get()                     # QueueStarted, QueueStopped, in order
+    lease = log.leases.get()                     # granted; and once more when it is stopped (`lease.stopped`)
     ...                                          # lease.holds(now_ms) before each listener call and each commit
     log.progress(lease, next_offset, counts)     # now and then: renewals carry it to the next owner
-    log.release(lease, next_offset, counts)      # after QueueStopped: drained and committed, so the lock may be free
+    log.release(lease, next_offset, counts)      # it was stopped, drained and committed, so the lock may be free
     log.stop(5.0)                                # releases what is released in time, and leaves
 
-Any thread may call every method. Only `start` and `stop` wait. Exactly one `QueueStopped` follows each `QueueStarted`
-before the queue starts again; the caller answers it by `release`. In a rebalance the caller has already stopped,
-drained and committed. It may then call `want` with fewer queues and `release` one directly after the other: only the
-order of the calls matters (test_a_queue_drained_before_its_stop_event_is_released_immediately).
+Any thread may call every method. Only `start` and `stop` wait. A lease comes twice, when it is granted and when it is
+stopped, before the next lease of its queue; the caller answers it by `release`. In a rebalance the caller has already
+stopped, drained and committed. It may then call `want` with fewer queues and `release` one directly after the other:
+only the order of the calls matters (test_a_queue_drained_before_its_stop_event_is_released_immediately).
 
-The core makes the decisions: `fold` (who owns what, from the log alone) and `holder` (which leases this
-process may rely on, and what it writes). This module only acts:
+`rocketshim.locks` has the rules, `fold` and `holder` decide. This module acts:
 
-* One consumer is assigned to the log's one partition, from its first record on; it joins no group. One idempotent
-  producer appends records immediately and in order.
 * One iteration accepts commands, reads and folds new records, asks the holder what is due, and appends it. While a
   record of this process is on its way, the thread waits in the consumer, else in the queue of commands: 20 ms at most
   while it waits for a lock, which another member may release, else 100 ms.
-* The log is *lost* when its topic has another id, when its bounds do not match what was folded, or when the offset to
-  read does not exist. Then every lease ends, a new fold begins, and nothing is claimed for the duration of one lease. A
-  record of an unknown version ends every lease, too.
 * Members with another allocation strategy allocate queues unfairly, but not unsafely: they are logged.
 * A log without LogAppendTime is an error, and so is a group that allocates its queues in another way. Every lease ends,
   `error` is set, and the thread ends.
 * A leave is written only when everything was released. The leases of a member that does not drain in time expire.
-
-`log_clients` reads the records, detects a lost log, and appends. `MemberChecks` compares the members, and `LockWatch`
-names those for whose locks this one waits.
 """
 
 import itertools
@@ -57,7 +48,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.fold import Folded, GroupLog, Owner
 from rocketshim.locks.holder import QueueLockAction, QueueLockHolder
-from rocketshim.locks.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, ReconsumeCounts, StopReason
+from rocketshim.locks.lease import Lease, QueueLockSettings, ReconsumeCounts, StopReason
 from rocketshim.locks.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.logs import safe_logger
 from rocketshim.settings import PushConsumerSettings
@@ -95,20 +86,7 @@ _UNOWNED: Final = (
 
 
 class GroupLogThread:
-    """One member's thread over its group's log.
-
-    Args:
-        reader: reads the log; not opened.
-        writer: appends to it; not opened.
-        owner: this run of this client; the incarnation is new for every run.
-        settings: times of locks and heartbeats.
-        clock: monotonic time; the same clock as for `Lease.holds`.
-        strategy: name of the allocation strategy; None: Kafka's group protocol allocates the queues.
-
-    Attributes:
-        events: events, for one reader.
-        error: why the thread has ended by itself; None: it has not.
-        members: client ids of the live members, sorted.
+    """One member's thread over its group's log. `reader` and `writer` are not open; `clock` is that of `Lease.holds`.
 
     Thread-safety: as described at the top of the module. Only the thread itself and tests call `open`, `turn` and
     `close`.
@@ -126,9 +104,9 @@ class GroupLogThread:
         clock: Clock,
         strategy: str | None = None,
     ) -> None:
-        self.events: SimpleQueue[QueueStarted | QueueStopped] = SimpleQueue()
-        self.error: BaseException | None = None
-        self.members: tuple[str, ...] = ()
+        self.leases: SimpleQueue[Lease] = SimpleQueue()  # granted or stopped; for one reader
+        self.error: BaseException | None = None  # why the thread has ended by itself
+        self.members: tuple[str, ...] = ()  # client ids of the live members, sorted
         self.owner = owner
         self._topic = reader.topic
         self._settings = settings
@@ -161,12 +139,8 @@ class GroupLogThread:
         """Release everything and end the thread; return whether it ended in time. A second call does nothing.
 
         It may also be called before `start`. A queue that is not reported as drained and committed in time keeps its
-        lease until the lease expires.
-
-        Args:
-            timeout_s: how long to wait for queues to be drained and committed, in seconds.
-            answer: called repeatedly during the wait, to read `events` and answer them. A claim on its way may still be
-                granted; its queue is then unavailable to others until it is released. None: no events are answered.
+        lease until the lease expires. `answer` is called repeatedly during the wait, to read `leases` and release them:
+        a claim on its way may still be granted, and its queue is unavailable to others until it is released.
         """
         self.close_within(timeout_s)
         for _ in range(math.ceil((timeout_s + _LEAVE_S) / _ANSWER_AGAIN_S)):
@@ -197,7 +171,7 @@ class GroupLogThread:
 
     def progress(self, lease: Lease, next_offset: int | None, reconsume_counts: ReconsumeCounts) -> None:
         """Report the progress of a queue; the next renewal carries it. Ignored when the lease has ended."""
-        self._commands.put(lambda _: self._holder.progress(lease.queue, lease.token, next_offset, reconsume_counts))
+        self._commands.put(lambda _: self._holder.progress(lease, next_offset, reconsume_counts))
 
     def release(self, lease: Lease, next_offset: int | None = None, reconsume_counts: ReconsumeCounts = ()) -> None:
         """Release the lock of a drained queue: no listener has a message of it, or gets one under this lease.
@@ -205,8 +179,10 @@ class GroupLogThread:
         If the lease is still valid, the position was committed before, or there was none to commit. If it has ended,
         position and counts are ignored.
         """
-        done = (lease.queue, lease.token, next_offset, reconsume_counts)
-        self._commands.put(lambda now_ms: self._perform(self._holder.release(*done, now_ms)))
+        lease.is_released = True
+        self._commands.put(
+            lambda now_ms: self._perform(self._holder.release(lease, next_offset, reconsume_counts, now_ms))
+        )
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
@@ -240,11 +216,7 @@ class GroupLogThread:
         return left or has_nothing or self._now_ms() >= self._close_by_ms
 
     def turn(self, wait_s: float) -> None:
-        """Do one iteration; wait at most `wait_s` seconds for a record or a command.
-
-        Raises:
-            RocketshimError: the thread cannot continue.
-        """
+        """Do one iteration; wait at most `wait_s` for a record or a command. A RocketshimError ends the thread."""
         messages = self._wait(wait_s)
         while self._commands.qsize():
             self._obey(self._commands.get())
@@ -366,13 +338,11 @@ class GroupLogThread:
     def _perform(self, actions: Iterable[QueueLockAction]) -> None:
         for action in actions:
             match action:
-                case QueueStarted():
-                    self.events.put(action)
-                case QueueStopped(lease, reason):
-                    if reason is not StopReason.UNWANTED:
+                case Lease(stopped=reason) as lease:
+                    if reason not in (None, StopReason.UNWANTED):
                         facts = {"queue": str(lease.queue), "token": lease.token, "reason": reason.name}
                         _LOG.warning("group.lock-lost", extra=facts)
-                    self.events.put(action)
+                    self.leases.put(lease)
                 case record:
                     self._writer.append(record)
 
@@ -383,13 +353,7 @@ class GroupLogThread:
 
 
 class MemberChecks:
-    """Compares the other members with this one; logs each difference once for each member.
-
-    Args:
-        owner: this member.
-        strategy: name of its allocation strategy; None: Kafka's group protocol allocates the queues.
-        lease_ms: the length of its leases.
-    """
+    """Compares the other members with this one; logs each difference once for each member."""
 
     def __init__(self, owner: Owner, strategy: str | None, lease_ms: int) -> None:
         self._owner = owner
@@ -403,8 +367,7 @@ class MemberChecks:
     def check_strategies(self, log: GroupLog) -> None:
         """Check how the live members allocate queues. Two strategies are unfair, but safe: they are logged.
 
-        Raises:
-            ConsumerError: the first member allocates by Kafka's protocol and this one does not, or the reverse.
+        Raise ConsumerError if the first member allocates by Kafka's protocol and this one does not, or the reverse.
         """
         conflict = log.conflicting_member(self._owner, self._strategy)
         if conflict is None:
@@ -450,12 +413,7 @@ class MemberChecks:
 
 
 class LockWatch:
-    """Logs which queues wait for their locks, and for whom: after 5 s, and then every two leases.
-
-    Args:
-        group_log: physical name of the group's log.
-        lease_ms: the length of this member's leases.
-    """
+    """Logs which queues wait for their locks, and for whom: after 5 s, and then every two leases."""
 
     def __init__(self, group_log: str, lease_ms: int) -> None:
         self._group_log = group_log
@@ -464,13 +422,7 @@ class LockWatch:
         self._waits: dict[MessageQueue, tuple[int, int]] = {}  # since when, and when it is to be logged
 
     def look(self, holder: QueueLockHolder, log: GroupLog, now_ms: int) -> None:
-        """Log the queues that wait for too long, in one line.
-
-        Args:
-            holder: knows the queues whose locks this member wants and has not.
-            log: names their owners.
-            now_ms: monotonic time in ms.
-        """
+        """Log the queues that wait for too long, in one line."""
         if not self._look.is_due(now_ms):
             return
         self._waits = {queue: self._waits.get(queue, (now_ms, now_ms + _LOCK_PATIENCE_MS)) for queue in holder.awaited}
@@ -511,14 +463,8 @@ def connect_group_log(
 ) -> GroupLogThread:
     """Make the group-log thread of a consumer with these settings; do not start it.
 
-    The log's topic must exist (`Layout.for_group(group, with_log=True)`).
-
-    Args:
-        settings: of the consumer. Without a client id it gets a new one; its incarnation is made here.
-        topics: returns the physical names of the topics that the group commits for, its retry topic included.
-        clients: makes Kafka clients.
-        clock: the clock that leases are checked with.
-        admin: admin client that detects when the log's topic was created again; None: only the log's records tell.
+    The log's topic must exist (`Layout.for_group(group, with_log=True)`). `topics` returns those that the group commits
+    for, its retry topic included. Without `admin`, only the log's records tell that its topic was created again.
     """
     group, lock_settings = settings.group, settings.lock_settings
     strategy = settings.allocate_message_queue_strategy

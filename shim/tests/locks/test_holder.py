@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,8 +17,6 @@ from rocketshim.locks.holder import TRANSITIONS, LockEvent, LockState, QueueLock
 from rocketshim.locks.lease import (
     Lease,
     QueueLockSettings,
-    QueueStarted,
-    QueueStopped,
     ReconsumeCounts,
     StopReason,
 )
@@ -42,7 +40,7 @@ Q1 = MessageQueue("orders", "kafka", 1)
 A, B = Owner("a", "i1"), Owner("b", "i1")
 DEFAULT = QueueLockSettings()
 LEASE, HOLD, RENEW = 60_000, 30_000, 20_000
-ActionT = TypeVar("ActionT", bound=QueueLockAction)
+ActionT = TypeVar("ActionT", bound=GroupRecord)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------
@@ -85,8 +83,8 @@ class Bench:
         self.holder = QueueLockHolder(owner, settings)
         self.now_ms = 1_000_000
         self.holder.begin(0, self.now_ms)
-        self.sent: list[QueueLockAction] = []
-        self.done: list[QueueLockAction] = []
+        self.sent: list[GroupRecord] = []
+        self.done: list[tuple[Lease, StopReason | None]] = []
         self.keep_back = False
         self.take(self.holder.want(wanted, self.now_ms))
         self.tick()
@@ -95,8 +93,8 @@ class Bench:
         """Perform actions: append and read back the records, and collect the other actions."""
         for action in actions:
             match action:
-                case QueueStarted() | QueueStopped():
-                    self.done.append(action)
+                case Lease(stopped=reason) as lease:
+                    self.done.append((lease, reason))
                 case _:
                     self.sent.append(action)
                     if not self.keep_back:
@@ -107,12 +105,12 @@ class Bench:
         self.take(self.holder.observe(folded, self.now_ms))
         return folded
 
-    def tick(self) -> list[QueueLockAction]:
+    def tick(self) -> list[Any]:
         """Tick until no more actions follow; return the actions."""
-        before = len(self.sent) + len(self.done)
+        sent, done = len(self.sent), len(self.done)
         self.take(self.holder.tick(self.log, self.now_ms))
         self.take(self.holder.tick(self.log, self.now_ms))
-        return (self.sent + self.done)[before:]
+        return [*self.sent[sent:], *self.done[done:]]
 
     def wait(self, wait_ms: int) -> None:
         """Let time pass, and tick at each instant that the holder requests."""
@@ -128,20 +126,23 @@ class Bench:
         self.tick()
 
     def of(self, kind: type[ActionT]) -> list[ActionT]:
-        return [action for action in self.sent + self.done if isinstance(action, kind)]
+        return [record for record in self.sent if isinstance(record, kind)]
 
     def token(self, queue: MessageQueue = Q) -> int | None:
         return valid_token(self.holder, queue, self.now_ms)
 
     def starts(self) -> list[tuple[MessageQueue, int, int | None, ReconsumeCounts]]:
         """Queue, token, position and counts of each start."""
-        started = [action for action in self.done if isinstance(action, QueueStarted)]
-        return [(a.lease.queue, a.lease.token, a.next_offset, a.reconsume_counts) for a in started]
+        started = [lease for lease, reason in self.done if reason is None]
+        return [(lease.queue, lease.token, lease.next_offset, lease.reconsume_counts) for lease in started]
 
     def stops(self) -> list[tuple[MessageQueue, int, StopReason]]:
         """Queue, token and reason of each stop."""
-        stopped = [action for action in self.done if isinstance(action, QueueStopped)]
-        return [(action.lease.queue, action.lease.token, action.reason) for action in stopped]
+        return [(lease.queue, lease.token, reason) for lease, reason in self.done if reason is not None]
+
+    def lease(self, token: int, queue: MessageQueue = Q) -> Lease:
+        """The lease of a queue with this token."""
+        return next(lease for lease, _ in self.done if (lease.queue, lease.token) == (queue, token))
 
     def until_ms(self) -> int:
         """The end of the belief in `Q`."""
@@ -180,7 +181,7 @@ def test_all_owned_queues_are_renewed_in_one_record_every_renew_interval() -> No
     assert [entry.confirmed_offset for entry in renewal.queues] == [1, 1]
     bench.wait(10 * RENEW)
     assert len(bench.of(RenewRecord)) == 11
-    assert not bench.of(QueueStopped)
+    assert not bench.stops()
 
 
 class Instant(int):
@@ -200,7 +201,7 @@ class Instant(int):
 def test_a_record_of_another_member_does_not_scan_every_owned_queue() -> None:
     queues = [MessageQueue("orders", queue_id=number) for number in range(1_000)]
     bench = Bench(*queues)
-    assert len(bench.of(QueueStarted)) == 1_000
+    assert len(bench.starts()) == 1_000
     Instant.compared = 0
     for _ in range(100):
         bench.now_ms = Instant(bench.now_ms + 1)
@@ -210,7 +211,7 @@ def test_a_record_of_another_member_does_not_scan_every_owned_queue() -> None:
     bench.keep_back = True
     bench.now_ms = int(bench.now_ms) + HOLD
     bench.tick()
-    assert len(bench.of(QueueStopped)) == 1_000, "each belief still ends at its own time"
+    assert len(bench.stops()) == 1_000, "each belief still ends at its own time"
 
 
 def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
@@ -222,7 +223,7 @@ def test_releasing_one_of_many_queues_does_not_scan_the_others() -> None:
     bench.now_ms = Instant(bench.now_ms + 1)
     for queue, token in tokens.items():
         assert token is not None
-        bench.take(bench.holder.release(queue, token, 1, (), bench.now_ms))
+        bench.take(bench.holder.release(bench.lease(token, queue), 1, (), bench.now_ms))
     assert len(bench.of(ReleaseRecord)) == 300
     assert Instant.compared <= 10 * 300
     assert not bench.holder._slots
@@ -292,7 +293,7 @@ def test_a_confirmation_that_is_read_too_late_does_not_count() -> None:
     (judgement,) = bench.append(renewal).judgements
     assert judgement.outcome is LeaseOutcome.RENEWED  # by the log the queue is still ours
     assert bench.token() is None
-    assert [type(action) for action in bench.done] == [QueueStarted, QueueStopped]
+    assert [reason is None for _, reason in bench.done] == [True, False]
 
 
 def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_again() -> None:
@@ -303,7 +304,7 @@ def test_after_a_belief_has_ended_the_queue_is_drained_and_then_claimed_again() 
     bench.tick()
     assert len(bench.of(ClaimRecord)) == 1
     assert not bench.of(RenewRecord)
-    bench.take(bench.holder.release(Q, first, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(first), None, (), bench.now_ms))
     bench.tick()
     assert len(bench.of(ClaimRecord)) == 2
     second = bench.token()
@@ -328,13 +329,13 @@ def test_queues_are_released_in_the_order_stop_drain_commit_release() -> None:
     bench = Bench(Q, Q1)
     token = bench.token()
     assert token is not None
-    bench.holder.progress(Q, token, 17, ((17, 2),))
+    bench.holder.progress(bench.lease(token), 17, ((17, 2),))
     bench.take(bench.holder.want([Q1], bench.now_ms))
     assert bench.stops() == [(Q, token, StopReason.UNWANTED)]
     bench.wait(RENEW)  # a slow listener: the queue is still renewed and still ours
     assert bench.token() == token  # the commit has not been made yet
     assert not bench.of(ReleaseRecord)
-    bench.take(bench.holder.release(Q, token, 18, ((18, 1),), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), 18, ((18, 1),), bench.now_ms))
     assert bench.token() is None
     (release,) = bench.of(ReleaseRecord)
     assert isinstance(release, ReleaseRecord)
@@ -355,7 +356,7 @@ def test_calls_out_of_order_are_errors_and_change_nothing() -> None:
     token = bench.token()
     assert token is not None
     with pytest.raises(ValueError, match="not stopped"):
-        bench.holder.release(Q, token, None, (), bench.now_ms)
+        bench.holder.release(bench.lease(token), None, (), bench.now_ms)
     for call in (
         lambda: bench.holder.tick(bench.log, bench.now_ms - 1),
         lambda: bench.holder.want([], bench.now_ms - 1),
@@ -367,19 +368,19 @@ def test_calls_out_of_order_are_errors_and_change_nothing() -> None:
     assert bench.token() == token
 
 
-def test_calls_about_a_former_token_are_late_and_ignored() -> None:
+def test_calls_about_a_former_lease_are_late_and_ignored() -> None:
     bench = Bench(Q)
     old = bench.token()
     assert old is not None
     bench.now_ms += HOLD
     bench.tick()
-    bench.take(bench.holder.release(Q, old, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(old), None, (), bench.now_ms))
     bench.tick()
     new = bench.token()
-    bench.holder.progress(Q, old, 99, ((99, 9),))
-    assert bench.holder.release(Q, old, None, (), bench.now_ms) == []
-    assert bench.holder.release(Q, old, 99, (), bench.now_ms) == []
-    assert bench.holder.release(MessageQueue("unheard", "kafka", 1), 5, None, (), bench.now_ms) == []
+    bench.holder.progress(bench.lease(old), 99, ((99, 9),))
+    assert bench.holder.release(bench.lease(old), None, (), bench.now_ms) == []
+    assert bench.holder.release(bench.lease(old), 99, (), bench.now_ms) == []
+    assert bench.holder.release(Lease(MessageQueue("unheard", "kafka", 1), 5, 0), None, (), bench.now_ms) == []
     bench.wait(RENEW)
     renewal = bench.of(RenewRecord)[-1]
     assert isinstance(renewal, RenewRecord)
@@ -390,8 +391,8 @@ def test_renewals_carry_the_progress_of_the_queue() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
-    bench.holder.progress(Q, token, 17, ((17, 2),))
-    bench.holder.progress(Q, token, None, ((17, 3),))
+    bench.holder.progress(bench.lease(token), 17, ((17, 2),))
+    bench.holder.progress(bench.lease(token), None, ((17, 3),))
     bench.wait(RENEW)
     lock = bench.log.lock(Q)
     assert (lock.next_offset, lock.reconsume_counts) == (17, ((17, 3),))
@@ -401,9 +402,9 @@ def test_a_position_that_goes_back_is_renewed_by_the_next_tick() -> None:
     bench = Bench(Q)
     token = bench.token()
     assert token is not None
-    bench.holder.progress(Q, token, 17, ())
+    bench.holder.progress(bench.lease(token), 17, ())
     bench.wait(RENEW)
-    bench.holder.progress(Q, token, 3, ())  # the topic was created again
+    bench.holder.progress(bench.lease(token), 3, ())  # the topic was created again
     bench.tick()
     assert bench.log.lock(Q).next_offset == 3
     assert bench.tick() == []
@@ -422,9 +423,9 @@ def test_a_position_that_goes_back_is_renewed_by_the_next_tick() -> None:
 def test_a_position_of_the_log_counts_unless_a_later_owner_or_an_operator_has_begun_lower(
     committed: int, token: int | None, start: tuple[int, ReconsumeCounts]
 ) -> None:
-    started = QueueStarted(Lease(Q, 9, 0), 20, COUNTS, position_token=7)
-    assert started.start_after(committed, token) == start
-    unreported = QueueStarted(Lease(Q, 9, 0), None, COUNTS)
+    lease = Lease(Q, 9, 0, next_offset=20, reconsume_counts=COUNTS, position_token=7)
+    assert lease.start_after(committed, token) == start
+    unreported = Lease(Q, 9, 0, reconsume_counts=COUNTS)
     assert unreported.start_after(committed, token)[0] == committed
 
 
@@ -550,7 +551,7 @@ def test_close_releases_everything_before_it_sends_leave() -> None:
     bench.take(bench.holder.close(bench.now_ms))
     bench.tick()
     assert not bench.holder.left
-    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), None, (), bench.now_ms))
     bench.tick()
     assert bench.holder.left
     assert [type(a) for a in bench.sent[-2:]] == [ReleaseRecord, LeaveRecord]
@@ -569,7 +570,7 @@ def test_a_belief_that_ends_during_a_release_forbids_commit_and_release() -> Non
     bench.take(bench.holder.want([], bench.now_ms))
     bench.now_ms += HOLD
     assert bench.token() is None
-    bench.take(bench.holder.release(Q, token, 5, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), 5, (), bench.now_ms))
     assert not bench.of(ReleaseRecord)
     assert bench.stops() == [(Q, token, StopReason.UNWANTED)]
 
@@ -582,7 +583,7 @@ def test_a_re_created_log_stops_everything_and_the_holder_waits_one_lease() -> N
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
     assert bench.stops() == [(Q, token, StopReason.LOG_LOST)]
     assert bench.token() is None
-    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), None, (), bench.now_ms))
     bench.log = GroupLog(0)
     bench.holder.begin(0, bench.now_ms)
     bench.now_ms += 10
@@ -606,7 +607,7 @@ def test_a_survivor_waits_one_lease_even_if_the_tokens_of_both_logs_overlap() ->
     assert floor is not None
     lost_ms = bench.now_ms
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
-    bench.take(bench.holder.release(Q, old, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(old), None, (), bench.now_ms))
     bench.log = GroupLog(0)
     stranger = MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
     bench.log.fold(0, floor - 1, stranger)
@@ -623,7 +624,7 @@ def test_a_survivor_whose_floor_is_above_the_new_base_raises_it() -> None:
     assert old is not None
     floor = bench.log.token_floor
     bench.take(bench.holder.log_lost(floor, bench.now_ms))
-    bench.take(bench.holder.release(Q, old, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(old), None, (), bench.now_ms))
     bench.log = GroupLog(0)
     bench.log.fold(  # another member was first, and the leader's clock has stepped back
         0, T0 - 9_000_000, MemberRecord(client_id="new", incarnation="n", seq=1, lease_ms=LEASE)
@@ -680,7 +681,7 @@ def test_a_log_truncated_before_it_was_read_stops_everything() -> None:
     token = bench.token()
     assert token is not None
     bench.take(bench.holder.log_lost(bench.log.token_floor, bench.now_ms))
-    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), None, (), bench.now_ms))
     base = bench.log.base
     bench.log = GroupLog(700)
     bench.holder.begin(700, bench.now_ms)
@@ -702,7 +703,7 @@ def test_a_record_of_an_unknown_version_stops_everything_until_a_lease_has_passe
     assert token is not None
     bench.take(bench.holder.observe(bench.log.unreadable(bench.log.next_offset, T0 + bench.now_ms), bench.now_ms))
     assert bench.stops() == [(Q, token, StopReason.LOG_LOST)]
-    bench.take(bench.holder.release(Q, token, None, (), bench.now_ms))
+    bench.take(bench.holder.release(bench.lease(token), None, (), bench.now_ms))
     bench.wait(LEASE - 1)
     assert bench.token() is None
     bench.wait(5_000)
@@ -714,7 +715,7 @@ def test_entries_that_exceed_one_record_go_into_several() -> None:
     bench = Bench(*queues)
     counts = tuple((offset, 1) for offset in range(3_000))
     for queue in queues:
-        bench.holder.progress(queue, bench.token(queue) or 0, 0, counts)
+        bench.holder.progress(bench.lease(bench.token(queue) or 0, queue), 0, counts)
     bench.wait(RENEW)
     renewals = [a for a in bench.of(RenewRecord) if isinstance(a, RenewRecord)]
     assert len(renewals) == len(queues)
@@ -728,7 +729,7 @@ def test_a_record_of_many_queues_with_long_names_can_be_sent() -> None:
     queues = [MessageQueue("t" * 249, "kafka", i) for i in range(4_000)]
     bench = Bench(*queues)
     for queue in queues:
-        bench.holder.progress(queue, bench.token(queue) or 0, 2**63 - 1, ())
+        bench.holder.progress(bench.lease(bench.token(queue) or 0, queue), 2**63 - 1, ())
     bench.wait(RENEW)
     claims = [a for a in bench.of(ClaimRecord) if isinstance(a, ClaimRecord)]
     renewals = [a for a in bench.of(RenewRecord) if isinstance(a, RenewRecord)]
@@ -811,6 +812,7 @@ class Sink:
 class Run:
     """The state of a process for a queue from its start until it is drained."""
 
+    lease: Lease
     token: int
     position: int
     stopped: bool = False
@@ -847,14 +849,14 @@ class Process:
     def perform(self, actions: list[QueueLockAction]) -> None:
         for action in actions:
             match action:
-                case QueueStarted(lease, next_offset, _):
+                case Lease(stopped=None) as lease:
                     queue, token = lease.queue, lease.token
                     assert queue not in self.runs, "two runs of one queue in one process"
-                    position = max(self.broker.committed.get(queue, 0), next_offset or 0)
-                    self.runs[queue] = Run(token, position)
+                    position = max(self.broker.committed.get(queue, 0), lease.next_offset or 0)
+                    self.runs[queue] = Run(lease, token, position)
                     self.broker.commit(queue, token, position)
                     self.sink.started(queue, token, position)
-                case QueueStopped(lease, _):
+                case Lease() as lease:
                     run = self.runs[lease.queue]
                     assert (run.token, run.stopped) == (lease.token, False), "one stop for each start"
                     run.stopped = True
@@ -880,7 +882,7 @@ class Process:
             elif self.believes(queue):
                 self.sink.write(queue, run.token, run.position)
                 run.position += 1
-                self.holder.progress(queue, run.token, run.position, ((run.position, 1),))
+                self.holder.progress(run.lease, run.position, ((run.position, 1),))
                 if run.position % 3 == 0:
                     self.broker.commit(queue, run.token, run.position)
 
@@ -888,7 +890,7 @@ class Process:
         lease_is_valid = valid_token(self.holder, queue, self.now_ms) == run.token
         if lease_is_valid:
             self.broker.commit(queue, run.token, run.position)
-        self.perform(self.holder.release(queue, run.token, run.position, (), self.now_ms))
+        self.perform(self.holder.release(run.lease, run.position, (), self.now_ms))
         if lease_is_valid:
             self.sink.handed_over[queue] = run.position
         del self.runs[queue]
@@ -928,7 +930,7 @@ class Cluster:
     # operations; weights in OPERATIONS
 
     def spawn(self, process: Process | None = None) -> None:
-        """QueueStarted a new process, possibly right after a re-creation of the log."""
+        """Start a new process, possibly right after a re-creation of the log."""
         del process
         if len(self.processes) < 4:
             new = Process(self.spawned, self.broker, self.sink)

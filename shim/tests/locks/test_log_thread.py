@@ -10,7 +10,7 @@ from rocketshim.admin.group_log_snapshot import read_group_log, release_record
 from rocketshim.errors import ConsumerError, TopicMismatchError, TopicMissingError
 from rocketshim.kafka.clients import LastClientError
 from rocketshim.locks.fold import GroupLog, Member, Owner
-from rocketshim.locks.lease import Lease, QueueLockSettings, QueueStarted, QueueStopped, StopReason
+from rocketshim.locks.lease import Lease, QueueLockSettings, StopReason
 from rocketshim.locks.log_clients import LogReader, LogWriter, token_floor
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -31,7 +31,7 @@ class Fleet:
         self.kafka = InMemoryKafka(self.clock)
         self.kafka.create_topic(LOG, config=APPEND_TIME)
         self.members: dict[str, GroupLogThread] = {}
-        self.seen: dict[str, list[QueueStarted | QueueStopped]] = {}
+        self.seen: dict[str, list[Lease]] = {}
         self.producers: list[Any] = []
 
     def join(
@@ -65,22 +65,23 @@ class Fleet:
         for _ in range(times):
             for name in names or self.members:
                 self.members[name].turn(0)
-                while self.members[name].events.qsize():
-                    self.seen[name].append(self.members[name].events.get())
+                while self.members[name].leases.qsize():
+                    self.seen[name].append(self.members[name].leases.get())
 
     def wait(self, ms: int, *names: str) -> None:
         for _ in range(ms // 100):
             self.clock.advance(100)
             self.turn(*names, times=2)
 
-    def started(self, name: str) -> list[QueueStarted]:
-        return [event for event in self.seen[name] if isinstance(event, QueueStarted)]
+    def started(self, name: str) -> list[Lease]:
+        return list(dict.fromkeys(self.seen[name]))
 
     def stops(self, name: str) -> list[StopReason]:
-        return [event.reason for event in self.seen[name] if isinstance(event, QueueStopped)]
+        stopped = [lease for number, lease in enumerate(self.seen[name]) if lease in self.seen[name][:number]]
+        return [lease.stopped for lease in stopped if lease.stopped is not None]
 
     def lease(self, name: str) -> Lease:
-        return self.started(name)[-1].lease
+        return self.started(name)[-1]
 
     def holds(self, name: str) -> bool:
         return self.lease(name).holds(self.now_ms)
@@ -101,7 +102,7 @@ def fleet() -> Fleet:
 def test_a_member_of_a_new_group_gets_its_queues_immediately(fleet: Fleet) -> None:
     fleet.join("a", Q0, Q1)
     fleet.turn()
-    assert [event.lease.queue for event in fleet.started("a")] == [Q0, Q1]
+    assert [lease.queue for lease in fleet.started("a")] == [Q0, Q1]
     assert fleet.holds("a")
     assert fleet.members["a"].members == ("a",)
     assert fleet.kinds() == ["member", "claim"]
@@ -131,7 +132,7 @@ def test_a_queue_has_one_owner_and_changes_owner_when_it_is_released(fleet: Flee
     assert not fleet.holds("a")
     (started,) = fleet.started("b")
     assert (started.next_offset, started.reconsume_counts) == (7, ((9, 2),))
-    assert started.lease.token > fleet.lease("a").token
+    assert started.token > fleet.lease("a").token
 
 
 def test_a_queue_drained_before_its_stop_event_is_released_immediately(fleet: Fleet) -> None:
@@ -519,11 +520,9 @@ def test_the_thread_works_by_itself() -> None:
     member = fleet.members.pop("a")
     member.start()
     try:
-        event = member.events.get(timeout=60)
-        while not isinstance(event, QueueStarted):
-            event = member.events.get(timeout=60)
+        lease = member.leases.get(timeout=60)
         member.want(())
-        member.release(event.lease, 1, ())
+        member.release(lease, 1, ())
     finally:
         assert member.stop(0) or member.stop(60)
     assert fleet.kinds()[:2] == ["member", "claim"]

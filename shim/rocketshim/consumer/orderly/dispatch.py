@@ -69,7 +69,7 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         return OrderlyPartition(
             *key,
             epoch,
-            lease=self._leases.get(key),
+            lease=self._leases[key],
             queue=queue,
             key_of=key_of,
             now_ms=self._now_ms,

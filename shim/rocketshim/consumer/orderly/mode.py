@@ -1,20 +1,32 @@
 """Consumption in order: what the poll loop does with partitions of which each is consumed under its lock.
 
-`core.orderly_assignment` has the states of a partition and decides what follows from an event. This module makes the
-events and performs the actions. The rules that concern offsets:
+A partition that is assigned is paused until the log grants the lease of its queue. Then its start offset is looked up
+and committed, and it is read. Kafka's group and the group's log change independently of each other, and listeners may
+be slow. So a lease is first *in use* (`Ownership.leases`), then *leaving*, then released, exactly once:
 
-* Without a valid lease (`OrderlyPartition.holds`) nothing is handed out and nothing is committed. The listener thread
-  checks the lease again before each call.
+* It leaves when the partition is revoked, or when the lease was stopped. The run of the partition ends: no further call
+  begins, and nothing is committed.
+* It is released when the run is drained: its listeners have returned, and its dead letters are stored. So a listener
+  that takes longer than a rebalance keeps the lock. No other member starts the queue before the listener has returned
+  or the lease has expired. Until then this member does not start it again, either, even if it is assigned again: the
+  group-log thread claims a queue only after its release.
+* When the log of a partition was cut, the run ends, too. When it is drained, the partition starts again at the first
+  message that remains, under the same lease.
+
+The rules that concern offsets:
+
+* Without a valid lease (`Lease.holds`) nothing is handed out and nothing is committed. The listener thread asks the
+  lease again before each call.
 * The start offset is the committed one, or a later one that the group's log has from an earlier owner's renewal or
-  release. `QueueStarted.start_after` decides which of the two counts.
+  release. `Lease.start_after` decides which of the two counts.
 * The start offset is committed with the new token before the partition is read.
-* Broadcasting needs no locks: there each assigned partition is granted in the next turn, or when the run before it is
+* Broadcasting needs no locks: there each assigned partition is started in the next turn, or when the run before it is
   drained.
 * There is no consume timeout: a listener call that hangs blocks its partition (as in RocketMQ).
 """
 
 from collections.abc import Collection, Iterable
-from typing import Any, Final, assert_never
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -24,17 +36,9 @@ from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.lookup_rotation import LookupRotation
-from rocketshim.core.orderly_assignment import (
-    EndRun,
-    OrderlyAssignment,
-    PartitionAction,
-    PartitionState,
-    PauseReading,
-    ReleaseLock,
-)
 from rocketshim.core.orderly_partition import OrderlyPartition, Progress
 from rocketshim.core.timer import Timer
-from rocketshim.locks.lease import Lease, QueueStarted, QueueStopped, ReconsumeCounts
+from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -52,7 +56,6 @@ _REBALANCE_MS: Final = 100
 _LOG_STOP_S: Final = 2.0
 _REPORT_MS: Final = 1_000
 _COMMIT_MS: Final = 500
-_NO_LOCK: Final = QueueStarted(Lease(MessageQueue("", queue_id=0), -1, 2**62), None, ())
 
 
 class OrderlyMode(Mode[OrderlyPartition]):
@@ -69,7 +72,10 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._reader = parts.reader
         self._log = parts.log  # None: no locks (broadcasting)
         self._now_ms = parts.reader.now_ms
-        self._assignment: OrderlyAssignment[TopicPartitionKey] = OrderlyAssignment()
+        self._assigned: set[TopicPartitionKey] = set()
+        self._leases = parts.reader.ownership.leases  # in use: the partition is started, or can be
+        self._owns = parts.reader.ownership.owns
+        self._leaving: dict[TopicPartitionKey, Lease] = {}  # used no longer, and not released yet
         self._ended: dict[TopicPartitionKey, OrderlyPartition] = {}  # runs that have ended and may not be drained
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
         self._start_from_ms = 0  # while Kafka's group rebalances, nothing can be committed
@@ -87,21 +93,20 @@ class OrderlyMode(Mode[OrderlyPartition]):
     def turn(self, now_ms: int) -> float:
         """Start and end partitions, and report progress."""
         if self._log is not None:
-            self._take_events(self._log)
+            self._take_leases(self._log)
             if self._log.error is not None:
                 raise self._log.error
-        else:
-            for key in self._assignment.waiting:
-                self._assignment.grant(key, _NO_LOCK)
+        elif len(self._leases) < len(self._assigned):
+            self._leases.update(dict.fromkeys(self._assigned - self._leaving.keys(), NO_LOCK))
         self._start()
         self._end_drained()
         if self._report.is_due(now_ms):
             self._log_uncommitted()
             if self._log is not None:
                 self._report_progress(self._log)
-        if self._assignment.starting or self._assignment.draining:
+        if self._leaving or len(self._leases) > len(self.queues):
             return _AWAITING_S
-        if self._assignment.is_changing:
+        if len(self._assigned) > len(self.queues):
             return _AWAITING_LOCK_S
         due_ms = [at_ms for queue in self.queues if (at_ms := queue.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
@@ -109,7 +114,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
     def finish(self) -> bool:
         """Release what is drained; return whether all is."""
         self._end_drained()
-        return not self._assignment.draining
+        return not self._leaving and not self._restarts
 
     def close(self) -> None:
         """Stop the group-log thread."""
@@ -120,7 +125,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         """Release locks after the loop has closed: those acquired late, and those whose listeners have now returned."""
         # else their queues would wait for a whole lease (test_a_lock_that_is_won_while_its_loop_closes_is_given_back,
         # test_what_a_listener_says_while_its_loop_closes_is_given_back_with_the_lock)
-        self._take_events(log)
+        self._take_leases(log)
         self.dispatch.take_results(self._now_ms())
         self._end_drained()
 
@@ -136,7 +141,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         """Report changed progress, so that renewals carry it to the next owner."""
         for queue in self.queues:
             progress = queue.progress
-            if queue.lease is not None and progress != queue.reported:
+            if progress != queue.reported:
                 queue.reported = progress
                 log.progress(queue.lease, *progress)
 
@@ -147,7 +152,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._reader.assign_paused(partitions, PauseReason.LOCK)
         if self._reader.is_closing:
             return
-        self._assignment.assign(TopicPartitionKey.of(item) for item in partitions)
+        self._assigned.update(map(TopicPartitionKey.of, partitions))
         if self._log is not None:
             self._want(self._log)
 
@@ -155,82 +160,70 @@ class OrderlyMode(Mode[OrderlyPartition]):
         """Release the locks of partitions, now or when they are drained."""
         # Kafka does not release them: a process that it has evicted from the group still owns its locks in the log
         # (test_a_listener_that_outlasts_the_drain_keeps_the_lock_and_not_the_group_waiting), until this is done
-        actions = self._assignment.revoke(keys)
+        self._assigned.difference_update(keys)
         if self._log is not None:
             self._want(self._log)  # before the releases: the log releases only queues that are not wanted
         for key in keys:
-            self._reader.ownership.leases.pop(key, None)
-            self._restarts.pop(key, None)
-        self._perform(actions)
+            self._let_leave(key)
         self._end_drained()
         if self._log is not None and self._reader.is_closing:
-            self._take_events(self._log)  # before the loop waits for listeners
+            self._take_leases(self._log)  # before the loop waits for listeners
 
     def _want(self, log: GroupLogThread) -> None:
-        log.want([MessageQueue(topic, queue_id=number) for topic, number in self._assignment.wanted])
+        log.want([MessageQueue(topic, queue_id=number) for topic, number in self._assigned])
 
-    def _take_events(self, log: GroupLogThread) -> None:
-        leases = self._reader.ownership.leases
-        while log.events.qsize():
-            event = log.events.get()
-            key = event.lease.key
-            match event:
-                case QueueStarted():
-                    actions = self._assignment.grant(key, event)
-                case QueueStopped(lease):
-                    actions = self._assignment.stop(key, lease)
-                case _:
-                    assert_never(event)
-            usable = self._assignment.lease_of(key)
-            if usable is None:
-                leases.pop(key, None)
-            else:
-                leases[key] = usable
-            self._perform(actions)
-        self.dispatch.orderly_counts.lost = self._assignment.lost_count
+    def _take_leases(self, log: GroupLogThread) -> None:
+        while log.leases.qsize():
+            lease = log.leases.get()
+            key = lease.key
+            if self._leases.get(key) is lease:
+                self.dispatch.orderly_counts.lost += 1
+                self._let_leave(key)
+            elif lease.stopped is None and key in self._assigned:
+                self._leases[key] = lease
+            elif not lease.is_released:  # it comes too late, or leaves already
+                self._leaving[key] = lease
         self._end_drained()
 
+    def _let_leave(self, key: TopicPartitionKey) -> None:
+        """Use the lease of a partition no longer, if it has one."""
+        lease = self._leases.pop(key, None)
+        if lease is not None:
+            self._restarts.pop(key, None)
+            self._leaving[key] = lease
+            self._end_run(key)
+
+    def _end_run(self, key: TopicPartitionKey) -> None:
+        """Start no further message of a partition's run, and keep the run until it is drained."""
+        run = self.queues.take_out(key)
+        if run is None:
+            return
+        run.withhold()
+        self._ended[key] = run
+        if key in self._assigned:
+            self._reader.pauses.hold([key], PauseReason.LOCK)
+            self.queues.commits.positions.forget(key)
+            self._reader.care.forget(key)
+
     def _end_drained(self) -> None:
-        """Note which runs are drained; start again those whose log was cut. Never raises: callbacks call it, too."""
-        for key in self._assignment.draining:
-            run = self._ended.get(key)
-            if run is not None and not run.settled:
-                continue
-            if self._assignment.state_of(key) is PartitionState.RESTARTING:
+        """Release the leases of drained runs; start again those whose log was cut. Never raises: callbacks call it."""
+        for key in [key for key in (*self._leaving, *self._restarts) if self._is_drained(key)]:
+            if key in self._restarts:
                 self._restart(key)
             else:
-                self._perform(self._assignment.drain(key))
+                self._release(self._leaving.pop(key), self._ended.pop(key, None))
 
-    # --- actions -----------------------------------------------------------------------------------------------------
+    def _is_drained(self, key: TopicPartitionKey) -> bool:
+        run = self._ended.get(key)
+        return run is None or run.settled
 
-    def _perform(self, actions: Iterable[PartitionAction[TopicPartitionKey]]) -> None:
-        for action in actions:
-            match action:
-                case EndRun(key):
-                    run = self.queues.take_out(key)
-                    if run is not None:
-                        run.withhold()
-                        self._ended[key] = run
-                case PauseReading(key):
-                    self._pause(key)
-                case ReleaseLock(key, started):
-                    self._release(started, self._ended.pop(key, None))
-                case _:
-                    assert_never(action)
-
-    def _pause(self, key: TopicPartitionKey) -> None:
-        """Pause the partition until it is started again."""
-        self._reader.pauses.hold([key], PauseReason.LOCK)
-        self.queues.commits.positions.forget(key)
-        self._reader.care.forget(key)
-
-    def _release(self, started: QueueStarted, run: OrderlyPartition | None) -> None:
-        progress: Progress = (None, started.reconsume_counts)  # the log keeps the position, and whose it is
+    def _release(self, lease: Lease, run: OrderlyPartition | None) -> None:
+        progress: Progress = (None, lease.reconsume_counts)  # the log keeps the position, and whose it is
         if run is not None:
             progress = run.progress
             run.drop()
         if self._log is not None:
-            self._log.release(started.lease, *progress)
+            self._log.release(lease, *progress)
 
     # --- starting ----------------------------------------------------------------------------------------------------
 
@@ -239,9 +232,10 @@ class OrderlyMode(Mode[OrderlyPartition]):
         began_ms = self._now_ms()
         if began_ms < self._start_from_ms:
             return
-        waiting = [key for key in self._assignment.starting if self._may_start(key, began_ms)]
-        if not waiting:
+        if len(self._leases) == len(self.queues):
             return
+        stopped = self._leases.keys() - self.queues.by_key.keys() - self._restarts.keys()
+        waiting = sorted(filter(self._owns, stopped))
         keys, timeout_s = self._rotation.pick(waiting, began_ms)
         if not keys:
             return
@@ -255,10 +249,6 @@ class OrderlyMode(Mode[OrderlyPartition]):
         if error is not None:
             _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": list(map(str, keys))})
 
-    def _may_start(self, key: TopicPartitionKey, now_ms: int) -> bool:
-        lease = self._assignment.lease_of(key)
-        return lease is not None and lease.holds(now_ms)
-
     def _start_keys(self, keys: list[TopicPartitionKey], timeout_s: float) -> KafkaError | None:
         """Look up and commit start offsets, then read; return the error if that failed, else None.
 
@@ -266,8 +256,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         """
         try:
             found = self._reader.starts.find(keys, timeout_s)
-            now_ms = self._now_ms()
-            begins = {key: self._begin_at(key, at) for key, at in found.items() if self._may_start(key, now_ms)}
+            begins = {key: self._begin_at(key, found[key]) for key in filter(self._owns, found)}
             offsets = {key: offset for key, (offset, _) in begins.items()}
             self._reader.starts.commit(offsets)
             for key, offset in offsets.items():
@@ -285,10 +274,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     def _begin_at(self, key: TopicPartitionKey, found: int) -> tuple[int, ReconsumeCounts]:
         """Return the start offset, the committed one or a later one of the group's log, and the failed attempts."""
-        started = self._assignment.started(key)
-        if started is None:
-            return found, ()
-        return started.start_after(found, self._reader.starts.found_tokens.get(key))
+        return self._leases[key].start_after(found, self._reader.starts.found_tokens.get(key))
 
     def _restart(self, key: TopicPartitionKey) -> None:
         """Read a partition whose log was cut from its first remaining message on; if that fails, try again later."""
@@ -305,13 +291,12 @@ class OrderlyMode(Mode[OrderlyPartition]):
         ended = self._ended.pop(key, None)
         if ended is not None:
             ended.drop()
-            if self._log is not None and ended.lease is not None:
+            if self._log is not None:
                 self._log.progress(ended.lease, offset, ())
         self._run(key, offset)
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:
         self.queues.begin(key, offset)
-        self._assignment.start(key)
         self._reader.pauses.release([key], PauseReason.LOCK)
 
     # --- fetched messages --------------------------------------------------------------------------------------------
@@ -326,7 +311,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             self._restarts[key] = first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
             self._reader.care.end_care(key)
-            self._perform(self._assignment.cut(key))
+            self._end_run(key)
             self._end_drained()
         elif wanted:
             queue.put(wanted)

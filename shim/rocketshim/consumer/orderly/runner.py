@@ -32,11 +32,9 @@ from rocketshim.core.failure_rules import Rules
 from rocketshim.core.orderly_partition import OrderlyTask, StoppedKeys
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
-from rocketshim.locks.lease import Lease
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView
 from rocketshim_topics.message import FirstView
-from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import Record, read_again, read_headers
 
 __all__ = ["OrderlyRunner"]
@@ -44,8 +42,6 @@ __all__ = ["OrderlyRunner"]
 _LOG = safe_logger("rocketshim.consumer")
 _SLICE_NS: Final = 100_000_000
 _NS: Final = 1_000_000
-_NEVER_MS: Final = 2**62
-_NO_LEASE: Final = Lease(MessageQueue("none"), -1, _NEVER_MS)
 _SUSPEND: Final = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
@@ -109,14 +105,13 @@ class OrderlyRunner(Runner):
         listener: Any = subscription.listener
         alone = listener.function if type(listener) is WithoutContext else None
         now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
-        lease = task.lease or _NO_LEASE
-        until_ms = lease.until_ms  # renewals only increase it; otherwise the lease ends
-        stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
+        lease, slice_end_ns = task.lease, now_ns() + _SLICE_NS
         context = self._context(task)
         done = 0
         stopped = StoppedKeys(task)
         for message in islice(task.messages, begin, end):
-            if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:
+            at_ns = now_ns()
+            if at_ns >= lease.until_ms * _NS or at_ns >= slice_end_ns or task.withheld:  # `_may_begin`, written out
                 break
             if stopped.keys and stopped.leaves(message):
                 continue
@@ -186,9 +181,8 @@ class OrderlyRunner(Runner):
             return self._raised(task, error, context, messages, subscription.rules)
 
     def _may_begin(self, task: OrderlyTask, slice_end_ns: int) -> bool:
-        now = self._clock.monotonic_ns()
-        until_ms = _NEVER_MS if task.lease is None else task.lease.until_ms
-        return not task.withheld and now < slice_end_ns and now < until_ms * _NS
+        now_ns = self._clock.monotonic_ns()
+        return task.lease.holds(now_ns // _NS) and now_ns < slice_end_ns and not task.withheld
 
     def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
         """Move messages that the filter skips to the front; return their number, and how many messages the run has."""
@@ -218,8 +212,8 @@ class OrderlyRunner(Runner):
     # --- answers -----------------------------------------------------------------------------------------------------
 
     def _context(self, task: OrderlyTask) -> ConsumeOrderlyContext:
-        token = None if task.lease is None else task.lease.token
-        return ConsumeOrderlyContext(self._group, self._message_queue(task.queue), task.queue.epoch, token)
+        queue, token = task.queue, task.lease.fencing_token
+        return ConsumeOrderlyContext(self._group, self._message_queue(queue), queue.epoch, token)
 
     def _view(self, message: Any, task: OrderlyTask, *, trusted: bool = False) -> MessageView:
         times = task.counts.get(message.offset()) if task.counts else None

@@ -27,7 +27,7 @@ of them may consume one queue for a while.
 """
 
 from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Final, assert_never
+from typing import Final
 
 from confluent_kafka import KafkaException
 
@@ -35,14 +35,11 @@ from rocketshim.core.allocate import Allocation
 from rocketshim.core.user_values import safe_text
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.lookups import found_topics
-from rocketshim.locks.lease import Ownership, QueueStarted, QueueStopped, StopReason
+from rocketshim.locks.lease import Lease, Ownership, StopReason
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue
-
-if TYPE_CHECKING:
-    from rocketshim.locks.lease import Lease
 
 __all__ = ["LeasedAssigner", "TopicAssigner"]
 
@@ -161,7 +158,7 @@ class LeasedAssigner(TopicAssigner):
         """
         if self._log.error is not None:
             raise self._log.error
-        self._take_events(held)
+        self._take_leases(held)
         share = super().wanted(lookups, self._wanted or (), now_ms)
         if share is not None and share != self._wanted:
             self._want(share)
@@ -191,30 +188,27 @@ class LeasedAssigner(TopicAssigner):
     def _release_late(self) -> None:
         """Release the leases that arrive while the log stops."""
         # a claim may be in flight (test_a_lease_that_is_won_while_its_member_closes_is_released)
-        while self._log.events.qsize():
-            self._log.release(self._log.events.get().lease)
+        while self._log.leases.qsize():
+            self._log.release(self._log.leases.get())
 
     def _want(self, share: set[TopicPartitionKey]) -> None:
         self._wanted = share
         self._log.want([MessageQueue(topic, queue_id=number) for topic, number in share])
 
-    def _take_events(self, held: Collection[TopicPartitionKey]) -> None:
-        """Process events, up to the loss of an assigned queue: the loop must end that queue before anything else."""
-        while self._log.events.qsize():
-            event = self._log.events.get()
-            match event:
-                case QueueStarted(lease):
-                    self._leases[lease.key] = lease  # if it is no longer wanted, its QueueStopped follows
-                case QueueStopped(lease, reason):
-                    key = lease.key
-                    is_in_use = self._leases.get(key) is lease
-                    if is_in_use and key in held and reason is StopReason.UNWANTED:
-                        continue  # the loop gives it up, and then calls `gave_up`
-                    if is_in_use:
-                        del self._leases[key]
-                    if is_in_use and key in held:
-                        self._lost[key] = lease
-                        return
-                    self._log.release(lease)
-                case _:
-                    assert_never(event)
+    def _take_leases(self, held: Collection[TopicPartitionKey]) -> None:
+        """Process leases, up to the loss of an assigned queue: the loop must end that queue before anything else."""
+        while self._log.leases.qsize():
+            lease = self._log.leases.get()
+            key = lease.key
+            is_in_use = self._leases.get(key) is lease
+            if lease.stopped is None:
+                self._leases[key] = lease  # if it is no longer wanted, it comes again, stopped
+            elif is_in_use and key in held and lease.stopped is StopReason.UNWANTED:
+                pass  # the loop gives it up, and then calls `gave_up`
+            elif is_in_use and key in held:
+                self._lost[key] = self._leases.pop(key)
+                return
+            elif not lease.is_released:
+                if is_in_use:
+                    del self._leases[key]
+                self._log.release(lease)

@@ -30,7 +30,7 @@ from rocketshim.core.start_position import (
 )
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.health import metrics_text
-from rocketshim.locks.lease import Ownership, QueueLockSettings, QueueStarted, QueueStopped
+from rocketshim.locks.lease import Lease, Ownership, QueueLockSettings
 from rocketshim.locks.log_thread import connect_group_log
 from rocketshim.settings import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -956,9 +956,9 @@ def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage, mo
     a = stage.join("a")
     won, closing = threading.Event(), threading.Event()
 
-    class HeldBack(SimpleQueue[QueueStarted | QueueStopped]):
-        def put(self, item: QueueStarted | QueueStopped, *_: Any) -> None:
-            if isinstance(item, QueueStarted):
+    class HeldBack(SimpleQueue[Lease]):
+        def put(self, item: Lease, *_: Any) -> None:
+            if item.stopped is None:
                 won.set()
                 assert closing.wait(60)
             super().put(item)
@@ -972,9 +972,9 @@ def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage, mo
             a.log.turn(a.log._wait_s())
         a.log.close()
 
-    a.log.events = HeldBack()
+    a.log.leases = HeldBack()
     a.log.close_within = close_within  # type: ignore[method-assign]
-    while not a.mode._assignment.wanted:
+    while not a.mode._assigned:
         a.loop.turn()
     a.log._thread = threading.Thread(target=run, daemon=True)
     a.log._thread.start()
@@ -1037,7 +1037,7 @@ def test_counts_survive_a_lock_that_was_given_back_before_the_queue_began(stage:
     for _ in range(50):  # up to where b has the lock and has not begun
         b.loop.turn()
         b.log.turn(0)
-        if b.log.events.qsize() >= 2:  # both queues
+        if b.log.leases.qsize() >= 2:  # both queues
             break
     assert b.held == []
     stage.leave("b")
@@ -1155,7 +1155,8 @@ def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
     bounds, a.lookups.get_watermark_offsets = a.lookups.get_watermark_offsets, lambda *_, **__: (0, 3)
     a.loop.mode.put(TopicPartitionKey("orders", 0), stage.kafka.records("orders")[:3])
     a.lookups.get_watermark_offsets = bounds
-    assert [a.mode._assignment.state_of(key).name for key in a.mode._ended] == ["RESTARTING"]
+    assert a.mode._ended.keys() == a.mode._restarts.keys()
+    assert a.mode._restarts
     return a, task
 
 
@@ -1317,7 +1318,7 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)
-    assert not a.mode._assignment.draining
+    assert not a.mode._leaving
 
 
 def test_each_failed_attempt_of_a_queue_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

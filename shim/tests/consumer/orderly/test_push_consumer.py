@@ -10,7 +10,6 @@ import pytest
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.message_model import MessageModel
-from rocketshim.core.orderly_assignment import PartitionState
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
@@ -151,8 +150,8 @@ def test_broadcasting_reads_a_topic_again_once_the_listener_of_its_former_run_re
         consumer.unsubscribe("orders")
         kafka.wait_until(lambda: [queue.topic for queue in consumer._loop.queues] == ["others"], guard_s=GUARD_S)
         consumer.subscribe("orders")
-        state_of, key = consumer._loop.mode._assignment.state_of, TopicPartitionKey("orders", 0)
-        kafka.wait_until(lambda: state_of(key) is PartitionState.RETURNING, guard_s=GUARD_S)
+        mode, key = consumer._loop.mode, TopicPartitionKey("orders", 0)
+        kafka.wait_until(lambda: key in mode._assigned and key in mode._leaving, guard_s=GUARD_S)
         may_return.set()
         fill(kafka, 2)
         kafka.wait_until(lambda: heard.offsets[-1] == 2, guard_s=GUARD_S)

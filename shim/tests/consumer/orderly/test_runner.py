@@ -15,6 +15,7 @@ from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, C
 from rocketshim.core.orderly_partition import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
+from rocketshim.locks.lease import NO_LOCK
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError
 
@@ -64,7 +65,7 @@ class PartitionStub(SimpleNamespace):
     """As much of an `OrderlyPartition` as a listener thread sees."""
 
     def __init__(self) -> None:
-        super().__init__(topic="orders", partition=0, epoch=1, lease=None, suspect_until=-1)
+        super().__init__(topic="orders", partition=0, epoch=1, lease=NO_LOCK, suspect_until=-1)
 
 
 def run(

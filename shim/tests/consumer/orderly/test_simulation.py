@@ -5,6 +5,7 @@ anything: a write under an old token after one under a newer would be a defect o
 """
 
 from collections import defaultdict
+from queue import SimpleQueue
 from random import Random
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.locks.lease import QueueLockSettings
+from rocketshim.locks.lease import Lease, QueueLockSettings
 from rocketshim_topics.layout import Layout
 
 from .test_loop import GROUP, LEVELS, NAMES, SUSPEND, Member, Stage
@@ -52,6 +53,35 @@ class Account:
         self.last[lane] = (number, token)
 
 
+class Leases(SimpleQueue[Lease]):
+    """The leases that a group log gives its member, all of them, and how often the member has released each."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__()
+        self.released: dict[Lease, int] = {}
+        self.busy: list[Lease] = []  # released while a listener had a message
+        self._member = member
+        self._release = member.log.release
+        member.log.leases = self
+        member.log.release = self.release  # type: ignore[method-assign, assignment]
+
+    def put(self, item: Lease, *_: Any) -> None:
+        self.released.setdefault(item, 0)
+        super().put(item)
+
+    def release(self, lease: Lease, *progress: Any) -> None:
+        self.released[lease] += 1
+        tasks: Any = self._member.pool.tasks
+        if any(task.lease is lease for task in tasks):
+            self.busy.append(lease)
+        self._release(lease, *progress)
+
+    def faults(self) -> list[str]:
+        once = [f"{lease} was released {count} times" for lease, count in self.released.items() if count > 1]
+        kept = [f"{lease} was not released" for lease, count in self.released.items() if lease.stopped and not count]
+        return [*once, *kept, *(f"{lease} was released while a listener had a message" for lease in self.busy)]
+
+
 class Simulation:
     """A group of members that freeze, die and come back, over a log that is cut, recreated and stamped wrongly."""
 
@@ -70,6 +100,7 @@ class Simulation:
         self.broker_back_ms: int | None = None
         self.late: list[tuple[int, Member, Result]] = []  # listeners that have returned, and from when on that is heard
         self.failing = True
+        self.leases: dict[str, Leases] = {}
         for _ in range(3):
             self.join()
 
@@ -83,6 +114,7 @@ class Simulation:
     def join(self) -> None:
         self.number += 1
         member = self.stage.join(f"m{self.number}", self.handle, locks=LOCKS, by_key=self.by_key, span=self.span)
+        self.leases[f"m{self.number}"] = Leases(member)
         answers = member.lookups.offsets_for_times
 
         def bounds(places: Any, **options: Any) -> Any:  # where queues begin
@@ -222,6 +254,11 @@ def simulate(seed: int) -> Account:
         simulation.turn(100)
     assert not simulation.account.faults
     assert simulation.done, (simulation.ends, dict(simulation.account.next_numbers))
+    while simulation.late or simulation.frozen_until:
+        simulation.turn(100)
+    for _ in range(10):
+        simulation.turn(100)
+    assert not [fault for name in simulation.stage.members for fault in simulation.leases[name].faults()]
     assert not [member.loop.error for member in simulation.stage.members.values() if member.loop.error]
     return simulation.account
 

@@ -26,7 +26,7 @@ from rocketshim.core.start_position import ConsumeFromWhere, StartRules, decode_
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.kafka.clients import Clients
 from rocketshim.locks.fold import Owner
-from rocketshim.locks.lease import Lease, Ownership, QueueStarted
+from rocketshim.locks.lease import Lease, Ownership
 from rocketshim.locks.log_thread import MemberChecks
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -477,7 +477,7 @@ class ClosingLog:
     error = None
 
     def __init__(self, lease: Lease) -> None:
-        self.events: SimpleQueue[Any] = SimpleQueue()
+        self.leases: SimpleQueue[Any] = SimpleQueue()
         self.released: list[Lease] = []
         self._lease = lease
 
@@ -487,7 +487,7 @@ class ClosingLog:
         self.released.append(lease)
 
     def stop(self, _: float, meanwhile: Callable[[], None]) -> None:
-        self.events.put(QueueStarted(self._lease, None, ()))
+        self.leases.put(self._lease)
         meanwhile()
 
 
