@@ -1,44 +1,7 @@
-"""Who is a member and who owns which queue: the fold over a group's log.
+"""Who is a member and who owns which queue: the fold over a group's log. `rocketshim.locks` has the rules.
 
-Every member reads the same log (one partition) and folds it record by record. So at the same offset all members know
-the same members, owners, leases and tokens. Nothing else decides: no member's clock, and no acknowledgement.
-
-**Log time** is a sum. Each record adds its append time minus the append time of the previous record, clamped to 0 … 5
-s, and is evaluated after that. Only differences count, so folds that begin at different offsets agree. A leader's clock
-that steps back adds nothing; one that steps forward adds at most 5 s per step.
-
-**Locks.** An owner is a client id and an incarnation.
-
-* A claim is granted if the queue is free, if its lease has expired, or if the claimant already owns it. Each grant
-  makes a new token, `base` + offset of the claim, and a lease of the length given in the record.
-* A renewal or a release counts only with the current token and before the lease has expired. Both carry the next offset
-  and the reconsume counts; the queue keeps these for its next owner.
-* A queue whose lease has expired has no owner, not even for the former owner itself.
-
-**Base.** If the log begins at offset 0, its base is the append time of that record, or the base in the record if that
-is higher. Every later record repeats it. A record with a lower base was written for a former log: its claims, renewals
-and releases are void. A record with a higher base means that tokens above ours have been given out: all locks end, the
-base is raised, and nothing is granted until one lease has passed. So the tokens of a queue only grow, even when the
-topic is created again and a leader's clock has stepped back meanwhile.
-
-**A fold that does not begin at offset 0** cannot know who owned a queue before. It keeps the records of a queue without
-evaluating them until it *knows* the state. There are two ways:
-
-* A renewal or release names as `confirmed_offset` a record that this fold has read. Its writer, who knew more, had seen
-  that record granted or renewed; from there on the ordinary rules give the exact state.
-* Every lease that may have been granted, before the start of the fold or by a record read since, has expired: the queue
-  is free.
-
-An owner renews at least twice per lease. So after one lease a fold knows all queues that are owned; after that it does
-not know only queues whose claim has not been confirmed yet. A fold never grants a queue whose state it does not know,
-so folds differ only in *not yet knowing*. (A simpler rule would adopt any renewal with a higher token. But a renewal
-may arrive after its lease has ended. A fold that begins after that end would adopt it and hide the true owner.)
-
-A gap in the offsets (retention was faster than the reader) or a record of an unknown version ends what a fold knows. It
-then starts again from scratch, like a fold that begins there, and reports this in `Folded.began_anew`: every owner of a
-queue must stop.
-
-Not handled here: reading and writing the log, local clocks, and what an owner may believe (`holder`).
+A member is alive from a `member` record to one lease after the last one, or until `leave`. Membership decides how
+queues are shared out, never who may consume.
 """
 
 from collections.abc import Iterable
@@ -46,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, Literal, assert_never
 
-from rocketshim.locks.lease import LOG_TIME_STEP_MAX_MS
+from rocketshim.locks.lease import LOG_TIME_STEP_MAX_MS, ReconsumeCounts
 from rocketshim_topics.group_log import (
     LEASE_MAX_MS,
     ClaimRecord,
@@ -90,85 +53,53 @@ class LeaseOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class QueueLock:
-    """The state of one queue after the last record.
-
-    Attributes:
-        queue: the queue.
-        known: whether the fold knows the state; if not, `owner` is the likely one and nothing is granted.
-        owner: current owner; None: free, or its lease has expired.
-        token: token of the owner, or of the last one; None: none seen.
-        lease_left_ms: log time until the lease expires; 0 without an owner.
-        next_offset: position from which a new owner continues; None: no owner has reported one.
-        reconsume_counts: (offset, failed attempts) of messages that are not finished, ascending.
-    """
+    """The state of one queue after the last record."""
 
     queue: MessageQueue
-    known: bool
-    owner: Owner | None
-    token: int | None
-    lease_left_ms: int
-    next_offset: int | None
-    reconsume_counts: tuple[tuple[int, int], ...]
+    known: bool  # whether the fold knows the state; if not, `owner` is the likely one and nothing is granted
+    owner: Owner | None  # None: free, or its lease has expired
+    token: int | None  # of the owner, or of the last one; None: none seen
+    lease_left_ms: int  # in log time; 0 without an owner
+    next_offset: int | None  # from which a new owner continues; None: no owner has reported one
+    reconsume_counts: ReconsumeCounts
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The effect of a record on one queue.
-
-    Attributes:
-        queue: the queue.
-        outcome: the effect.
-        token: token that the claim made, or that the renewal or release names; None for a claim that made none.
-        next_offset: the queue's value now.
-        reconsume_counts: the queue's value now.
-        position_token: token of the owner that reported `next_offset`; -1: nobody has.
-    """
+    """The effect of a record on one queue."""
 
     queue: MessageQueue
     outcome: LeaseOutcome
-    token: int | None
-    next_offset: int | None
-    reconsume_counts: tuple[tuple[int, int], ...]
-    position_token: int
+    token: int | None  # that the claim made, or that the renewal or release names; None for a claim that made none
+    next_offset: int | None  # the queue's value now, as the next one
+    reconsume_counts: ReconsumeCounts
+    position_token: int  # of the owner that reported `next_offset`; -1: nobody has
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
     """The effect of a record.
 
-    Attributes:
-        offset: its offset.
-        owner: its writer; None: the record was void or not readable.
-        seq: the writer's number of the record; None in the same cases.
-        judgements: one per queue that it names, in its order.
-        began_anew: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of a
-            queue by this log must stop.
-        members_changed: a member joined, left or expired, or changed how it shares out queues.
+    `began_anew`: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of a
+    queue by this log must stop.
     """
 
     offset: int
-    owner: Owner | None
-    seq: int | None
-    judgements: tuple[Judgement, ...]
+    owner: Owner | None  # its writer; None: the record was void or not readable
+    seq: int | None  # the writer's number of the record; None in the same cases
+    judgements: tuple[Judgement, ...]  # one per queue that it names, in its order
     began_anew: bool
-    members_changed: bool = False
+    members_changed: bool = False  # one joined, left or expired, or changed how it shares out queues
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member that is alive in log time.
-
-    Attributes:
-        owner: client id and incarnation.
-        strategy: name of its allocation strategy; None: Kafka's group protocol assigns its queues.
-        since_offset: offset of its first heartbeat since it was last absent, as far back as this fold reaches.
-        lease_left_ms: log time until it counts as gone, above 0.
-    """
+    """A member that is alive in log time."""
 
     owner: Owner
-    strategy: str | None
-    since_offset: int
-    lease_left_ms: int
+    strategy: str | None  # name of its allocation strategy; None: Kafka's group protocol assigns its queues
+    since_offset: int  # of its first heartbeat since it was last absent, as far back as this fold reaches
+    lease_left_ms: int  # log time until it counts as gone, above 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +114,7 @@ class LeaseEvent:
     token: int
     confirmed_offset: int | None = None
     next_offset: int | None = None
-    reconsume_counts: tuple[tuple[int, int], ...] = ()
+    reconsume_counts: ReconsumeCounts = ()
 
     @property
     def may_hold_until_ms(self) -> int:
@@ -192,7 +123,10 @@ class LeaseEvent:
 
 
 class QueueLease:
-    """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far."""
+    """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far.
+
+    `anchor` and `mark_expired` make it known: a record confirms an earlier one, or all possible leases have expired.
+    """
 
     __slots__ = ("lease_end_ms", "next_offset", "owner", "position_token", "reconsume_counts", "token", "unjudged")
 
@@ -202,7 +136,7 @@ class QueueLease:
         self.lease_end_ms = 0
         self.next_offset: int | None = None
         self.position_token = -1  # of the owner that reported `next_offset`
-        self.reconsume_counts: tuple[tuple[int, int], ...] = ()
+        self.reconsume_counts: ReconsumeCounts = ()
         self.unjudged: list[LeaseEvent] | None = None if known else []
 
     def owner_at(self, log_ms: int) -> Owner | None:
@@ -277,10 +211,7 @@ class _Membership:
 
 
 class GroupMembers:
-    """The members, with the log time at which each counts as gone.
-
-    Thread-safety: none; it belongs to one `GroupLog`.
-    """
+    """The members, with the log time at which each counts as gone."""
 
     __slots__ = ("_members", "_until_ms")
 
@@ -325,12 +256,9 @@ class GroupMembers:
 
 
 class GroupLog:
-    """State of a group's log up to an offset; a pure fold.
+    """State of a group's log up to an offset.
 
-    Args:
-        start_offset: the log's first offset when reading began (its low watermark). 0: the fold knows everything.
-
-    Thread-safety: none; one owner thread.
+    `start_offset` is the log's first offset when reading began (its low watermark). 0: the fold knows everything.
 
     Source: `RebalanceLockManager` of RocketMQ (a map in the broker's memory), turned into a fold; log time, tokens and
     the rules for truncated logs are ours.
@@ -359,15 +287,10 @@ class GroupLog:
     # --- records in ---------------------------------------------------------------------------------------------
 
     def fold(self, offset: int, append_ms: int, record: GroupRecord) -> Folded:
-        """Fold the next record.
+        """Fold the next record. An offset above `next_offset` means that records are missing.
 
-        Args:
-            offset: its offset; an offset above `next_offset` means that records are missing.
-            append_ms: its append time (LogAppendTime), epoch ms of the leader's clock.
-            record: as decoded.
-
-        Raises:
-            ValueError: the offset was folded before, or the append time is negative; nothing changed.
+        `append_ms` is the record's LogAppendTime. Raise ValueError, and change nothing, if the offset was folded before
+        or the append time is negative.
 
         Decides: Who owns a queue's lock? What a member may rely on decides `locks.holder.QueueLockHolder`.
         """
@@ -394,7 +317,7 @@ class GroupLog:
         return Folded(offset, owner, record.seq, judgements, restarted, members_changed)
 
     def skip(self, offset: int, append_ms: int) -> Folded:
-        """Skip a malformed record: it is void, but it moves log time. Arguments and errors as in `fold`."""
+        """Skip a malformed record: it is void, but it moves log time."""
         restarted = self._advance(offset, append_ms, None)
         self._infer_base()
         return Folded(offset, None, None, (), restarted, self._members.forget_expired(self._log_ms))
@@ -402,8 +325,7 @@ class GroupLog:
     def unreadable(self, offset: int, append_ms: int) -> Folded:
         """Skip a record of an unknown version: the owners are no longer known.
 
-        The fold starts again after it and grants nothing before one lease has passed. Arguments and errors as in
-        `fold`.
+        The fold starts again after it and grants nothing before one lease has passed.
         """
         self._advance(offset, append_ms, None)
         self._infer_base()
@@ -417,10 +339,6 @@ class GroupLog:
 
         It is shorter than that, so it was created again; or records that were not folded are gone. A log that was
         created again *and* has grown past our position is detected by its base instead.
-
-        Args:
-            low_offset: first offset of the log now.
-            high_offset: offset after its last record now.
         """
         if low_offset <= self._next_offset <= high_offset:
             return None
@@ -465,15 +383,9 @@ class GroupLog:
     def conflicting_member(self, owner: Owner, strategy: str | None) -> Member | None:
         """Return a live member that shares out queues another way and joined earlier.
 
-        All members of a group must share out queues the same way; the later member must yield.
-
-        Args:
-            owner: the member that asks.
-            strategy: its own strategy; None: Kafka's group protocol.
-
-        Returns:
-            The member that joined first; None: there is no conflict. If one of the two strategies is None, the members
-            cannot work together at all; two different strategies only give an unfair distribution.
+        All members of a group must share out queues the same way; the later member must yield. If one of the two
+        strategies is None (Kafka's group protocol), the members cannot work together at all. Two different strategies
+        only give an unfair distribution.
         """
         joined_at = self._members.joined_at(owner)
         before = self._next_offset if joined_at is None else joined_at
@@ -525,15 +437,10 @@ class GroupLog:
         return max(0, free_from_ms - self._log_ms)
 
     def may_claim(self, read_to: int, lease_ms: int) -> bool:
-        """Return whether a member that started with this fold may claim at all.
+        """Return whether a member that started with this fold, and whose log ended at `read_to` then, may claim at all.
 
-        Args:
-            read_to: the log's end when the member began to read.
-            lease_ms: the member's own lease.
-
-        Returns:
-            True when the fold has read that far and knows the base, and the log either begins at offset 0 or spans one
-            lease (the longest seen) of log time since its first record.
+        It may when the fold has read that far and knows the base, and the log either begins at offset 0 or spans one
+        lease (the longest seen) of log time since its first record.
         """
         if self._next_offset < read_to or self._base is None:
             return False
