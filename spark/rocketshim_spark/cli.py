@@ -20,11 +20,10 @@ from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import (
     SELECTION,
-    Bootstrap,
     Client,
+    Connected,
     DelayLevelsText,
     Json,
-    Namespace,
     checked_bootstrap,
     client_settings,
 )
@@ -32,18 +31,13 @@ from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
 from rocketshim_spark import cli_replay
 from rocketshim_spark.cli_options import (
-    Connector,
-    DriverMemory,
+    AtLake,
     GroupOnly,
     JavaClient,
     Lake,
-    Master,
-    Out,
-    Version,
+    WithSpark,
     exit_if_finding,
-    open_view,
     print_note,
-    session,
 )
 
 if TYPE_CHECKING:
@@ -83,35 +77,30 @@ def land(
     *,
     topics: Annotated[list[str], typer.Argument(help="Source topics; the shim's own topics are always landed too.")],
     lake: Lake,
-    bootstrap: Bootstrap,
-    namespace: Namespace = "",
+    at: Connected,
+    spark_options: WithSpark,
     group: Annotated[
         list[str] | None,
         typer.Option("--group", "-g", help="Record only the positions of this group and the worker; repeatable."),
     ] = None,
     java_client: JavaClient = None,
-    client: Client = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Land new records, each once. Exit code 2 if retention deleted records before they were landed."""
-    kafka, config = client_settings(java_client, "--java-client"), client_settings(client)
-    with session(master, connector, driver_memory) as spark:
+    kafka, config = client_settings(java_client, "--java-client"), at.client
+    with spark_options.session() as spark:
         from rocketshim_spark.events import event_topics, kind_of  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.land import land as land_now  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
-        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
-        cluster = Cluster(bootstrap, config)
-        chosen = event_topics(cluster.topics(), topics, namespace)
+        cluster = Cluster(at.bootstrap, config)
+        chosen = event_topics(cluster.topics(), topics, at.namespace)
         # The jobs find lost messages by what the worker has passed. A worker's group that may not be described is not
         # among the cluster's groups, so it is named here: then the landing is refused.
-        groups = list(dict.fromkeys([*(group or cluster.groups()), TopicNames(namespace).worker_group]))
-        done = land_now(spark, bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
-    if all(kind_of(topic, namespace) == "source" for topic in chosen):
-        print_note(f"note: found no shim topic in namespace {namespace!r}: check --namespace")
+        groups = list(dict.fromkeys([*(group or cluster.groups()), at.names.worker_group]))
+        done = land_now(spark, at.bootstrap, chosen, lake, kafka=kafka, config=config, groups=groups)
+    if all(kind_of(topic, at.namespace) == "source" for topic in chosen):
+        print_note(f"note: found no shim topic in namespace {at.namespace!r}: check --namespace")
     if as_json:
         typer.echo(json.dumps({"lake": lake, "topics": sorted(chosen), **_facts(done)}))
     else:
@@ -147,28 +136,20 @@ def _print_landing(done: "Landing", lake: str, topic_count: int) -> None:
 @app.command(epilog="Example: rocketshim spark failures --lake ./lake --since 2026-11-20T00:00:00Z")
 def failures(
     *,
-    lake: Lake,
+    lake: AtLake,
     since: Annotated[str | None, _time_option("--since", "-s", about="Earliest time of a failure")] = None,
     until: Annotated[str | None, _time_option("--until", about="Only failures before this time")] = None,
     new_since: Annotated[
         str | None, _time_option("--new-since", about="A cause first seen since then is new. Default: --since")
     ] = None,
     group: GroupOnly = None,
-    namespace: Namespace = "",
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """List failures, their causes, and which are new. Exit code 2 for a new cause or a message that became dead."""
     times = _parse_times(since=since, until=until, new_since=new_since)
     if times["since"] and times["until"] and times["since"] >= times["until"]:
         raise ConfigError(f"--until {until} is not later than --since {since}: no failure can match")
-    with open_view(
-        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
-    ) as view:
+    with lake.open() as view:
         from rocketshim_spark.jobs import failures as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
@@ -182,23 +163,15 @@ def failures(
 @app.command(epilog="Example: rocketshim spark lineage --lake ./lake --id AC1100012A9C18B4AAC2")
 def lineage(
     *,
-    lake: Lake,
+    lake: AtLake,
     message: Annotated[str | None, typer.Option("--id", help="Print the lifecycle of this message only.")] = None,
-    namespace: Namespace = "",
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Rebuild the lifecycle of every message. Exit code 2 for a lost, broken or revived one, or an unknown id.
 
     A broken lifecycle lacks the record of an attempt. A revived message was retried after it had become a dead letter.
     """
-    with open_view(
-        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
-    ) as view:
+    with lake.open() as view:
         from rocketshim_spark.jobs import lineage as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish_lifecycles, write_report  # noqa: PLC0415
 
@@ -212,27 +185,21 @@ def lineage(
                 typer.echo(job.lifecycle_json(lifecycle) if as_json else job.format_lifecycle(lifecycle))
             fine = bool(lifecycles) and all(map(job.is_fine, lifecycles))
             if not lifecycles:
-                print_note(f"no record of a message {message} in {lake}")
+                print_note(f"no record of a message {message} in {lake.folder}")
     exit_if_finding(fine=fine)
 
 
 @app.command(epilog="Example: rocketshim spark delays --lake ./lake --grace 5m")
 def delays(
     *,
-    lake: Lake,
+    lake: AtLake,
     grace: Annotated[
         str, typer.Option("--grace", help="A message overdue for longer than this is stuck: 60s, 5m.")
     ] = "60s",
     skew: Annotated[
         str, typer.Option("--skew", help="Clock difference to allow before a delivery counts as early: 0, 50ms.")
     ] = "0ms",
-    namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Measure how late delayed messages came. Exit code 2 for an early, overtaken, parked, stuck or lost one.
@@ -243,10 +210,7 @@ def delays(
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` works without Spark
 
     grace_ms, skew_ms = parse_duration_ms(grace), parse_duration_ms(skew)
-    with open_view(
-        lake, out, namespace, version,
-        delay_levels=delay_levels, master=master, connector=connector, driver_memory=driver_memory,
-    ) as view:  # fmt: skip
+    with lake.open(delay_levels) as view:
         from rocketshim_spark.jobs import delays as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
@@ -262,19 +226,11 @@ def delays(
 @app.command(epilog="Example: rocketshim spark audit --lake ./lake")
 def audit(
     *,
-    lake: Lake,
-    namespace: Namespace = "",
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
+    lake: AtLake,
     as_json: Json = False,
 ) -> None:
     """Check that no message is lost. Exit code 2 for a missing, parked or malformed record, or a retention gap."""
-    with open_view(
-        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
-    ) as view:
+    with lake.open() as view:
         from rocketshim_spark.jobs import audit as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, publish_lifecycles, write_report  # noqa: PLC0415
 
@@ -289,28 +245,20 @@ def audit(
 @app.command(epilog="Example: rocketshim spark keys --lake ./lake --orderly payments")
 def keys(
     *,
-    lake: Lake,
+    lake: AtLake,
     min_failures: Annotated[
         int, typer.Option("--min-failures", min=1, help="Minimum number of failed messages of a poison key.")
     ] = 3,
     orderly: Annotated[
         list[str] | None, typer.Option("--orderly", help="A group that relies on message order; repeatable.")
     ] = None,
-    namespace: Namespace = "",
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Find poison keys, and broken message order in `--orderly` groups. Exit code 2 if there is either.
 
     A key is poison if at least half of its messages failed, and at least `--min-failures` of them.
     """
-    with open_view(
-        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
-    ) as view:
+    with lake.open() as view:
         from rocketshim_spark.jobs import keys as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
@@ -324,7 +272,7 @@ def keys(
 @app.command(epilog="Example: rocketshim spark dlq-trend --lake ./lake --bootstrap localhost:9092")
 def dlq_trend(
     *,
-    lake: Lake,
+    lake: AtLake,
     bootstrap: Annotated[
         str | None,
         typer.Option(
@@ -341,13 +289,7 @@ def dlq_trend(
     warn: Annotated[
         str, typer.Option("--warn", help="A dead letter that expires within this time is a finding.")
     ] = "24h",
-    namespace: Namespace = "",
     client: Client = None,
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Count open dead letters, and when retention deletes them. Exit code 2 if it does so within `--warn`."""
@@ -357,9 +299,7 @@ def dlq_trend(
     config = client_settings(client)
     if retention_ms == 0:
         raise ConfigError(f"--retention {retention}: must be at least 1 ms")
-    with open_view(
-        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
-    ) as view:
+    with lake.open() as view:
         from rocketshim_spark.jobs import dlq_trend as job  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
@@ -368,7 +308,7 @@ def dlq_trend(
             from rocketshim_spark.events import kind_of  # noqa: PLC0415
             from rocketshim_spark.sources import Cluster  # noqa: PLC0415
 
-            letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, namespace) == "dlq"]
+            letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, lake.namespace) == "dlq"]
             kept = Cluster(bootstrap, config).retention_ms(letters)
         params = job.TrendParams(
             now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000

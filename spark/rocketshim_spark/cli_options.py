@@ -4,12 +4,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import CONNECTION, OUTPUT, SELECTION
+from rocketshim.cli.options import CONNECTION, OUTPUT, SELECTION, Namespace, ProfileName
 from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
 
@@ -89,75 +90,127 @@ def print_note(line: str) -> None:
     typer.echo(line, err=True)
 
 
-@contextmanager
-def session(master: str | None, connector: str, driver_memory: str | None) -> Iterator["SparkSession"]:
-    """Open a Spark session for one command and stop it afterwards.
+@dataclass(frozen=True, slots=True)
+class SparkOptions:
+    """How a command starts Spark."""
 
-    A session that is already running (a notebook's) is used, and left running.
+    master: str | None
+    connector: str
+    driver_memory: str | None
 
-    Raises:
-        ConfigError: PySpark is not installed, or an option is invalid.
-        LakeError: Spark failed, for example because of a read-only folder, a full disk or an unreachable master.
-    """
-    try:
-        from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
-        from pydantic import ValidationError  # noqa: PLC0415 `--help` works without Spark
-        from pyspark.errors import PySparkException  # noqa: PLC0415
-        from pyspark.sql import SparkSession  # noqa: PLC0415
+    @contextmanager
+    def session(self) -> Iterator["SparkSession"]:
+        """Open a Spark session for one command and stop it afterwards.
 
-        from rocketshim_spark.errors import LakeError  # noqa: PLC0415
-        from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise missing_extra("rocketshim spark", error, "spark") from error
-    try:
-        settings = SessionSettings.model_validate(
-            {"master": master, "connector": connector, "driver_memory": driver_memory}
-        )
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise ConfigError(f"--{str(wrong['loc'][0]).replace('_', '-')} {wrong['input']!r}: {wrong['msg']}") from error
-    running = SparkSession.getActiveSession()
-    spark = create(settings)
-    if running is None:
-        spark.sparkContext.setLogLevel("ERROR")
-        if threading.current_thread() is threading.main_thread():
-            # PySpark's own handler calls Java while another call to Java is running; the user sees a long stack trace.
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        yield spark
-    except KeyboardInterrupt:
-        running = spark  # a call to Java was interrupted, so do not call stop(); Java exits with this process
-        raise
-    except (Py4JJavaError, PySparkException) as error:
-        text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
-        raise LakeError(f"Spark failed: {' '.join(text.split())[:1_000]}") from error
-    finally:
+        A session that is already running (a notebook's) is used, and left running.
+
+        Raises:
+            ConfigError: PySpark is not installed, or an option is invalid.
+            LakeError: Spark failed, for example because of a read-only folder, a full disk or an unreachable master.
+        """
+        try:
+            from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # noqa: PLC0415
+            from pydantic import ValidationError  # noqa: PLC0415 `--help` works without Spark
+            from pyspark.errors import PySparkException  # noqa: PLC0415
+            from pyspark.sql import SparkSession  # noqa: PLC0415
+
+            from rocketshim_spark.errors import LakeError  # noqa: PLC0415
+            from rocketshim_spark.session import SessionSettings, create  # noqa: PLC0415
+        except ModuleNotFoundError as error:
+            raise missing_extra("rocketshim spark", error, "spark") from error
+        try:
+            settings = SessionSettings.model_validate(asdict(self))
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            option = str(wrong["loc"][0]).replace("_", "-")
+            raise ConfigError(f"--{option} {wrong['input']!r}: {wrong['msg']}") from error
+        running = SparkSession.getActiveSession()
+        spark = create(settings)
         if running is None:
-            spark.stop()
+            spark.sparkContext.setLogLevel("ERROR")
+            if threading.current_thread() is threading.main_thread():
+                # PySpark's own handler calls Java while another call to Java is running; the user sees a long trace.
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            yield spark
+        except KeyboardInterrupt:
+            running = spark  # a call to Java was interrupted, so do not call stop(); Java exits with this process
+            raise
+        except (Py4JJavaError, PySparkException) as error:
+            text = str(error.java_exception) if isinstance(error, Py4JJavaError) else str(error)
+            raise LakeError(f"Spark failed: {' '.join(text.split())[:1_000]}") from error
+        finally:
+            if running is None:
+                spark.stop()
 
 
-@contextmanager
-def open_view(
-    lake: str,
-    out: str | None,
-    namespace: str,
-    version: int | None,
+@dataclass(frozen=True, slots=True)
+class LakeOptions:
+    """The lake that a command analyses, and where its results go."""
+
+    folder: str
+    namespace: str
+    version: int | None
+    out: str | None
+    spark: SparkOptions
+
+    @contextmanager
+    def open(self, delay_levels: str | None = None) -> Iterator["OpenLake"]:
+        """Open the lake at its version, in a session.
+
+        Raises:
+            ConfigError: as `SparkOptions.session`.
+            LakeError: as `SparkOptions.session`, or nothing was landed into the folder.
+        """
+        with self.spark.session() as spark:
+            from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is installed
+
+            yield open_lake(
+                spark,
+                self.folder,
+                namespace=self.namespace,
+                delay_levels=delay_levels,
+                version=self.version,
+                out=self.out,
+            )
+
+
+def _spark(*, master: Master = None, connector: Connector = "auto", driver_memory: DriverMemory = None) -> SparkOptions:
+    return SparkOptions(master, connector, driver_memory)
+
+
+def _newest_of_lake(
     *,
-    master: str | None,
-    connector: str,
-    driver_memory: str | None,
-    delay_levels: str | None = None,
-) -> Iterator["OpenLake"]:
-    """Open a lake at one version, in a session of `session`. Each argument is the command-line option of its name.
+    profile: ProfileName = None,
+    lake: Lake,
+    namespace: Namespace = "",
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> LakeOptions:
+    del profile
+    return LakeOptions(lake, namespace, None, out, SparkOptions(master, connector, driver_memory))
 
-    Raises:
-        ConfigError: as `session`.
-        LakeError: as `session`, or nothing was landed into the folder.
-    """
-    with session(master, connector, driver_memory) as spark:
-        from rocketshim_spark.running import open_lake  # noqa: PLC0415 Spark is installed
 
-        yield open_lake(spark, lake, namespace=namespace, delay_levels=delay_levels, version=version, out=out)
+def _lake(
+    *,
+    profile: ProfileName = None,
+    lake: Lake,
+    namespace: Namespace = "",
+    version: Version = None,
+    out: Out = None,
+    master: Master = None,
+    connector: Connector = "auto",
+    driver_memory: DriverMemory = None,
+) -> LakeOptions:
+    del profile
+    return LakeOptions(lake, namespace, version, out, SparkOptions(master, connector, driver_memory))
+
+
+WithSpark = Annotated[SparkOptions, _spark]
+NewestOfLake = Annotated[LakeOptions, _newest_of_lake]
+AtLake = Annotated[LakeOptions, _lake]
 
 
 def exit_if_finding(*, fine: bool) -> None:

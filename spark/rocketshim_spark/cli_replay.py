@@ -6,22 +6,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.options import Connected, DryRun, Json, client_settings
 from rocketshim.cli.records import Where
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError
 from rocketshim_spark.cli_options import (
-    Connector,
-    DriverMemory,
+    AtLake,
     GroupOnly,
     JavaClient,
-    Lake,
-    Master,
-    Out,
-    Version,
+    NewestOfLake,
     exit_if_finding,
-    open_view,
     print_note,
 )
 from rocketshim_spark.report import printable
@@ -64,25 +59,17 @@ PlanName = Annotated[
 )
 def plan(
     *,
-    lake: Lake,
+    lake: AtLake,
     plan_name: PlanName,
     group: GroupOnly = None,
     where: Where = None,
     to_source: ToSource = False,
     max_replays: MaxReplays = DEFAULT_MAX_REPLAYS,
     max_messages: MaxLetters = None,
-    namespace: Namespace = "",
-    version: Version = None,
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Write a plan of what would be sent, for review. Nothing is sent."""
-    with open_view(
-        lake, out, namespace, version, master=master, connector=connector, driver_memory=driver_memory
-    ) as view:
+    with lake.open() as view:
         from pydantic import ValidationError  # noqa: PLC0415 Spark is installed
         from pyspark.sql import functions as F  # noqa: N812, PLC0415
 
@@ -95,7 +82,7 @@ def plan(
         try:
             params = job.PlanParams(
                 plan_id=plan_name,
-                namespace=namespace,
+                namespace=lake.namespace,
                 group=group,
                 to_source=to_source,
                 max_replays=max_replays,
@@ -108,7 +95,7 @@ def plan(
         if where is not None:
             condition = selects(SqlFilter(where), lambda name: header_property(F.col("headers"), name))
             coordinates = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
-            letters = view.records.filter(F.col("topic").startswith(TopicNames(namespace).dead_letter_prefix))
+            letters = view.records.filter(F.col("topic").startswith(TopicNames(lake.namespace).dead_letter_prefix))
             chosen = letters.filter(condition).select(coordinates)
         named = job.named_targets(view.events, params)
         planned = job.plan(view.events, view.topics(), named, params, chosen=chosen, settled=view.settled)
@@ -119,44 +106,37 @@ def plan(
 @app.command(epilog="Example: rocketshim spark replay run --lake ./lake --plan monday --rate 200")
 def run(
     *,
-    lake: Lake,
+    lake: NewestOfLake,
     plan_name: PlanName,
-    bootstrap: Bootstrap,
+    at: Connected,
     rate: Rate = None,
     stop_ratio: StopRatio = DEFAULT_STOP_RATIO,
     dry_run: DryRun = False,
-    namespace: Namespace = "",
-    out: Out = None,
-    client: Client = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Send the planned dead letters that no command has sent or discarded yet, each exactly once.
 
     Exit code 2 if some could not be sent, or became dead again during the run.
     """
-    config = client_settings(client)
-    with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
+    config = at.client
+    with lake.open() as view:
         from rocketshim.admin.redrive_planning import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay, replay_send  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
-        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         planned = _read_plan(view, plan_name)
-        cluster = Cluster(bootstrap, config)
+        cluster = Cluster(at.bootstrap, config)
         _check_sources(view, planned, cluster)
         landed = replay.landed_letters(planned, view.records)
         bounds = target_bounds(planned, cluster)
         if not dry_run:
             record_target_ends(view, plan_name, bounds)
-            ensure_log(bootstrap, TopicNames(namespace), client=config)
+            ensure_log(at.bootstrap, at.names, client=config)
         done = replay_send.send(
-            bootstrap,
+            at.bootstrap,
             planned,
             landed,
-            namespace=namespace,
+            namespace=lake.namespace,
             targets={each.topic for each in bounds},
             config=config,
             max_per_second=rate,
@@ -204,36 +184,29 @@ def _print_result(done: "RunResult", *, dry_run: bool) -> None:
 @app.command(epilog="Example: rocketshim spark replay verify --lake ./lake --plan monday")
 def verify(
     *,
-    lake: Lake,
+    lake: NewestOfLake,
     plan_name: PlanName,
-    bootstrap: Bootstrap,
-    namespace: Namespace = "",
-    out: Out = None,
+    at: Connected,
     java_client: JavaClient = None,
-    client: Client = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
     as_json: Json = False,
 ) -> None:
     """Read the target topics and list what differs from the plan. Exit code 2 if a record is missing or altered."""
-    kafka, config = client_settings(java_client, "--java-client"), client_settings(client)
-    with open_view(lake, out, namespace, None, master=master, connector=connector, driver_memory=driver_memory) as view:
+    kafka, config = client_settings(java_client, "--java-client"), at.client
+    with lake.open() as view:
         from rocketshim_spark import redrive_marks  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.jobs import replay as job  # noqa: PLC0415
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
         from rocketshim_spark.sources import Cluster, read_batch  # noqa: PLC0415
-        from rocketshim_topics import TopicNames  # noqa: PLC0415
 
         planned = _read_plan(view, plan_name)
-        cluster = Cluster(bootstrap, config)
+        cluster = Cluster(at.bootstrap, config)
         bounds = _bounds_to_verify(view, planned, plan_name, cluster)
-        found = read_batch(view.spark, bootstrap, bounds, kafka=kafka) if bounds else view.records.limit(0)
-        log = TopicNames(namespace).redrive_log
+        found = read_batch(view.spark, at.bootstrap, bounds, kafka=kafka) if bounds else view.records.limit(0)
+        log = at.names.redrive_log
         settled = view.settled
         if log in cluster.topics():  # the landed copy of the redrive log may be out of date
             settled = redrive_marks.settled(
-                read_batch(view.spark, bootstrap, cluster.bounds([log]), kafka=kafka), namespace
+                read_batch(view.spark, at.bootstrap, cluster.bounds([log]), kafka=kafka), at.namespace
             )
         checked = publish(view, f"replay-{plan_name}-verified", job.check(planned, found, settled))
         report = job.verify_report(checked)

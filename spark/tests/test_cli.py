@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from rocketshim_spark import cli
 from rocketshim_spark.cli import _print_landing, main
+from rocketshim_spark.cli_options import SparkOptions
 from rocketshim_spark.lake import Gap
 from rocketshim_spark.land import Landing
 from rocketshim_topics import TopicNames
@@ -75,7 +75,7 @@ def test_a_landing_asks_for_the_worker_s_positions_although_the_cluster_does_not
         asked.append(groups)
         return Landing(0, (), None)
 
-    monkeypatch.setattr(cli, "session", lambda *_: nullcontext())
+    monkeypatch.setattr(SparkOptions, "session", lambda _: nullcontext())
     monkeypatch.setattr("rocketshim_spark.sources.Cluster", Cluster)
     monkeypatch.setattr("rocketshim_spark.land.land", land)
     assert main(["land", "orders", "--bootstrap", "b", "--lake", "/nowhere"]) == 0

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from rocketshim.admin.acls import Role, bindings, commands, grants
-from rocketshim.cli.options import Json, Namespace, checked_bootstrap
+from rocketshim.cli.options import Json, Namespace, ProfileName, checked_bootstrap
 from rocketshim_topics import TopicNames
 
 app = typer.Typer()
@@ -34,6 +34,7 @@ def acls(
     ] = False,
     principal: Annotated[str | None, typer.Option(help="The Kafka principal. Default: User: and the role.")] = None,
     namespace: Namespace = "",
+    profile: ProfileName = None,
     bootstrap: Annotated[
         str,
         typer.Option(
@@ -50,6 +51,7 @@ def acls(
 
     The user who runs `init` creates topics: no role may create, alter or delete.
     """
+    del profile
     wanted = grants(role, TopicNames(namespace), groups=group or (), topics=topic or (), orderly=orderly)
     full_principal = principal or f"User:{role}"
     if as_json:

@@ -23,10 +23,12 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rocketshim.cli.options import before_any_command, with_groups
 from rocketshim.errors import LocalBrokerError, RocketshimError
 
 if TYPE_CHECKING:
@@ -151,10 +153,10 @@ def build(arguments: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
     )
-    app.callback()(_root)
-    called = next((word for word in arguments if not word.startswith("-")), None)
+    app.callback()(with_groups(_root))
+    called, before = _called(app, list(arguments))
     everything = _COMPLETION_VARIABLE in os.environ
-    is_ours = called in COMMANDS and called == arguments[0]  # else the help of all commands may be shown
+    is_ours = called in COMMANDS and not {"--help", "-h"} & set(before)  # else the help of all commands may be shown
     contributed = {} if is_ours and not everything else _contributed()
     for name, (module, line) in COMMANDS.items():
         if everything or name == called:
@@ -169,6 +171,16 @@ def build(arguments: Sequence[str]) -> typer.Typer:
             line = _CONTRIBUTED.get(name, f"From the package {package}.")
             app.command(name, help=line, rich_help_panel=_panel(name))(_named_only)
     return app
+
+
+def _called(app: typer.Typer, words: list[str]) -> tuple[str | None, list[str]]:
+    """Return the name of the command that is called, and the words before it."""
+    root: Any = typer.main.get_command(app)
+    with suppress(_UsageError):  # the real parse reports it
+        context = root.make_context("rocketshim", [], resilient_parsing=True)
+        _, rest, _ = root.make_parser(context).parse_args(args=list(words))
+        return next(iter(rest), None), words[: len(words) - len(rest)]
+    return None, words
 
 
 def _contributed() -> "dict[str, EntryPoint]":
@@ -200,11 +212,13 @@ def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
 
 
 def _use_our_class(loaded: typer.Typer) -> None:
-    """Let every command below accept profiles."""
+    """Let every command below accept groups of options, profiles, and options before the command."""
     from rocketshim.cli.command import Command  # noqa: PLC0415 - `--help` does without
 
     for command in loaded.registered_commands:
         command.cls = Command
+        if command.callback is not None:
+            command.callback = with_groups(command.callback)
     for group in loaded.registered_groups:
         if group.typer_instance is not None:
             _use_our_class(group.typer_instance)
@@ -228,5 +242,7 @@ def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
+    shared: Annotated[None, before_any_command] = None,
 ) -> None:
-    """Accept the options that stand before a command."""
+    """Accept the options that stand before a command; `rocketshim.cli.command` passes them on to it."""
+    del version, shared

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 
 import typer
 
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Namespace, WorkerUrls, client_settings
+from rocketshim.cli.options import (
+    Bootstrap,
+    Client,
+    DelayLevelsText,
+    Namespace,
+    ProfileName,
+    WorkerUrls,
+    client_settings,
+)
 from rocketshim.console.people import Token, user_line
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import ConfigError
@@ -25,6 +33,7 @@ _M_ARENA_MAX = -8
 @app.command(epilog="Example: rocketshim console --bootstrap localhost:9092 --operate")
 def console(
     *,
+    profile: ProfileName = None,
     bootstrap: Bootstrap = "",
     client: Client = None,
     namespace: Namespace = "",
@@ -93,6 +102,7 @@ def console(
 
     Needs the extra `console`. Stop it with Ctrl-C; what it applies can be continued later.
     """
+    del profile
     if new_user is not None:
         name, _, role = new_user.partition(":")
         password = typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True)

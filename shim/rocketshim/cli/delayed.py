@@ -11,15 +11,7 @@ from rich.table import Table
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import (
-    SELECTION,
-    Bootstrap,
-    Client,
-    DelayLevelsText,
-    Json,
-    Namespace,
-    client_settings,
-)
+from rocketshim.cli.options import SELECTION, ConnectedWithLevels, Connection, Json
 from rocketshim.cli.records import (
     Coordinates,
     Follow,
@@ -33,10 +25,9 @@ from rocketshim.cli.records import (
     show_raw,
     show_table,
 )
-from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.snapshot import WaitingRecord, waiting_record
-from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics import DelayLevels
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.levels import time_in_queue_ms
 from rocketshim_topics.wire import headers_shown
@@ -48,21 +39,14 @@ app = typer.Typer(
 )
 
 
-def _reader(
-    bootstrap: str, namespace: str, delay_levels: str | None, client: list[str] | None
-) -> tuple[DelayedReader, DelayLevels]:
-    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    reader = TopicReader(bootstrap, client=client_settings(client))
-    return DelayedReader(reader, TopicNames(namespace), levels), levels
+def _reader(at: Connection) -> DelayedReader:
+    return DelayedReader(at.reader(), at.names, at.levels)
 
 
 @app.command(epilog="Example: rocketshim delayed ls --topic orders --tags 'created || paid' --limit 20")
 def ls(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     topic: Annotated[
         str | None,
         typer.Option("--topic", "-t", help="Only messages for this logical topic.", rich_help_panel=SELECTION),
@@ -75,7 +59,7 @@ def ls(
 ) -> None:
     """List the waiting messages that leave their queues first; with --follow all, in the order of reading."""
     selects = selecting(where, tags)
-    reader, levels = _reader(bootstrap, namespace, delay_levels, client)
+    reader, levels = _reader(at), at.levels
 
     def is_wanted(message: Any) -> bool:
         return topic in {None, waiting_record(message, levels).target} and selects(headers_shown(message))
@@ -125,17 +109,14 @@ def _by_due(entry: WaitingRecord) -> int:
 def show(
     *,
     coordinates: Coordinates,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     as_json: Json = False,
 ) -> None:
     """Show one record of the schedule topic with headers and body. Exit code 2 if it does not exist (any more)."""
-    at = parse_coordinates(coordinates, "delayed ls")
-    reader, levels = _reader(bootstrap, namespace, delay_levels, client)
+    position = parse_coordinates(coordinates, "delayed ls")
+    reader, levels = _reader(at), at.levels
     with reader:
-        message = reader.fetch(*at)
+        message = reader.fetch(*position)
     if message is None:
         typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)
@@ -148,17 +129,14 @@ def show(
 @app.command(epilog="Example: rocketshim delayed stats --json")
 def stats(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     as_json: Json = False,
 ) -> None:
     """Count the waiting messages of each queue and show which leaves next. The command reads all of them.
 
     Exit code 2 if a message should have left over a minute ago.
     """
-    reader, levels = _reader(bootstrap, namespace, delay_levels, client)
+    reader, levels = _reader(at), at.levels
     with reader:
         counted = reader.counted(counting)
     now_ms = time.time_ns() // 1_000_000

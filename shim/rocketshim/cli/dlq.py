@@ -12,23 +12,19 @@ import typer
 from rich.table import Table
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import time_text
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause
 from rocketshim.cli import redrive
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.options import Connected, Connection, Json
 from rocketshim.cli.records import (
+    Choice,
     Everything,
     Follow,
-    Key,
     Limit,
     OfGroup,
     OfTopic,
-    Since,
-    Tags,
-    Where,
     console,
     counting,
     dead_letter_topic_of,
@@ -38,7 +34,6 @@ from rocketshim.cli.records import (
     show_one,
 )
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_log import RedriveLog
 
 app = typer.Typer(
@@ -51,11 +46,11 @@ app = typer.Typer(
 
 @contextmanager
 def _dead_letters(
-    bootstrap: str, client: list[str] | None, names: TopicNames, group: str | None, topic: str | None
+    at: Connection, group: str | None, topic: str | None
 ) -> Iterator[tuple[TopicReader, Decoder, RedriveLog]]:
     """Open the topic that `--group` or `--topic` names, and read what was sent again of it."""
-    settings = client_settings(client)
-    with TopicReader(bootstrap, client=settings) as reader, TopicReader(bootstrap, client=settings) as sources:
+    with at.reader() as reader, at.reader() as sources:
+        names = at.names
         source = dead_letter_topic_of(reader, names, group, topic)
         log = read_log(reader, names.redrive_log, source)
         if log.lost_until_ms:
@@ -70,21 +65,15 @@ def _dead_letters(
 @app.command(epilog="Example: rocketshim dlq stats --group payments --since 1d")
 def stats(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: OfGroup = None,
     topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    choice: Choice,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """Count dead letters by cause. The command reads and counts records; it does not subtract offsets."""
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
+    with _dead_letters(at, group, topic) as (reader, decoder, log):
         counts = by_cause(counting(select(reader, decoder, choice, log=log, everything=everything)))
     if as_json:
         rows = [
@@ -121,23 +110,17 @@ def stats(
 @app.command(epilog="Example: rocketshim dlq ls --group payments --where \"FAIL_CLASS = 'Timeout'\" --since 2d")
 def ls(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: OfGroup = None,
     topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    choice: Choice,
     everything: Everything = False,
     limit: Limit = 50,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """List the dead letters of a group, oldest first within a partition."""
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
+    with _dead_letters(at, group, topic) as (reader, decoder, log):
         entries = select(reader, decoder, choice, follow=follow, log=log, everything=everything)
         show_list(entries, limit=limit, as_json=as_json, follow=follow, with_state=True)
 
@@ -146,15 +129,13 @@ def ls(
 def show(
     *,
     what: Annotated[str, typer.Argument(metavar="ID|PARTITION/OFFSET", help="The dead letter to show.")],
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: OfGroup = None,
     topic: OfTopic = None,
-    namespace: Namespace = "",
     as_json: Json = False,
 ) -> None:
     """Show one dead letter in full. Exit code 2 if it does not exist."""
-    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
+    with _dead_letters(at, group, topic) as (reader, decoder, log):
         entry = find(reader, decoder, what, log=log)
     if entry is None:
         typer.echo(f"no dead letter {what} in {decoder.topic}", err=True)
@@ -170,19 +151,13 @@ app.command(epilog=redrive.DISCARD_EXAMPLE)(redrive.discard)
 @app.command(epilog="Example: rocketshim dlq export --group payments --since 1d > letters.jsonl")
 def export(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: OfGroup = None,
     topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    choice: Choice,
     everything: Everything = False,
 ) -> None:
     """Write complete dead letters as JSON Lines, with headers and bodies (as base64 where they are not text)."""
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    with _dead_letters(bootstrap, client, TopicNames(namespace), group, topic) as (reader, decoder, log):
+    with _dead_letters(at, group, topic) as (reader, decoder, log):
         for entry in select(reader, decoder, choice, log=log, everything=everything):
             typer.echo(json.dumps(entry.as_json()))

@@ -11,10 +11,9 @@ from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import CHECKS, Finding, Severity, examine
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, Quiet, client_settings, seconds
+from rocketshim.cli.options import ConnectedWithLevels, Json, Quiet, seconds
 from rocketshim.cli.records import console
 from rocketshim.core.user_values import one_line
-from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
 
@@ -24,9 +23,7 @@ _COLOURS = {Severity.ERROR: "bold red", Severity.WARNING: "yellow", Severity.NOT
 @app.command(epilog="Example: rocketshim doctor --bootstrap localhost:9092 --topic orders --group payments")
 def doctor(
     *,
-    bootstrap: Bootstrap,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -56,7 +53,6 @@ def doctor(
     probe: Annotated[
         bool, typer.Option("--probe", help="Measure the brokers' clocks; this writes a record that every reader skips.")
     ] = False,
-    client: Client = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -67,13 +63,13 @@ def doctor(
     from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415 - `--help` does without
 
     facts = gather(
-        bootstrap,
-        TopicNames(namespace),
-        DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
+        at.bootstrap,
+        at.names,
+        at.levels,
         groups=group or (),
         topics=topic or (),
         roles=[each.value for each in role or ()],
-        client=client_settings(client),
+        client=at.client,
         consume_timeout_ms=None if consume_timeout is None else round(consume_timeout * 1_000),
         probe=probe,
     )

@@ -6,18 +6,8 @@ from typing import Annotated
 import typer
 
 from rocketshim.cli.completion import WatchedGroups, complete_topic
-from rocketshim.cli.options import (
-    Bootstrap,
-    Client,
-    DelayLevelsText,
-    LogFormatOption,
-    LogLevelOption,
-    Namespace,
-    client_settings,
-    seconds,
-)
+from rocketshim.cli.options import ConnectedWithLevels, LogFormatOption, LogLevelOption, seconds
 from rocketshim.stop_signals import StopSignals
-from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
 
@@ -25,10 +15,7 @@ app = typer.Typer()
 @app.command(epilog="Example: rocketshim exporter --bootstrap localhost:9092 --listen 9464")
 def exporter(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     listen: Annotated[
         str,
         typer.Option(
@@ -73,15 +60,14 @@ def exporter(
     from rocketshim.observe.sampler import Sampler  # noqa: PLC0415
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
 
-    names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
-    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
+    names, levels, groups = at.names, at.levels, tuple(group or ())
     listen_address = address(listen, option="--listen")
     configure(log_format, level=log_level)
-    look = partial(gather, bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=settings)
+    look = partial(gather, at.bootstrap, names, levels, groups=groups, topics=tuple(topic or ()), client=at.client)
     doctor = DoctorRounds(lambda: examine(look()), doctor_every) if doctor_every else None
-    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings, left_out={})
+    lookup = partial(OffsetLookup, at.bootstrap, names, groups=groups, client=at.client, left_out={})
     with Sampler(lookup, names, levels, every_s=every) as sampler, StopSignals() as signals:
-        process = Exporter(sampler, every_s=every, doctor=doctor, namespace=namespace)
+        process = Exporter(sampler, every_s=every, doctor=doctor, namespace=at.namespace)
         with serving(listen_address, lambda: process.state, option="--listen"):
             if doctor is not None:
                 doctor.start()

@@ -14,13 +14,12 @@ from rich.table import Table
 from rocketshim.cli import group_locks, group_reset
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName
-from rocketshim.cli.options import OUTPUT, Bootstrap, Client, Json, Namespace, Quiet, client_settings, seconds
+from rocketshim.cli.options import OUTPUT, Connected, Json, Quiet, seconds
 from rocketshim.cli.records import console, echo_safe, show_table
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, count, oldest_ms
 from rocketshim.observe.snapshot import GroupStanding, conflicts
-from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
 
@@ -40,12 +39,11 @@ def _read(groups: GroupReader, group: str) -> GroupStanding:
 
 
 @app.command(epilog="Example: rocketshim group ls --json")
-def ls(*, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False) -> None:
+def ls(*, at: Connected, as_json: Json = False) -> None:
     """List the consumer groups of the cluster: state, members, and whether they have a retry topic."""
-    names = TopicNames(namespace)
-    settings = client_settings(client)
-    found = GroupReader(bootstrap, settings).listed()
-    with TopicReader(bootstrap, client=settings) as reader:
+    names = at.names
+    found = GroupReader(at.bootstrap, at.client).listed()
+    with at.reader() as reader:
         topics = reader.topics()
     table = Table("group", "state", "members", "retry topic", box=None, pad_edge=False)
     for each in found:
@@ -67,8 +65,7 @@ def ls(*, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = ""
 def lag(
     *,
     group: GroupName,
-    bootstrap: Bootstrap,
-    namespace: Namespace = "",
+    at: Connected,
     exact: Annotated[
         bool, typer.Option("--count", help="Read and count the waiting records, because offsets have gaps.")
     ] = False,
@@ -82,7 +79,6 @@ def lag(
     every: Annotated[
         float, typer.Option(parser=seconds(0.001), metavar="DURATION", help="Interval of --follow.")
     ] = 5.0,
-    client: Client = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -93,10 +89,8 @@ def lag(
     --count. Exit code 2 if the group has committed nothing, if retention deleted offsets that it had not read, or if
     the lag is above --max-lag.
     """
-    TopicNames(namespace)  # only checks the option: a group's name and offsets have no namespace
-    settings = client_settings(client)
-    groups = GroupReader(bootstrap, settings)
-    with TopicReader(bootstrap, client=settings) as reader:
+    groups = GroupReader(at.bootstrap, at.client)
+    with at.reader() as reader:
         while True:
             standing = _read(groups, group)
             rows = _lag_rows(reader, standing, exact=exact)
@@ -175,15 +169,13 @@ def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: boo
 
 
 @app.command(epilog="Example: rocketshim group subscriptions payments")
-def subscriptions(
-    *, group: GroupName, bootstrap: Bootstrap, namespace: Namespace = "", client: Client = None, as_json: Json = False
-) -> None:
+def subscriptions(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     """Show the committed subscriptions of a group. Exit code 2 if filters of a topic differ: the group loses messages.
 
     Each partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
     """
-    standing = _read(GroupReader(bootstrap, client_settings(client)), group)
-    found = conflicts(standing, retry_topic=TopicNames(namespace).retry(group))
+    standing = _read(GroupReader(at.bootstrap, at.client), group)
+    found = conflicts(standing, retry_topic=at.names.retry(group))
     if as_json:
         rows = [
             {"topic": each.topic, "partition": each.partition, "digest": each.digest, "subscription": each.subscription}

@@ -10,14 +10,13 @@ from rich.table import Table
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.options import Connected, Connection, Json
 from rocketshim.cli.records import echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
-from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.settings import ConnectionSettings
-from rocketshim_topics import TopicNames
 from rocketshim_topics.group_log import encode_group_record
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -26,8 +25,9 @@ __all__ = ["locks", "members", "release"]
 _FLUSH_TIMEOUT_S: Final = 30.0
 
 
-def _read(bootstrap: str, client: dict[str, str], namespace: str, group: str) -> GroupLogStanding:
-    return group_log(ConnectionSettings.make(bootstrap=bootstrap, namespace=namespace, client=client), group)
+def _read(at: Connection, group: str) -> GroupLogStanding:
+    settings = ConnectionSettings.make(bootstrap=at.bootstrap, namespace=at.namespace, client=at.client)
+    return group_log(settings, group)
 
 
 def _age_s(standing: GroupLogStanding) -> int | None:
@@ -44,15 +44,13 @@ def _echo_age(standing: GroupLogStanding) -> None:
     typer.echo("the log holds no record" if age_s is None else f"last record of the log: {age_s} s ago")
 
 
-def locks(
-    *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
-) -> None:
+def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     """Show who holds which queue, its fencing token and remaining lease, and the position and retry counts.
 
     The next owner of a queue starts with that position and those counts. Leases run in the time of the log, which
     advances with its records only: while nobody writes, no lease expires.
     """
-    standing = _read(bootstrap, client_settings(client), namespace, group)
+    standing = _read(at, group)
     rows: list[dict[str, Any]] = [
         {
             "topic": lock.queue.topic,
@@ -87,11 +85,9 @@ def locks(
     _echo_age(standing)
 
 
-def members(
-    *, group: GroupName, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "", as_json: Json = False
-) -> None:
+def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     """Show the members that the group's log knows, and how they distribute the queues."""
-    standing = _read(bootstrap, client_settings(client), namespace, group)
+    standing = _read(at, group)
     rows = [
         {
             "client_id": member.owner.client_id,
@@ -117,9 +113,7 @@ def release(
     *,
     group: GroupName,
     queue: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="The queue, as `group locks` shows it.")],
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
+    at: Connected,
     owner_is_gone: Annotated[
         bool, typer.Option("--owner-is-gone", help="Release the queue: the process that holds it has ended.")
     ] = False,
@@ -135,12 +129,12 @@ def release(
     if number is None:
         raise ConfigError(f"{queue!r:.80}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
     wanted = MessageQueue(topic, queue_id=number)
-    standing = _read(bootstrap, client_settings(client), namespace, group)
+    standing = _read(at, group)
     record = release_record(standing, wanted)
     lock = standing.log.lock(wanted)
     if record is not None and owner_is_gone:
-        log_topic = TopicNames(namespace).group_log(group)
-        _store(bootstrap, client_settings(client), log_topic, encode_group_record(record))
+        log_topic = at.names.group_log(group)
+        _store(at, log_topic, encode_group_record(record))
     if as_json:
         facts = {
             "group": group,
@@ -165,11 +159,11 @@ def release(
         raise typer.Exit(FINDING)
 
 
-def _store(bootstrap: str, client: dict[str, str], topic: str, value: bytes, clients: Clients | None = None) -> None:
+def _store(at: Connection, topic: str, value: bytes) -> None:
     errors: list[Any] = []
     reports = DeliveryReports()
-    producer = (clients or confluent_clients()).producer(
-        merge(client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": bootstrap})
+    producer = (at.clients or confluent_clients()).producer(
+        merge(at.client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": at.bootstrap})
     )
 
     def reported(error: Any, message: Any) -> None:

@@ -13,9 +13,8 @@ from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
 from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName, complete_topic
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.options import Connected, Json
 from rocketshim.cli.records import echo_safe, show_table, split_partition
-from rocketshim_topics import TopicNames
 
 __all__ = ["EXAMPLE", "reset"]
 
@@ -49,17 +48,15 @@ def reset(
         ),
     ] = None,
     apply: Annotated[bool, typer.Option("--apply", help="Move the positions; without it, only show the plan.")] = False,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
+    at: Connected,
     as_json: Json = False,
 ) -> None:
     """Show where the positions of a group would be, and with --apply move them there.
 
     Exit code 2 if the plan cannot be applied, because members are running. With --apply this is an error: exit code 1.
     """
-    names = TopicNames(namespace)
-    resetter = GroupResetter(bootstrap, names, client_settings(client))
+    names = at.names
+    resetter = GroupResetter(at.bootstrap, names, at.client)
     topics = [(names.physical(name), number) for name, number in map(split_partition, topic or ())]
     plan = resetter.plan(group, topics, _target(to))
     if apply:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.options import ConnectedWithLevels, DryRun, Json
 from rocketshim.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,10 +19,7 @@ app = typer.Typer()
 @app.command(epilog="Example: rocketshim init --bootstrap localhost:9092 --topic orders --group payments")
 def init(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     group: Annotated[
         list[str] | None,
         typer.Option("--group", "-g", help="Also create the topics of this consumer group; repeatable."),
@@ -61,16 +58,16 @@ def init(
     """
     from rocketshim.kafka.client_config import merge  # noqa: PLC0415 - `--help` does without
     from rocketshim.kafka.clients import LastClientError, answer_time_s, confluent_admin, explained  # noqa: PLC0415
-    from rocketshim_topics import DelayLevels, TopicNames, provision  # noqa: PLC0415
+    from rocketshim_topics import provision  # noqa: PLC0415
     from rocketshim_topics.layout import Layout, TopicSpec  # noqa: PLC0415
     from rocketshim_topics.names import check_consumer_group, check_topic  # noqa: PLC0415
 
     if partitions is not None and not topic:
         raise ConfigError("--partitions applies to the topics of --topic only; for the delay queues use --lanes")
-    names = TopicNames(namespace)
+    names = at.names
     layout = Layout(
         names,
-        DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
+        at.levels,
         lanes=lanes or 1,
         max_message_bytes=max_message_bytes,
         replication_factor=replication_factor,
@@ -87,8 +84,8 @@ def init(
             TopicSpec(each, partitions or 1, purpose="yours", replication_factor=replication_factor, grows=False)
         )
     complaints = LastClientError()
-    required = {"bootstrap.servers": bootstrap}
-    admin = confluent_admin(merge(client_settings(client), defaults=complaints.settings, required=required))
+    required = {"bootstrap.servers": at.bootstrap}
+    admin = confluent_admin(merge(at.client, defaults=complaints.settings, required=required))
     with explained(complaints, admin):
         planned = provision.plan(
             admin, specs, grow=lanes is not None, fix=fix, timeout_s=answer_time_s(admin, complaints)

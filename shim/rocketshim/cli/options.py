@@ -1,42 +1,56 @@
-"""Options that several commands share, as annotated types: `def send(bootstrap: Bootstrap, namespace: Namespace = "")`.
+"""Options that several commands share, each declared once as an annotated type: `def ls(at: Connected, as_json: Json)`.
+
+*Groups of options*: `Annotated[T, make]` stands for all options of the function `make`, which returns the `T`. typer
+sees the options (`with_groups`), and the command gets the `T`.
 
 Most of them can also be set by an environment variable or a profile (`rocketshim.cli.profiles`); the command line wins.
 """
 
-import os
+import functools
+import inspect
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Final, Literal
+from copy import copy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
 
-from rocketshim.errors import ConfigError
+from rocketshim.cli.config_file import CONFIG_VARIABLE, PROFILE_VARIABLE
+from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.kafka.client_config import client_settings
-from rocketshim_topics import parse_duration_ms
+from rocketshim_topics import DelayLevels, TopicNames, parse_duration_ms
+
+if TYPE_CHECKING:
+    from rocketshim.kafka.clients import Clients
+    from rocketshim.kafka.topic_reader import TopicReader
 
 __all__ = [
-    "CONFIG_VARIABLE",
     "CONNECTION",
     "LONGEST_S",
     "OUTPUT",
-    "PROFILE_VARIABLE",
     "SELECTION",
+    "AtBrokers",
     "Bootstrap",
     "Client",
+    "Connected",
+    "ConnectedWithLevels",
+    "Connection",
     "DelayLevelsText",
     "DryRun",
     "Json",
     "LogFormatOption",
     "LogLevelOption",
     "Namespace",
+    "ProfileName",
     "Quiet",
     "Supervised",
     "WorkerUrls",
+    "before_any_command",
     "checked_bootstrap",
     "client_settings",
-    "config_file",
     "seconds",
+    "with_groups",
 ]
 
 CONNECTION: Final = "Connection"
@@ -48,9 +62,6 @@ LONGEST_S: Final = 86_400
 """Largest value of an option in seconds. Longer waits, such as `inf`, overflow the system's clocks."""
 
 _BARE_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-
-CONFIG_VARIABLE: Final = "ROCKETSHIM_CONFIG"
-PROFILE_VARIABLE: Final = "ROCKETSHIM_PROFILE"
 
 
 def seconds(least: float = 0.0) -> Callable[[str], float]:
@@ -175,10 +186,133 @@ WorkerUrls = Annotated[
 """Default None: no worker is asked. Only these addresses are ever asked."""
 
 
-def config_file() -> Path:
-    """Return the path of the configuration file, which need not exist."""
-    named = os.environ.get(CONFIG_VARIABLE)
-    if named:
-        return Path(named).expanduser()
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "rocketshim" / "config.toml"
+def _offered_profiles(incomplete: str) -> list[str]:
+    from rocketshim.cli.profiles import profile_names  # noqa: PLC0415 - it imports pydantic
+
+    try:
+        return [name for name in profile_names() if name.startswith(incomplete)]
+    except RocketshimError:
+        return []
+
+
+ProfileName = Annotated[
+    str | None,
+    typer.Option(
+        "--profile",
+        "-p",
+        envvar=PROFILE_VARIABLE,
+        metavar="NAME",
+        help=f"Cluster from the configuration file (~/.config/rocketshim/config.toml, or {CONFIG_VARIABLE}).",
+        autocompletion=_offered_profiles,
+        rich_help_panel=CONNECTION,
+    ),
+]
+"""Default None: the environment or the file decides. `rocketshim.cli.command` adds its values to the command line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The cluster that a command connects to, and what it calls its topics."""
+
+    bootstrap: str
+    client: dict[str, str]
+    namespace: str = ""
+    levels: DelayLevels = field(default_factory=DelayLevels.default)
+    clients: "Clients | None" = None
+
+    @property
+    def names(self) -> TopicNames:
+        """The names of the namespace's topics."""
+        return TopicNames(self.namespace)
+
+    def reader(self) -> "TopicReader":
+        """Open a reader of topics; use it as a context manager."""
+        from rocketshim.kafka.topic_reader import TopicReader  # noqa: PLC0415 - `--help` does without
+
+        return TopicReader(self.bootstrap, client=self.client, clients=self.clients)
+
+
+def _brokers(*, profile: ProfileName = None, bootstrap: Bootstrap, client: Client = None) -> Connection:
+    del profile
+    return Connection(bootstrap=bootstrap, client=client_settings(client))
+
+
+def _connected(
+    *, profile: ProfileName = None, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = ""
+) -> Connection:
+    del profile
+    return Connection(bootstrap=bootstrap, client=client_settings(client), namespace=TopicNames(namespace).namespace)
+
+
+def _connected_with_levels(
+    *,
+    profile: ProfileName = None,
+    bootstrap: Bootstrap,
+    client: Client = None,
+    namespace: Namespace = "",
+    delay_levels: DelayLevelsText = None,
+) -> Connection:
+    del profile
+    return Connection(
+        bootstrap=bootstrap,
+        client=client_settings(client),
+        namespace=TopicNames(namespace).namespace,
+        levels=DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
+    )
+
+
+def _as_typed(annotation: Any) -> Any:
+    """Return an option that only counts if it is typed: its variable and its check are the command's."""
+    of_type, option = get_args(annotation)
+    option = copy(option)
+    option.envvar = option.callback = None
+    return Annotated[of_type, option]
+
+
+def before_any_command(**given: Any) -> None:
+    """Accept the options that may stand before any command that has them."""
+    del given
+
+
+before_any_command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # `with_groups` reads it
+    [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_as_typed(annotation))
+        for name, annotation, default in (
+            ("profile", ProfileName, None),
+            ("bootstrap", Bootstrap, ""),
+            ("client", Client, None),
+            ("namespace", Namespace, ""),
+            ("delay_levels", DelayLevelsText, None),
+            ("as_json", Json, False),
+        )
+    ]
+)
+
+
+AtBrokers = Annotated[Connection, _brokers]
+"""For a command whose topics have their names from elsewhere."""
+
+Connected = Annotated[Connection, _connected]
+ConnectedWithLevels = Annotated[Connection, _connected_with_levels]
+
+
+def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the command as typer is to see it: with the options of each group in place of the group."""
+    parameters: dict[str, inspect.Parameter] = {}
+    groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
+    for each in inspect.signature(command).parameters.values():
+        make = next(filter(inspect.isfunction, getattr(each.annotation, "__metadata__", ())), None)
+        below = [each] if make is None else [*inspect.signature(make).parameters.values()]
+        parameters |= {option.name: option for option in below}  # two groups may share an option
+        if make is not None:
+            groups[each.name] = (make, [option.name for option in below])
+    in_groups = {option for _, options in groups.values() for option in options}
+
+    @functools.wraps(command)
+    def called(**given: Any) -> Any:
+        made = {name: make(**{option: given[option] for option in options}) for name, (make, options) in groups.items()}
+        return command(**{name: value for name, value in given.items() if name not in in_groups}, **made)
+
+    called.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]  # typer reads it
+    called.__annotations__ = {name: each.annotation for name, each in parameters.items()}
+    return called

@@ -16,7 +16,7 @@ from rocketshim.admin.record_view import as_read, time_text
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.admin.redrive_planning import ensure_log
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import SELECTION, Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.options import SELECTION, Connected, Connection, DryRun, Json
 from rocketshim.cli.records import (
     Coordinates,
     Everything,
@@ -78,9 +78,7 @@ def _goes_to(target: str | None, topic: str | None, names: TopicNames) -> bool:
 @app.command(epilog="Example: rocketshim parked ls --reason forbidden-target")
 def ls(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
+    at: Connected,
     reason: Reason = None,
     topic: Topic = None,
     limit: Limit = 50,
@@ -89,11 +87,11 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List parked records that were not sent again since, oldest first."""
-    names = TopicNames(namespace)
+    names = at.names
     table = Table(
         "partition/offset", "parked (UTC)", "reason", "target", "from", "id", "bytes", box=None, pad_edge=False
     )
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+    with at.reader() as reader:
         log = read_log(reader, names.redrive_log, names.parked)
         shown = hidden = 0
         for message in _select(reader, names, reason, topic, follow=follow):
@@ -137,15 +135,13 @@ def _redriven_by(log: RedriveLog, message: Any) -> str | None:
 def show(
     *,
     coordinates: Coordinates,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
+    at: Connected,
     as_json: Json = False,
 ) -> None:
     """Show one parked record with headers and body. Exit code 2 if it does not exist (any more)."""
-    at, topic = parse_coordinates(coordinates, "parked ls"), TopicNames(namespace).parked
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        message = reader.fetch(require_topic(reader, topic, f"there is no topic {topic}"), *at)
+    position, topic = parse_coordinates(coordinates, "parked ls"), at.names.parked
+    with at.reader() as reader:
+        message = reader.fetch(require_topic(reader, topic, f"there is no topic {topic}"), *position)
     if message is None:
         typer.echo(f"{coordinates} does not exist (any more)", err=True)
         raise typer.Exit(FINDING)
@@ -162,9 +158,7 @@ def redrive(
         list[str] | None,
         typer.Argument(metavar="PARTITION/OFFSET", help="The records to send; or select them by an option."),
     ] = None,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
+    at: Connected,
     reason: Reason = None,
     topic: Topic = None,
     again: Annotated[
@@ -191,10 +185,10 @@ def redrive(
         raise ConfigError(f"--plan {plan_name!r:.110}: write a name of 1 to 100 letters, digits, - and _")
     if again and plan_name is None:
         raise ConfigError("--again needs --plan NAME, so that each record is sent once if you repeat the command")
-    names, settings = TopicNames(namespace), client_settings(client)
+    names = at.names
     plan = f"parked-{plan_name or uuid.uuid4().hex[:12]}"
     wanted = {parse_coordinates(text, "parked ls") for text in coordinates or ()}
-    with TopicReader(bootstrap, client=settings) as reader:
+    with at.reader() as reader:
         picked = _Selection(names, read_log(reader, names.redrive_log, names.parked), again=again, plan=plan)
         for message in _select(reader, names, reason, topic):
             position = (message.partition(), message.offset())
@@ -204,7 +198,7 @@ def redrive(
         picked.refuse(f"{partition}/{offset} does not exist (any more), or the other options exclude it")
     progress = RedriveProgress(picked.letters)
     if not dry_run:
-        _send(bootstrap, settings, names, progress, picked)
+        _send(at, progress, picked)
     if _report(picked, progress, dry_run=dry_run, as_json=as_json):
         raise typer.Exit(FINDING)
 
@@ -273,18 +267,17 @@ class _Selection:
         echo_safe(why, err=True)
 
 
-def _send(
-    bootstrap: str, client: dict[str, str], names: TopicNames, progress: RedriveProgress, picked: _Selection
-) -> None:
+def _send(at: Connection, progress: RedriveProgress, picked: _Selection) -> None:
     """Send the selected records.
 
     The marks in the redrive log prevent repeats of what this plan has sent and, unless `again`, what another plan has.
     """
     if not picked.letters:
         return
-    ensure_log(bootstrap, names, client=client)
+    names = at.names
+    ensure_log(at.bootstrap, names, client=at.client)
     redriver = Redriver(
-        bootstrap,
+        at.bootstrap,
         names.redrive_log,
         source=names.parked,
         plan=picked.plan,
@@ -293,7 +286,7 @@ def _send(
         again=picked.again,
         log_end=picked.log_end,
         progress=progress,
-        client=client,
+        client=at.client,
     )
     with closing(redriver):
         redriver.run()

@@ -20,7 +20,7 @@ import tomllib
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from rocketshim.cli.options import PROFILE_VARIABLE, config_file
+from rocketshim.cli.config_file import PROFILE_VARIABLE, config_file
 from rocketshim.core.options import advice
 from rocketshim.errors import ConfigError
 
@@ -38,15 +38,6 @@ class Profile(BaseModel):
     client: tuple[str, ...] = ()
     java_client: tuple[str, ...] = ()
     lake: str | None = None
-
-    def options(self) -> dict[str, tuple[str, ...]]:
-        """Return the options that the profile sets, each with its values."""
-        found: dict[str, tuple[str, ...]] = {}
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if value:
-                found[f"--{name.replace('_', '-')}"] = value if isinstance(value, tuple) else (value,)
-        return found
 
 
 class _ConfigFile(BaseSettings):

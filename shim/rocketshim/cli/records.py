@@ -77,6 +77,15 @@ Since = Annotated[
         rich_help_panel=SELECTION,
     ),
 ]
+
+
+def _choice(*, where: Where = None, tags: Tags = None, key: Key = None, since: Since = None) -> RecordFilter:
+    return RecordFilter(where=where, tags=tags, key=key, since=since)
+
+
+Choice = Annotated[RecordFilter, _choice]
+"""Which records of a topic."""
+
 Limit = Annotated[
     int,
     typer.Option("--limit", "-l", min=1, help="Maximum number of messages to show.", rich_help_panel=OUTPUT),

@@ -9,7 +9,6 @@ import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,14 +19,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive_planning import make_plan, planned_redriver, read_plan
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, DryRun, Json, Namespace, client_settings
+from rocketshim.cli.options import AtBrokers, Connected, Connection, DryRun, Json
 from rocketshim.cli.records import (
-    Key,
+    Choice,
     OfGroup,
     OfTopic,
-    Since,
-    Tags,
-    Where,
     counting,
     dead_letter_topic_of,
     echo_safe,
@@ -35,8 +31,6 @@ from rocketshim.cli.records import (
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (
     DEFAULT_MAX_REPLAYS,
     RedrivePlan,
@@ -65,15 +59,10 @@ Again = Annotated[
 
 def plan(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: OfGroup = None,
     topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    choice: Choice,
     to_source: ToSource = False,
     max_replays: MaxReplays = DEFAULT_MAX_REPLAYS,
     again: Again = False,
@@ -82,40 +71,31 @@ def plan(
 ) -> None:
     """Plan which dead letters to send again to the group's retry topic. Sends nothing."""
     rules = RedriveRules(
-        namespace=namespace,
+        namespace=at.namespace,
         group=None if to_source else group,
         to_source=to_source,
         max_replays=max_replays,
         again=again,
     )
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    open_reader = partial(TopicReader, bootstrap, client=client_settings(client))
-    _plan(open_reader, (group, topic), rules, choice, out, as_json=as_json)
+    _plan(at, (group, topic), rules, choice, out, as_json=as_json)
 
 
 def discard(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: OfGroup = None,
     topic: OfTopic = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    choice: Choice,
     out: Out = None,
     as_json: Json = False,
 ) -> None:
     """Plan which dead letters to mark as discarded: no longer listed, but not deleted. Changes nothing."""
-    rules = RedriveRules(action="discard", namespace=namespace)
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    open_reader = partial(TopicReader, bootstrap, client=client_settings(client))
-    _plan(open_reader, (group, topic), rules, choice, out, as_json=as_json)
+    rules = RedriveRules(action="discard", namespace=at.namespace)
+    _plan(at, (group, topic), rules, choice, out, as_json=as_json)
 
 
 def _plan(
-    open_reader: Callable[[], TopicReader],
+    at: Connection,
     group_and_topic: tuple[str | None, str | None],
     rules: RedriveRules,
     choice: RecordFilter,
@@ -125,8 +105,8 @@ def _plan(
 ) -> None:
     if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
         raise ConfigError(f"--out {out}: cannot write there; create the folder, or choose another file")
-    with open_reader() as reader, open_reader() as sources:
-        source = dead_letter_topic_of(reader, TopicNames(rules.namespace), *group_and_topic)
+    with at.reader() as reader, at.reader() as sources:
+        source = dead_letter_topic_of(reader, at.names, *group_and_topic)
         redrive_plan = make_plan(reader, sources, source, rules, choice, watch=counting)
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
@@ -187,8 +167,7 @@ def apply(
     file: Annotated[
         Path, typer.Argument(exists=True, dir_okay=False, help="A plan that `dlq plan` or `dlq discard` wrote.")
     ],
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: AtBrokers,
     rate: Rate = None,
     most: MaxLetters = None,
     stop_ratio: StopRatio = DEFAULT_STOP_RATIO,
@@ -204,7 +183,7 @@ def apply(
     with (
         _bar(progress, hidden=as_json) as report,
         planned_redriver(
-            bootstrap, redrive_plan, progress, writes=not dry_run, report=report, client=client_settings(client)
+            at.bootstrap, redrive_plan, progress, writes=not dry_run, report=report, client=at.client
         ) as redriver,
     ):
         try:

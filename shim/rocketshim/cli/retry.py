@@ -3,22 +3,16 @@
 import typer
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.cli.options import Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.options import Connected, Json
 from rocketshim.cli.records import (
+    Choice,
     Follow,
     Group,
-    Key,
     Limit,
-    Since,
-    Tags,
-    Where,
     groups_topic,
     select,
     show_list,
 )
-from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames
 
 app = typer.Typer(
     help="Show the messages that a group receives as retries.",
@@ -35,22 +29,15 @@ def _group() -> None:
 @app.command(epilog="Example: rocketshim retry ls --group payments --since 1h")
 def ls(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: Connected,
     group: Group,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    choice: Choice,
     limit: Limit = 50,
     follow: Follow = False,
     as_json: Json = False,
 ) -> None:
     """List the records of a group's retry topic: attempts that were due. `delayed ls` shows those that still wait."""
-    names = TopicNames(namespace)
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
-        decoder = Decoder(names, groups_topic(reader, names.retry(group), group))
+    with at.reader() as reader:
+        decoder = Decoder(at.names, groups_topic(reader, at.names.retry(group), group))
         entries = select(reader, decoder, choice, follow=follow)
         show_list(entries, limit=limit, as_json=as_json, follow=follow)

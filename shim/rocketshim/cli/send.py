@@ -9,7 +9,7 @@ import typer
 
 from rocketshim.admin.times import time_ms
 from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings, seconds
+from rocketshim.cli.options import ConnectedWithLevels, Json, seconds
 from rocketshim.cli.send_lines import LineSender, facts_of, read_lines
 from rocketshim.errors import ConfigError
 
@@ -27,10 +27,7 @@ def send(
         bool,
         typer.Option("--lines", help="Send each line of standard input as a message; empty lines are left out."),
     ] = False,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     key: Annotated[str | None, typer.Option("--key", "-k", help="Key of the Kafka record.")] = None,
     tag: Annotated[str | None, typer.Option(help="Tag of the message.")] = None,
     business_key: Annotated[
@@ -56,7 +53,7 @@ def send(
     stored.
     """
     from rocketshim.producer.producer import Producer  # noqa: PLC0415 - `--help` does without
-    from rocketshim_topics import DelayLevels, Message  # noqa: PLC0415
+    from rocketshim_topics import Message  # noqa: PLC0415
 
     if (body is None) is not lines:
         raise ConfigError("give BODY ('-' reads it from standard input), or --lines for one message a line")
@@ -77,8 +74,7 @@ def send(
         )
 
     first = None if lines else message(sys.stdin.buffer.read() if body == "-" else os.fsencode(body or ""))
-    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    producer = Producer(bootstrap, namespace=namespace, delay_levels=levels, client=client_settings(client))
+    producer = Producer(at.bootstrap, namespace=at.namespace, delay_levels=at.levels, client=at.client)
     try:
         if first is None:
             LineSender(producer, message, timeout_s=timeout, as_json=as_json).send(read_lines(sys.stdin.buffer))

@@ -8,20 +8,10 @@ from typing import Annotated
 import typer
 
 from rocketshim.cli.completion import WatchedGroups
-from rocketshim.cli.options import (
-    Bootstrap,
-    Client,
-    DelayLevelsText,
-    Json,
-    Namespace,
-    WorkerUrls,
-    client_settings,
-    seconds,
-)
+from rocketshim.cli.options import ConnectedWithLevels, Json, WorkerUrls, seconds
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.extras import missing_extra
 from rocketshim.observe.snapshot import Snapshot
-from rocketshim_topics import DelayLevels, TopicNames
 
 app = typer.Typer()
 _LOOK_S = 0.5
@@ -30,10 +20,7 @@ _LOOK_S = 0.5
 @app.command(epilog="Example: rocketshim top --bootstrap localhost:9092")
 def top(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     group: WatchedGroups = None,
     worker_url: WorkerUrls = None,
     every: Annotated[
@@ -52,10 +39,9 @@ def top(
     from rocketshim.observe.worker_state import ask_workers, checked_urls  # noqa: PLC0415
 
     urls = checked_urls(worker_url or ())
-    names, groups, settings = TopicNames(namespace), tuple(group or ()), client_settings(client)
-    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    lookup = partial(OffsetLookup, bootstrap, names, groups=groups, client=settings, left_out={})
-    sampler = Sampler(lookup, names, levels, every_s=every, workers=lambda: ask_workers(urls))
+    groups = tuple(group or ())
+    lookup = partial(OffsetLookup, at.bootstrap, at.names, groups=groups, client=at.client, left_out={})
+    sampler = Sampler(lookup, at.names, at.levels, every_s=every, workers=lambda: ask_workers(urls))
     with sampler, sampler.watch() as watch:
         if not once and not as_json and sys.stdout.isatty():
             try:
@@ -67,7 +53,7 @@ def top(
         while (snapshot := watch.wait_newer(None, _LOOK_S)) is None:
             pass  # each request has a time limit, but with many groups there are many
     if snapshot.error is not None:
-        raise BrokerUnavailableError(f"{bootstrap} did not answer: {snapshot.error}")
+        raise BrokerUnavailableError(f"{at.bootstrap} did not answer: {snapshot.error}")
     _print(snapshot, as_json=as_json)
 
 

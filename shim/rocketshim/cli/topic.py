@@ -11,13 +11,10 @@ from rich.table import Table
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.options import SELECTION, Bootstrap, Client, Json, Namespace, client_settings
+from rocketshim.cli.options import SELECTION, Connected, Json
 from rocketshim.cli.records import (
+    Choice,
     Follow,
-    Key,
-    Since,
-    Tags,
-    Where,
     echo_safe,
     require_topic,
     say_limit,
@@ -26,7 +23,6 @@ from rocketshim.cli.records import (
 )
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 app = typer.Typer(
@@ -47,13 +43,8 @@ def peek(
     topic: Annotated[
         str, typer.Argument(metavar="TOPIC[/PARTITION]", help="Logical topic.", autocompletion=complete_topic)
     ],
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    where: Where = None,
-    tags: Tags = None,
-    key: Key = None,
-    since: Since = None,
+    at: Connected,
+    choice: Choice,
     newest: Annotated[
         bool,
         typer.Option(
@@ -65,13 +56,12 @@ def peek(
     as_json: Json = False,
 ) -> None:
     """Show messages with keys, headers and bodies, oldest first within a partition. No group's position changes."""
-    if newest and since is not None:
+    if newest and choice.since_ms is not None:
         raise ConfigError("--newest and --since both say where to begin: use one of them")
-    choice = RecordFilter(where=where, tags=tags, key=key, since=since)
-    names = TopicNames(namespace)
+    names = at.names
     name, number = split_partition(topic)
     physical = names.physical(name)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+    with at.reader() as reader:
         require_topic(reader, physical, f"there is no topic {physical}")
         keys, last = _partitions(reader, physical, number), limit if newest else None
         entries = peeked(reader, keys, choice, last=last, follow=follow, trusted=names.is_ours(physical))

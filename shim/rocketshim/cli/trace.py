@@ -11,10 +11,9 @@ from rocketshim.admin.message_search import history, message_id, records_of
 from rocketshim.admin.record_view import time_text
 from rocketshim.admin.trace import Missing, TraceStep, missing_text, step_text
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import Bootstrap, Client, DelayLevelsText, Json, Namespace, client_settings
+from rocketshim.cli.options import ConnectedWithLevels, Json
 from rocketshim.cli.records import console, counting, echo_safe
-from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import DelayLevels, TopicNames
+from rocketshim_topics import TopicNames
 
 app = typer.Typer()
 
@@ -23,10 +22,7 @@ app = typer.Typer()
 def trace(
     *,
     what: Annotated[str, typer.Argument(metavar="ID|TOPIC/PARTITION/OFFSET", help="The message to show.")],
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
+    at: ConnectedWithLevels,
     topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -40,15 +36,14 @@ def trace(
     The command reads the namespace's delayed, retried, dead and parked messages. A record that retention has deleted
     is listed as missing; its coordinates still find the records that followed from it.
     """
-    names = TopicNames(namespace)
-    levels = DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels)
-    with TopicReader(bootstrap, client=client_settings(client)) as reader:
+    names = at.names
+    with at.reader() as reader:
         wanted = message_id(reader, names, what)
         if wanted is None:
             typer.echo(f"no record exists at {what} (any more)", err=True)
             raise typer.Exit(FINDING)
         sources = {names.physical(each) for each in topic or []}
-        hops = history(reader, names, levels, records_of(reader, names, wanted, sources, watch=counting))
+        hops = history(reader, names, at.levels, records_of(reader, names, wanted, sources, watch=counting))
     if not hops:
         echo_safe(
             f"no record of {wanted} was found; if it was sent without delay and never failed, use --topic", err=True

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rocketshim.cli.options import (
-    Bootstrap,
-    Client,
-    DelayLevelsText,
-    LogFormatOption,
-    LogLevelOption,
-    Namespace,
-    Supervised,
-    client_settings,
-    seconds,
-)
+from rocketshim.cli.options import ConnectedWithLevels, LogFormatOption, LogLevelOption, Supervised, seconds
 from rocketshim.cli.supervisor import Member, health_option, obey_supervisor, supervise
 from rocketshim.errors import RocketshimError, WorkerError
 from rocketshim.logs import safe_logger
@@ -38,8 +28,7 @@ _GRACE_S = 5.0  # beyond the stop timeout, to close the Kafka clients
 @app.command(epilog="Example: rocketshim worker --bootstrap localhost:9092 --allow 'orders*' --allow invoices")
 def worker(
     *,
-    bootstrap: Bootstrap,
-    client: Client = None,
+    at: ConnectedWithLevels,
     allow: Annotated[
         list[str],
         typer.Option(
@@ -47,8 +36,6 @@ def worker(
             help="A topic the worker may deliver to, or a prefix with one '*'; repeatable. Not needed for retries.",
         ),
     ],
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
     group: Annotated[
         str | None, typer.Option(help="Consumer group, if not the default of the namespace; needs --replay-everything.")
     ] = None,
@@ -109,10 +96,10 @@ def worker(
     from rocketshim.worker.worker import DelayWorker  # noqa: PLC0415
 
     settings = WorkerSettings.make(
-        bootstrap=bootstrap,
+        bootstrap=at.bootstrap,
         allow=tuple(allow),
-        namespace=namespace,
-        **({} if delay_levels is None else {"delay_levels": delay_levels}),
+        namespace=at.namespace,
+        delay_levels=at.levels,
         group=group,
         replay_everything=replay_everything,
         exactly_once=exactly_once,
@@ -121,7 +108,7 @@ def worker(
         create_topics=not no_create_topics,
         memory_bytes=memory * 1_048_576,
         stop_timeout_ms=round(stop_timeout * 1_000),
-        client=client_settings(client),
+        client=at.client,
     )
     configure(log_format, level=log_level)
     health_address = None if health is None else address(health)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from rocketshim.cli.options import CONFIG_VARIABLE
+from rocketshim.cli.config_file import CONFIG_VARIABLE
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 import pytest
 
 from rocketshim.cli.group_locks import _store
+from rocketshim.cli.options import Connection
 from rocketshim.errors import SendError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
@@ -11,9 +12,9 @@ from rocketshim.testing import InMemoryKafka
 def test_a_release_that_is_reported_without_an_offset_is_not_called_done() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic("rmq.group.g")
-    clients = Clients(kafka.consumer, kafka.producer)
+    at = Connection(bootstrap="memory:1", client={}, clients=Clients(kafka.consumer, kafka.producer))
     kafka.fail_produce(None)
     with pytest.raises(SendError, match=r"without an offset.*run the command again"):
-        _store("memory:1", {}, "rmq.group.g", b"x", clients)
-    _store("memory:1", {}, "rmq.group.g", b"x", clients)
+        _store(at, "rmq.group.g", b"x")
+    _store(at, "rmq.group.g", b"x")
     assert [record.value() for record in kafka.records("rmq.group.g")] == [b"x"]

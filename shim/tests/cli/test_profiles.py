@@ -8,7 +8,7 @@ import typer
 
 from rocketshim.cli.app import COMMANDS, main
 from rocketshim.cli.command import Command
-from rocketshim.cli.options import Bootstrap, Client, Namespace, client_settings
+from rocketshim.cli.options import Connected
 
 FILE = """
 profile = "local"
@@ -29,9 +29,9 @@ app = typer.Typer()
 
 
 @app.command(epilog="Example: rocketshim connect")
-def connect(*, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = "") -> None:
+def connect(*, at: Connected) -> None:
     """Remember what was given."""
-    seen.append({"bootstrap": bootstrap, "client": client_settings(client), "namespace": namespace})
+    seen.append({"bootstrap": at.bootstrap, "client": at.client, "namespace": at.namespace})
 
 
 @pytest.fixture(autouse=True)
@@ -146,3 +146,20 @@ def test_only_commands_that_connect_take_a_profile() -> None:
         """Do nothing."""
 
     assert [each.name for each in typer.main.get_command(plain).params] == []
+
+
+@pytest.mark.parametrize("behind", [["connect"], ["connect", "--namespace", "mine"]])
+def test_an_option_may_stand_before_the_command_and_one_behind_it_wins(behind: list[str], config: Path) -> None:
+    config.write_text(FILE)
+    assert main(["--bootstrap=kafka:1", "-n", "shop", "-c", "client.id=me", *behind]) == 0
+    namespace = "mine" if "mine" in behind else "shop"
+    assert seen.pop() == {"bootstrap": "kafka:1", "client": {"client.id": "me"}, "namespace": namespace}
+    assert main(["-p", "prod", *behind, "-c", "client.id=me"]) == 0
+    client = {"sasl.password": "secret", "client.id": "me"}
+    assert seen.pop() == {"bootstrap": "kafka:9093", "client": client, "namespace": namespace}
+    assert main(["-p", "prod", "--bootstrap", "kafka:1", *behind]) == 1
+
+
+def test_an_option_before_a_command_that_does_not_have_it_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--namespace", "shop", "dlq", "apply", __file__]) == 1
+    assert "No such option: --namespace" in capsys.readouterr().err

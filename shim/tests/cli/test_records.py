@@ -332,7 +332,7 @@ def test_a_binary_file_is_not_a_plan(tmp_path: Path, capsys: pytest.CaptureFixtu
     file = tmp_path / "plan.json"
     file.write_bytes(b"\xff\xfe\x00plan")
     assert main(["dlq", "apply", str(file), "--bootstrap", "127.0.0.1:1"]) == 1
-    assert "error: this is not a redrive plan" in capsys.readouterr().err
+    assert f"error: {file}: cannot read the plan" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

@@ -3,7 +3,6 @@
 import json
 import os
 import stat
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.cli import main
+from rocketshim.cli.options import Connection
 from rocketshim.cli.parked import _Selection
 from rocketshim.cli.redrive import _plan, _report, _write_private
 from rocketshim.core.redrive_progress import RedriveProgress
@@ -39,10 +39,10 @@ def test_a_file_that_cannot_be_written_is_refused_before_a_broker_is_asked(
 def test_a_plan_that_does_not_fit_on_its_disk_is_an_error_that_names_the_file() -> None:
     kafka = InMemoryKafka(VirtualClock())
     kafka.create_topic("rmq.dlq.g", 1)
-    open_reader = partial(TopicReader, "memory:1", clients=kafka.clients())
+    at = Connection(bootstrap="memory:1", client={}, clients=kafka.clients())
     everything = RecordFilter(where=None, tags=None, key=None, since=None)
     with pytest.raises(ConfigError, match="--out /dev/full: the plan could not be written"):
-        _plan(open_reader, ("g", None), RedriveRules(), everything, Path("/dev/full"), as_json=False)
+        _plan(at, ("g", None), RedriveRules(), everything, Path("/dev/full"), as_json=False)
 
 
 def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
