@@ -124,10 +124,11 @@ def test_no_command_prompts(words: str) -> None:
 
 
 def test_no_source_of_a_command_prompts() -> None:
+    """Only `console --new-user` does, for a password."""
     folders = [Path(package.__file__ or "").parent for package in (rocketshim.cli, rocketshim_local.cli)]
     asking = re.compile(r"\b(confirm|prompt|input|getpass)\(")
     sources = [path for folder in folders for path in folder.glob("*.py")]
-    assert [path.name for path in sources if asking.search(path.read_text(encoding="utf-8"))] == []
+    assert [path.name for path in sources if asking.search(path.read_text(encoding="utf-8"))] == ["console.py"]
 
 
 def shell(*words: str, **environ: str) -> str:
