@@ -47,21 +47,13 @@ class Resource(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The operations that a role is allowed on one resource, or on all resources with a common prefix.
+    """The operations that a role is allowed on one resource, or on all resources with a common prefix."""
 
-    Attributes:
-        resource: kind of the resource.
-        name: its name, or the prefix of the names; `*`: all resources.
-        prefixed: `name` is a prefix.
-        operations: Kafka's names: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS`.
-        why: the purpose.
-    """
-
-    resource: Resource
-    name: str
-    prefixed: bool
-    operations: tuple[str, ...]
-    why: str
+    resource: Resource  # kind of the resource
+    name: str  # its name, or the prefix of the names; `*`: all resources
+    prefixed: bool  # `name` is a prefix
+    operations: tuple[str, ...]  # Kafka's names: `READ`, `WRITE`, `DESCRIBE`, `DESCRIBE_CONFIGS`
+    why: str  # the purpose
 
     def covers(self, name: str) -> bool:
         """Return whether the grant applies to a resource of this name."""
@@ -73,13 +65,10 @@ def grants(
 ) -> tuple[Grant, ...]:
     """Return what a role needs.
 
-    Args:
-        role: the role of the client.
-        names: topic and group names of the namespace.
-        groups: consumer groups: a consumer's own, or those that a viewer or operator looks at.
-        topics: the users' topics to send to, consume, deliver to or look at; a name, or a prefix with one `*` at its
-            end.
-        orderly: a consumer takes queue locks (orderly listeners, allocation strategies).
+    * `groups`: consumer groups: a consumer's own, or those that a viewer or operator looks at.
+    * `topics`: the users' topics to send to, consume, deliver to or look at; a name, or a prefix with one `*` at its
+      end.
+    * `orderly`: a consumer takes queue locks (orderly listeners, allocation strategies).
 
     Raises:
         ConfigError: a topic or group name is invalid, or a consumer has no group or no topic.

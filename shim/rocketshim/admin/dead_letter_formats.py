@@ -26,38 +26,22 @@ Numbers = Literal["text", "binary", "either"]
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How one project marks its dead letters. Each header is a tuple of names; the first one present counts.
+    """How one project marks its dead letters. Each header is a tuple of names; the first one present counts."""
 
-    Attributes:
-        name: name to display.
-        topic: topic of the first delivery; a record without it is not in this dialect.
-        partition, offset: partition and offset of the first delivery.
-        own: prefixes of the names of the dialect's headers.
-        numbers: the encoding of numbers. `either`: text if all bytes are digits.
-        counts: which of several headers with the same name counts.
-        group: the consumer group, or its equivalent.
-        cause: exception class of the failure.
-        text: message of the failure.
-        failed_at: time of the failure: ISO 8601, epoch ms, or epoch seconds with a fraction.
-        attempts: number of deliveries.
-        attempts_ahead: `attempts` minus the number of failures (1: it counts the next attempt).
-        by_reference: headers and perhaps the body are not copied; the record of the first delivery has them.
-    """
-
-    name: str
-    topic: tuple[str, ...]
-    partition: tuple[str, ...]
+    name: str  # name to display
+    topic: tuple[str, ...]  # topic of the first delivery; a record without it is not in this dialect
+    partition: tuple[str, ...]  # partition and offset of the first delivery
     offset: tuple[str, ...]
-    own: tuple[str, ...]
-    numbers: Numbers = "text"
-    counts: Literal["first", "last"] = "last"
-    group: tuple[str, ...] = ()
-    cause: tuple[str, ...] = ()
-    text: tuple[str, ...] = ()
-    failed_at: tuple[str, ...] = ()
-    attempts: tuple[str, ...] = ()
-    attempts_ahead: int = 0
-    by_reference: bool = False
+    own: tuple[str, ...]  # prefixes of the names of the dialect's headers
+    numbers: Numbers = "text"  # the encoding of numbers. `either`: text if all bytes are digits.
+    counts: Literal["first", "last"] = "last"  # which of several headers with the same name counts
+    group: tuple[str, ...] = ()  # the consumer group, or its equivalent
+    cause: tuple[str, ...] = ()  # exception class of the failure
+    text: tuple[str, ...] = ()  # message of the failure
+    failed_at: tuple[str, ...] = ()  # time of the failure: ISO 8601, epoch ms, or epoch seconds with a fraction
+    attempts: tuple[str, ...] = ()  # number of deliveries
+    attempts_ahead: int = 0  # `attempts` minus the number of failures (1: it counts the next attempt)
+    by_reference: bool = False  # headers and perhaps the body are not copied; the record of the first delivery has them
 
 
 _SPRING_OWN: Final = ("kafka_dlt-", "kafka_original-", "kafka_exception-", "kafka_key-exception-", "retry_topic-")
@@ -168,14 +152,11 @@ DIALECTS: Final[tuple[Dialect, ...]] = (
 class ForeignLetter:
     """A decoded dead letter of another project.
 
-    Attributes:
-        dialect: its format.
-        envelope: its headers as rocketshim's fields, the user's headers included.
-        source: partition and offset of the first delivery in `envelope.retry_topic`; None: not given.
+    * `source`: partition and offset of the first delivery in `envelope.retry_topic`; None: not given.
     """
 
-    dialect: Dialect
-    envelope: Envelope
+    dialect: Dialect  # its format
+    envelope: Envelope  # its headers as rocketshim's fields, the user's headers included
     source: tuple[int, int] | None
 
 

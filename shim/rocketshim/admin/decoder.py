@@ -29,27 +29,20 @@ Fetch = Callable[[str, int, int], Any]
 class DeadLetterRecord:
     """A dead letter, decoded as far as possible.
 
-    Attributes:
-        message: the record as read.
-        record: what would be sent again: same topic, partition and offset, with key and value of the first delivery.
-        envelope: the decoded headers; empty if the record breaks the wire format.
-        malformed: why it could not be decoded; None: it could.
-        dialect: name of the other project's format; None: rocketshim's own.
+    * `record`: what would be sent again: same topic, partition and offset, with key and value of the first delivery.
     """
 
-    message: Record
+    message: Record  # the record as read
     record: Record
-    envelope: Envelope
-    malformed: str | None = None
-    dialect: str | None = None
+    envelope: Envelope  # the decoded headers; empty if the record breaks the wire format
+    malformed: str | None = None  # why it could not be decoded; None: it could
+    dialect: str | None = None  # name of the other project's format; None: rocketshim's own
 
 
 class Decoder:
     """Decodes the dead letters of one topic.
 
     Args:
-        names: topic and group names of the namespace.
-        topic: physical name.
         fetch: reads a record of another topic; None: dead letters are not completed.
 
     Thread-safety: none.

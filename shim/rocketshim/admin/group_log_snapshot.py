@@ -28,16 +28,13 @@ _OPERATOR_SEQ: Final = 2**63 - 1
 class GroupLogStanding:
     """The state of a group's log.
 
-    Attributes:
-        log: the folded log.
-        last_append_ms: append time of its last record, epoch ms of the broker's clock; None: it has no record.
-        leases_ms: length of the lease that each owner requests, in ms.
-        confirmed: offset of the last record that claimed or renewed a queue.
+    * `last_append_ms`: append time of its last record, epoch ms of the broker's clock; None: it has no record.
+    * `confirmed`: offset of the last record that claimed or renewed a queue.
     """
 
-    log: GroupLog
+    log: GroupLog  # the folded log
     last_append_ms: int | None = None
-    leases_ms: dict[Owner, int] = field(default_factory=dict)
+    leases_ms: dict[Owner, int] = field(default_factory=dict)  # length of the lease that each owner requests, in ms
     confirmed: dict[MessageQueue, int] = field(default_factory=dict)
 
 
@@ -55,14 +52,10 @@ def group_log(settings: ConnectionSettings, group: str, clients: Clients | None 
 def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError) -> GroupLogStanding:
     """Read and fold the whole log.
 
-    Args:
-        consumer: created with `log_reader_config`; its assignment is replaced.
-        topic: physical name of the log.
-        complaints: the last errors of this consumer's connections, for error texts.
+    * `consumer`: created with `log_reader_config`; its assignment is replaced.
 
     Raises:
         TopicMissingError: the group has no log: it has never consumed in order or with an allocation strategy.
-        BrokerUnavailableError: the log could not be read to its end.
     """
     try:
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)

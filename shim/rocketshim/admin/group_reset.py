@@ -47,77 +47,46 @@ _JOINED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class ResetTarget:
-    """Where the positions of a group shall be.
+    """Where the positions of a group shall be."""
 
-    Attributes:
-        offset: this offset; None: the others decide.
-        at_ms: the first record of this time or later, epoch ms; None: the others decide.
-        latest: the end, if the two others are None; otherwise the earliest record.
-    """
-
-    offset: int | None = None
-    at_ms: int | None = None
-    latest: bool = False
+    offset: int | None = None  # this offset; None: the others decide
+    at_ms: int | None = None  # the first record of this time or later, epoch ms; None: the others decide
+    latest: bool = False  # the end, if the two others are None; otherwise the earliest record
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedReset:
-    """The change of one position.
-
-    Attributes:
-        topic: physical name.
-        partition: number of the partition.
-        position: the committed position; None: the group has committed none.
-        target: the position to commit.
-        low: the earliest offset that exists.
-        end: end offset for a `read_committed` reader.
-        metadata: the metadata of the last commit, without a token; None: none.
-    """
+    """The change of one position."""
 
     topic: str
     partition: int
-    position: int | None
-    target: int
-    low: int
-    end: int
-    metadata: str | None = None
+    position: int | None  # the committed position; None: the group has committed none
+    target: int  # the position to commit
+    low: int  # the earliest offset that exists
+    end: int  # end offset for a `read_committed` reader
+    metadata: str | None = None  # the metadata of the last commit, without a token; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class ResetPlan:
-    """The positions of a group that change, and why they may not.
-
-    Attributes:
-        group: its name.
-        members: its running members, by name.
-        resets: each partition, by topic and number; also those whose position stays.
-        refused: why the plan may not be applied; None: it may.
-    """
+    """The positions of a group that change, and why they may not."""
 
     group: str
-    members: tuple[str, ...]
-    resets: tuple[PlannedReset, ...]
-    refused: str | None = None
+    members: tuple[str, ...]  # its running members, by name
+    resets: tuple[PlannedReset, ...]  # each partition, by topic and number; also those whose position stays
+    refused: str | None = None  # why the plan may not be applied; None: it may
 
 
 @dataclass(frozen=True, slots=True)
 class ResetFacts:
-    """What is known of the group and of the partitions to reset.
+    """What is known of the group and of the partitions to reset."""
 
-    Attributes:
-        standing: state of the group.
-        lows, ends: earliest and end offsets of the partitions that exist.
-        at_time: first offset of the asked time; absent or negative: no record is as late.
-        log: the group's log; None: it has none.
-        now_ms: the brokers' clock, epoch ms; this machine's if the group's log has no member.
-    """
-
-    standing: GroupStanding
-    lows: Mapping[TopicPartitionKey, int]
+    standing: GroupStanding  # state of the group
+    lows: Mapping[TopicPartitionKey, int]  # earliest and end offsets of the partitions that exist
     ends: Mapping[TopicPartitionKey, int]
-    at_time: Mapping[TopicPartitionKey, int]
-    log: GroupLogStanding | None
-    now_ms: int
+    at_time: Mapping[TopicPartitionKey, int]  # first offset of the asked time; absent or negative: no record is as late
+    log: GroupLogStanding | None  # the group's log; None: it has none
+    now_ms: int  # the brokers' clock, epoch ms; this machine's if the group's log has no member
 
 
 def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], target: ResetTarget) -> ResetPlan:
@@ -125,7 +94,6 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
 
     Raises:
         ConfigError: an offset lies outside of a partition.
-        TopicMissingError: a partition was deleted after it was selected.
 
     Decides: May the positions of a group be moved? While no member runs. Those of an orderly group are committed
         without a token, and so count for more than later ones in its log.
@@ -199,11 +167,6 @@ def _of_no_owner(metadata: str | None) -> str | None:
 class GroupResetter:
     """Reads what a reset needs, and commits a plan.
 
-    Args:
-        bootstrap: addresses of the brokers.
-        names: the topic names of the namespace.
-        client: further librdkafka settings.
-
     Thread-safety: none; one owner thread.
     """
 
@@ -216,16 +179,11 @@ class GroupResetter:
     def plan(self, group: str, topics: Sequence[tuple[str, int | None]], target: ResetTarget) -> ResetPlan:
         """Plan new positions.
 
-        Args:
-            group: the consumer group.
-            topics: physical topics, each with a partition, or None for all of them; empty: those that the group has
-                committed, without its retry topic.
-            target: where the positions shall be.
+        * `topics`: physical topics, each with a partition, or None for all of them; empty: those that the group has
+          committed, without its retry topic.
 
         Raises:
             ConfigError: an offset lies outside of a partition, or nothing is selected.
-            TopicMissingError: a topic or partition does not exist.
-            ClusterError: as `GroupReader.read`.
         """
         standing = self._groups.read(group)
         with TopicReader(self._bootstrap, client=self._client) as reader:

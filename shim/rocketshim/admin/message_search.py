@@ -50,11 +50,7 @@ def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
 
 
 def own_topics(reader: TopicReader, names: TopicNames) -> list[str]:
-    """Return the existing topics of rocketshim in the namespace that have messages, and not the logs.
-
-    Raises:
-        TopicMissingError: none exists.
-    """
+    """Return the existing topics of rocketshim in the namespace that have messages, and not the logs."""
     of_groups = (names.retry_prefix, names.dead_letter_prefix)
     ours = [
         name
@@ -82,13 +78,6 @@ def records_of(
     reader: TopicReader, names: TopicNames, wanted: str, sources: set[str], *, watch: Watch = iter
 ) -> list[RecordView]:
     """Return every record with this id, from rocketshim's topics and then from the topics that those records name.
-
-    Args:
-        reader: reads the topics.
-        names: topic and group names of the namespace.
-        wanted: id of the message.
-        sources: further physical topics to read.
-        watch: sees every record that is read.
 
     Decides: Where is a message found, and in which order is its history? `admin.trace.life` puts its records in order.
     """

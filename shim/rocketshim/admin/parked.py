@@ -29,22 +29,15 @@ _DROPPED: Final = frozenset(
 class ParkedRecord:
     """A parked record, as it is displayed.
 
-    Attributes:
-        place: `partition/offset` in the parking topic.
-        at_ms: when it was parked, epoch ms.
-        reason: why it was parked.
-        origin: `topic/partition/offset` that it was parked from.
-        target: its target topic; None: it names none.
-        uniq_key: its id.
-        size_bytes: size of its value; None: it has no value (a tombstone, or it was too large to park with its body).
+    * `size_bytes`: size of its value; None: it has no value (a tombstone, or it was too large to park with its body).
     """
 
-    place: str
-    at_ms: int
-    reason: str
-    origin: str
-    target: str | None
-    uniq_key: str | None
+    place: str  # `partition/offset` in the parking topic
+    at_ms: int  # when it was parked, epoch ms
+    reason: str  # why it was parked
+    origin: str  # `topic/partition/offset` that it was parked from
+    target: str | None  # its target topic; None: it names none
+    uniq_key: str | None  # its id
     size_bytes: int | None
 
 

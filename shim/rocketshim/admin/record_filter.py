@@ -16,9 +16,6 @@ def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
     """Return a function that tells whether both filters accept these headers, as a consumer's subscription would.
 
     A filter that is None accepts all records.
-
-    Raises:
-        FilterSyntaxError: an expression does not compile.
     """
     by_tag = check_tags(tags).matches_headers
     if where is None:

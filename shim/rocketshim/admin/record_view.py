@@ -45,31 +45,22 @@ def time_text(at_ms: int | None) -> str:
 class RecordView:
     """A record as read.
 
-    Attributes:
-        topic, partition, offset: its coordinates.
-        stored_ms: its timestamp, epoch ms.
-        key, value: as stored.
-        headers: as stored.
-        envelope: the decoded headers; of a record that breaks the wire format only its id, where it came from, and why
-            it was parked.
-        malformed: why it could not be decoded; None if it could.
-        state: `dead`, or its state in the redrive log: `redriven`, `discarded`; `""`: the log was not read.
-        plan: id of the plan that redrove or discarded it; None: no plan did.
-        dialect: name of the other project's format; None: rocketshim's own.
+    * `envelope`: the decoded headers; of a record that breaks the wire format only its id, where it came from, and why
+      it was parked.
     """
 
-    topic: str
+    topic: str  # its coordinates
     partition: int
     offset: int
-    stored_ms: int
-    key: bytes | None
+    stored_ms: int  # its timestamp, epoch ms
+    key: bytes | None  # as stored
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
+    headers: tuple[tuple[str, bytes | None], ...]  # as stored
     envelope: Envelope
-    malformed: str | None
-    state: str = ""
-    plan: str | None = None
-    dialect: str | None = None
+    malformed: str | None  # why it could not be decoded; None if it could
+    state: str = ""  # `dead`, or its state in the redrive log: `redriven`, `discarded`; `""`: the log was not read
+    plan: str | None = None  # id of the plan that redrove or discarded it; None: no plan did
+    dialect: str | None = None  # name of the other project's format; None: rocketshim's own
 
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True) -> "RecordView":
@@ -87,9 +78,7 @@ class RecordView:
     def opened(cls, letter: DeadLetterRecord, *, log: RedriveLog | None = None) -> "RecordView":
         """Return the view of a dead letter.
 
-        Args:
-            letter: the decoded dead letter.
-            log: the redrive log of the letter's topic, which has the states; None: leave state and plan empty.
+        * `log`: the redrive log of the letter's topic, which has the states; None: leave state and plan empty.
         """
         message, record = letter.message, letter.record
         is_broken = letter.malformed is not None and letter.dialect is None
@@ -139,11 +128,7 @@ class RecordView:
         return [(own_name(name), value) for name, value in self.envelope.user]
 
     def as_json(self, *, body: bool = True) -> dict[str, Any]:
-        """Return the record as JSON for programs; bytes as text if they are UTF-8, otherwise as `{"base64": …}`.
-
-        Args:
-            body: include the value.
-        """
+        """Return the record as JSON for programs; bytes as text if they are UTF-8, otherwise as `{"base64": …}`."""
         envelope = self.envelope
         facts: dict[str, Any] = {
             "topic": self.topic,

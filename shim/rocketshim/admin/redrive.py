@@ -128,10 +128,7 @@ def whoami() -> str:
 def read_log(reader: TopicReader, topic: str, source: str) -> RedriveLog:
     """Return what the redrive log has about the dead letters of a topic, up to the log's first open transaction.
 
-    Args:
-        reader: reads the log.
-        topic: physical name of the log; if it does not exist, the answer is empty.
-        source: physical topic of the dead letters.
+    * `topic`: physical name of the log; if it does not exist, the answer is empty.
     """
     if not reader.topics().get(topic):
         return RedriveLog(source)
@@ -163,10 +160,8 @@ class Redriver:
     """Applies one plan.
 
     Args:
-        bootstrap: addresses of the brokers.
         log_topic: physical name of the redrive log, which must exist; also the prefix of the `transactional.id`.
         source: physical topic of the letters.
-        plan: id of the plan.
         state: the state that the marks give to the letters.
         make: makes the record that sends a letter.
         fetch: reads the letters; None: read them from `source`.
@@ -175,8 +170,6 @@ class Redriver:
         by: who applies the plan, for the log; None: the user of this process (`whoami`).
         progress: the letters to process; the caller may read it at any time between calls.
         report: called after each transaction and each failure.
-        client: further librdkafka settings.
-        clients: creates the Kafka clients; None: confluent_kafka.
         clock: time for the rate.
         wait: waits for a number of seconds; None: `time.sleep`.
         point: called with the name of each point of the protocol when it is reached; for fault tests.
@@ -251,11 +244,9 @@ class Redriver:
         """Send the remaining letters until all are processed or `progress.stopped_by` has a reason.
 
         Raises:
-            TopicMissingError: the redrive log does not exist.
             NotAuthorizedError: the principal may not write to a topic. What was sent before is marked.
             RedriveError: another process redrives the same topic now, the redrive log has lost records since the plan
                 was made, or the cluster keeps failing; the message tells which. What was sent is marked.
-            RocketshimError: reading failed.
         """
         if not self._reader.topics().get(self._log_topic):
             raise TopicMissingError(
@@ -291,11 +282,7 @@ class Redriver:
             self._close_producer()
 
     def dry_run(self) -> None:
-        """Read log and letters, and make every record but send none; count failures as `run` would.
-
-        Raises:
-            NotAuthorizedError: the principal may not write to a target.
-        """
+        """Read log and letters, and make every record but send none; count failures as `run` would."""
         self._refuse_if_marks_are_lost()
         log = read_log(self._reader, self._log_topic, self._source)
         letters = self._progress.resume(self._is_done(log))
@@ -338,8 +325,7 @@ class Redriver:
     def _denied(self, default: str = "") -> str:
         """Return an error text with the topics that the principal may not write to, and what to do.
 
-        Args:
-            default: used if the cluster names no topic; `""`: return `""` then.
+        * `default`: used if the cluster names no topic; `""`: return `""` then.
         """
         denied: set[str] = set()
         if self._clients.admin is not None:

@@ -50,13 +50,7 @@ def make_plan(
 ) -> RedrivePlan:
     """Read a dead-letter topic and plan what to do with the records that the user selected.
 
-    Args:
-        reader: reads the topic and the redrive log.
-        sources: another reader, which completes dead letters that only name their record.
-        source: physical name of the dead-letter topic.
-        rules: what to do.
-        choice: the selection.
-        watch: sees every record that is read.
+    * `sources`: another reader, which completes dead letters that only name their record.
     """
     names = TopicNames(rules.namespace)
     log = read_log(reader, names.redrive_log, source)
@@ -148,19 +142,12 @@ def planned_redriver(
 ) -> Iterator[Redriver]:
     """Check that a plan fits the cluster, and yield what applies it.
 
-    Args:
-        bootstrap: addresses of the brokers.
-        plan: the plan.
-        progress: its letters; the caller may read it at any time between calls.
-        writes: whether to create the redrive log if it is missing; False for a dry run.
-        by: who applies the plan, for the log; None: the user of this process.
-        report: called after each transaction and each failure.
-        client: further librdkafka settings.
-        clients: creates the Kafka clients; None: confluent_kafka.
+    * `progress`: its letters; the caller may read it at any time between calls.
+    * `writes`: whether to create the redrive log if it is missing; False for a dry run.
+    * `by`: who applies the plan, for the log; None: the user of this process.
 
     Raises:
         ConfigError: the plan was made for another cluster.
-        TopicMissingError: its source or a target does not exist.
     """
     names = TopicNames(plan.rules.namespace)
     with TopicReader(bootstrap, client=client, clients=clients) as sources:
@@ -192,7 +179,6 @@ def _check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
 
     Raises:
         ConfigError: the plan was made for another cluster.
-        TopicMissingError: its source or a target does not exist.
     """
     cluster_id, topics = reader.cluster_id(), reader.topics()
     if cluster_id != plan.cluster_id:

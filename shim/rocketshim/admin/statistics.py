@@ -33,24 +33,15 @@ def fingerprint(text: str | None) -> str:
 
 @dataclass(slots=True)
 class CauseCount:
-    """Dead letters of one cause.
+    """Dead letters of one cause."""
 
-    Attributes:
-        cause: exception class.
-        text: fingerprint of the failure's text.
-        count: number of records.
-        ids: ids of the different messages.
-        first_ms, last_ms: when the first and the last record were stored, epoch ms.
-        sample: coordinates of the last record.
-    """
-
-    cause: str
-    text: str
-    count: int = 0
-    ids: set[str] = field(default_factory=set)
-    first_ms: int = 0
+    cause: str  # exception class
+    text: str  # fingerprint of the failure's text
+    count: int = 0  # number of records
+    ids: set[str] = field(default_factory=set)  # ids of the different messages
+    first_ms: int = 0  # when the first and the last record were stored, epoch ms
     last_ms: int = 0
-    sample: str = ""
+    sample: str = ""  # coordinates of the last record
 
     def add(self, entry: RecordView) -> None:
         """Count a record."""

@@ -13,10 +13,7 @@ _EXAMPLE = "2026-11-20T18:00:00Z"
 def past_ms(text: str, now_ms: int, option: str) -> int:
     """Return the time that a text names, epoch ms.
 
-    Args:
-        text: a duration before now, or a time as for `time_ms`.
-        now_ms: the current time, epoch ms.
-        option: the option, for the error.
+    * `text`: a duration before now, or a time as for `time_ms`.
 
     Raises:
         ConfigError: the text is neither.

@@ -20,32 +20,23 @@ __all__ = ["Missing", "TraceStep", "life", "missing_text", "step_text"]
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One record in the history of a message.
+    """One record in the history of a message."""
 
-    Attributes:
-        entry: the record.
-        due_ms: when it is due, for a record of the schedule topic; None elsewhere.
-        late_ms: for a delivered record, how long after its due time it was stored; None if that is not known.
-    """
-
-    entry: RecordView
-    due_ms: int | None
-    late_ms: int | None
+    entry: RecordView  # the record
+    due_ms: int | None  # when it is due, for a record of the schedule topic; None elsewhere
+    late_ms: int | None  # for a delivered record, how long after its due time it was stored; None if that is not known
 
 
 @dataclass(frozen=True, slots=True)
 class Missing:
     """A record that another record was made from, but that was not read.
 
-    Attributes:
-        at: its coordinates.
-        expired: retention has deleted it; False: it exists, but was not among the records read.
-        attempts: the first and the last failed attempt without a remaining record, up to the attempt of this record;
-            None: there are none.
+    * `attempts`: the first and the last failed attempt without a remaining record, up to the attempt of this record;
+    * `    None`: there are none.
     """
 
-    at: str
-    expired: bool
+    at: str  # its coordinates
+    expired: bool  # retention has deleted it; False: it exists, but was not among the records read
     attempts: tuple[int, int] | None = None
 
 
@@ -58,11 +49,7 @@ def life(
 ) -> list[TraceStep | Missing]:
     """Return every record of one message in the order in which they were stored, each after its missing predecessors.
 
-    Args:
-        entries: records of one message; a repeated record counts once.
-        schedule: the schedule topic.
-        levels: the level table of the schedule topic.
-        low_offset: the earliest remaining offset of a partition.
+    * `entries`: records of one message; a repeated record counts once.
     """
     found = {entry.at: entry for entry in entries}
     ordered = sorted(found.values(), key=lambda entry: (entry.stored_ms, entry.offset, entry.at))

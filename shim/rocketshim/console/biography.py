@@ -30,48 +30,28 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A record of the message, or one that is missing.
+    """A record of the message, or one that is missing."""
 
-    Attributes:
-        number: from 1, as in the list below the picture.
-        x, y: the centre of its circle.
-        lane: the kind of its topic.
-        kind: what happened.
-        mark: a sign for it, so that the colour alone need not tell.
-        at: its coordinates.
-        link: topic, partition and offset; None: the record is missing.
-        stored_ms: when it was stored; None: missing.
-        failures: failed attempts before it; None: missing.
-        text: what it means.
-        wait: the time between the previous record and this one; `""`: not known, or less than a second.
-    """
-
-    number: int
-    x: int
+    number: int  # from 1, as in the list below the picture
+    x: int  # the centre of its circle
     y: int
-    lane: str
-    kind: Kind
-    mark: str
-    at: str
-    link: tuple[str, int, int] | None
-    stored_ms: int | None
-    failures: int | None
+    lane: str  # the kind of its topic
+    kind: Kind  # what happened
+    mark: str  # a sign for it, so that the colour alone need not tell
+    at: str  # its coordinates
+    link: tuple[str, int, int] | None  # topic, partition and offset; None: the record is missing
+    stored_ms: int | None  # when it was stored; None: missing
+    failures: int | None  # failed attempts before it; None: missing
     text: str
-    wait: str
+    wait: str  # the time between the previous record and this one; `""`: not known, or less than a second
 
 
 @dataclass(frozen=True, slots=True)
 class Biography:
-    """The picture.
+    """The picture."""
 
-    Attributes:
-        lanes: the lanes that are used, from the top.
-        steps: the records, in order.
-        width, height: its size.
-    """
-
-    lanes: list[Lane]
-    steps: list[Step]
+    lanes: list[Lane]  # the lanes that are used, from the top
+    steps: list[Step]  # the records, in order
     width: int
     height: int
 
@@ -79,9 +59,7 @@ class Biography:
 def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biography:
     """Lay out the history of a message.
 
-    Args:
-        hops: what `rocketshim.admin.message_search.history` returns.
-        names: topic and group names of the namespace.
+    * `hops`: what `rocketshim.admin.message_search.history` returns.
     """
     used = [_lane(_topic(hop), names) for hop in hops]
     lanes = [Lane(name, _TOP + _ROW * row) for row, name in enumerate(name for name in _LANES if name in used)]

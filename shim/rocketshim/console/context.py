@@ -35,17 +35,11 @@ _LITTLE_AHEAD: Final = {"queued.max.messages.kbytes": 2_048, "fetch.message.max.
 
 @dataclass
 class Console:
-    """One console.
-
-    Attributes:
-        settings: its settings.
-        clients: creates Kafka clients; None: confluent_kafka.
-        now_ms: the time, epoch ms.
-    """
+    """One console."""
 
     settings: ConsoleSettings
-    clients: Clients | None = None
-    now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)
+    clients: Clients | None = None  # creates Kafka clients; None: confluent_kafka
+    now_ms: Callable[[], int] = field(default=lambda: time.time_ns() // 1_000_000)  # the time, epoch ms
 
     @classmethod
     def of(cls, request: Request) -> "Console":
@@ -115,10 +109,7 @@ class Console:
     def command(self, words: str, *arguments: str, **options: str | bool | None) -> str:
         """Return the command line that shows or does the same as a page.
 
-        Args:
-            words: the command.
-            arguments: its arguments.
-            options: its options, True for one without a value; those that are None, empty or False are left out.
+        * `options`: its options, True for one without a value; those that are None, empty or False are left out.
         """
         given = {"bootstrap": self.settings.bootstrap, "namespace": self.settings.namespace, **options}
         line = [*arguments]
@@ -134,14 +125,7 @@ class Console:
         return None if levels == DelayLevels.default() else str(levels)
 
     def page(self, request: Request, template: str, *, status: int = 200, **values: object) -> Response:
-        """Return a page.
-
-        Args:
-            request: whose page it is.
-            template: name of its template.
-            status: HTTP status.
-            values: what the template shows.
-        """
+        """Return a page."""
         person = getattr(request.state, "person", None)
         may_write = self.settings.operate and isinstance(person, Person) and person.role == "operator"
         shown = {"person": person, "may_write": may_write, "settings": self.settings, "path": request.url.path}

@@ -26,15 +26,10 @@ _ON_A_PAGE: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A cause, and the condition that selects its dead letters.
+    """A cause, and the condition that selects its dead letters."""
 
-    Attributes:
-        count: what was counted.
-        where: the condition; None: no condition can select them, because they have no cause.
-    """
-
-    count: CauseCount
-    where: str | None
+    count: CauseCount  # what was counted
+    where: str | None  # the condition; None: no condition can select them, because they have no cause
 
 
 def topics(request: Request) -> Response:

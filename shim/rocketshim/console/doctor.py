@@ -29,11 +29,7 @@ class DoctorVisits:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def findings(self) -> tuple[list[Finding], int]:
-        """Return the findings, and when they were found, epoch ms.
-
-        Raises:
-            RocketshimError: the cluster did not answer, or cannot be examined because it is in memory.
-        """
+        """Return the findings, and when they were found, epoch ms."""
         from rocketshim.admin.doctor.gather import gather  # noqa: PLC0415 - it loads much
 
         with self.lock:

@@ -42,7 +42,6 @@ class Guard:
     """ASGI middleware around the whole application. It puts the `Person` into the request's state.
 
     Args:
-        app: the application.
         settings: hosts, origin and paths.
         users: sessions of those who log in here, or the users of a proxy.
     """

@@ -16,11 +16,7 @@ __all__ = ["routes"]
 
 
 def routes(sessions: Sessions) -> list[Route]:
-    """Return the routes of the login page.
-
-    Args:
-        sessions: where logins are checked and kept.
-    """
+    """Return the routes of the login page."""
 
     def show(request: Request) -> Response:
         """Show the form; a token in the URL, as it is printed at start, logs in immediately."""

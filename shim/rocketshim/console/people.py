@@ -35,15 +35,10 @@ _FAILURES_MS: Final = 60_000
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A user of the console.
+    """A user of the console."""
 
-    Attributes:
-        name: as the log of redrives names them.
-        role: `viewer` may read, `operator` may write, too.
-    """
-
-    name: str
-    role: Role
+    name: str  # as the log of redrives names them
+    role: Role  # `viewer` may read, `operator` may write, too
 
 
 class Logins(Protocol):
@@ -78,7 +73,6 @@ class Users:
     """The users of a file.
 
     Args:
-        lines: the file's lines.
         file: its name, for errors.
 
     Raises:
@@ -162,7 +156,6 @@ class Sessions:
 
     Args:
         logins: checks a name and a secret.
-        now_ms: the time, in ms.
 
     Thread-safety: any thread; one lock. One password is checked at a time, so that guessing cannot use up memory.
     """

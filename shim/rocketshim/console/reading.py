@@ -23,25 +23,15 @@ _SPAN: Final = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class ReadRecords:
-    """What a page has read.
+    """What a page has read."""
 
-    Attributes:
-        records: the matching records, newest first; or what was collected from them.
-        ending: how the reading ended.
-        error: why it failed; None: it did not.
-        read: number of records read, matching or not.
-        size_bytes: their size.
-        fraction: how much of what was asked for was read, from 0 to 1.
-        cursor: where to continue; None: everything was read.
-    """
-
-    records: Any
-    ending: Ending
-    error: str | None
-    read: int
-    size_bytes: int
-    fraction: float
-    cursor: str | None
+    records: Any  # the matching records, newest first; or what was collected from them
+    ending: Ending  # how the reading ended
+    error: str | None  # why it failed; None: it did not
+    read: int  # number of records read, matching or not
+    size_bytes: int  # their size
+    fraction: float  # how much of what was asked for was read, from 0 to 1
+    cursor: str | None  # where to continue; None: everything was read
 
 
 def read_newest(
@@ -58,20 +48,14 @@ def read_newest(
 ) -> ReadRecords:
     """Read the newest matching records.
 
-    Args:
-        console: whose limits apply.
-        reader: reads the records.
-        topics: physical names; one, if there is a cursor.
-        matching: returns whether a record is wanted.
-        results: most records.
-        since_ms: ignore records stored before, epoch ms; None: none.
-        spans: read only these offsets; None: all of the topics.
-        cursor: continue there; None: at the end of the topics.
-        collect: makes of the records what the page needs, one after the other, so that not all are in memory.
+    * `topics`: physical names; one, if there is a cursor.
+    * `since_ms`: ignore records stored before, epoch ms; None: none.
+    * `spans`: read only these offsets; None: all of the topics.
+    * `cursor`: continue there; None: at the end of the topics.
+    * `collect`: makes of the records what the page needs, one after the other, so that not all are in memory.
 
     Raises:
         ConfigError: the cursor is not valid.
-        TopicMissingError: a topic does not exist.
     """
     if cursor is not None:
         spans = _spans(topics[0], cursor)

@@ -25,7 +25,6 @@ class Templates:
 
     Args:
         base_path: prefix of every path.
-        now_ms: the time, epoch ms.
     """
 
     def __init__(self, base_path: str, now_ms: Callable[[], int]) -> None:

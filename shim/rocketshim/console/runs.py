@@ -25,21 +25,13 @@ _KEPT: Final = 20  # of the runs that have ended; each has all dead letters of i
 
 @dataclass(slots=True)
 class Run:
-    """One application of a plan.
-
-    Attributes:
-        plan: the plan.
-        by: who applies it.
-        progress: its counts; any thread may read them.
-        error: why it failed; None: it did not.
-        is_over: whether it has ended.
-    """
+    """One application of a plan."""
 
     plan: RedrivePlan
-    by: str
-    progress: RedriveProgress
-    error: str | None = None
-    is_over: threading.Event = field(default_factory=threading.Event)
+    by: str  # who applies it
+    progress: RedriveProgress  # its counts; any thread may read them
+    error: str | None = None  # why it failed; None: it did not
+    is_over: threading.Event = field(default_factory=threading.Event)  # whether it has ended
 
     @property
     def is_running(self) -> bool:
@@ -49,11 +41,6 @@ class Run:
 
 class Runs:
     """The runs of this process, at most one at a time for each topic of dead letters.
-
-    Args:
-        bootstrap: addresses of the brokers.
-        client: further librdkafka settings.
-        clients: creates the Kafka clients; None: confluent_kafka.
 
     Thread-safety: any thread may call the methods.
     """

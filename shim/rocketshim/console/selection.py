@@ -15,19 +15,12 @@ __all__ = ["Selection", "sql_text"]
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What the user selected; None: everything.
+    """What the user selected; None: everything."""
 
-    Attributes:
-        where: an SQL92 condition on headers.
-        tags: tags, separated by `||`.
-        key: a record key or business key.
-        since: a duration before now, or a time.
-    """
-
-    where: str | None = None
-    tags: str | None = None
-    key: str | None = None
-    since: str | None = None
+    where: str | None = None  # an SQL92 condition on headers
+    tags: str | None = None  # tags, separated by `||`
+    key: str | None = None  # a record key or business key
+    since: str | None = None  # a duration before now, or a time
 
     @classmethod
     def of(cls, form: Form, settings: ConsoleSettings) -> Self:

@@ -88,10 +88,7 @@ _STATUS: Final = {
 def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token: Token | None = None) -> Starlette:
     """Return the console as an ASGI application.
 
-    Args:
-        settings: what it shows and who may use it.
-        clients: creates Kafka clients; None: confluent_kafka.
-        token: the secret to log in with, for `auth=token`; None: make one.
+    * `token`: the secret to log in with, for `auth=token`; None: make one.
     """
     console = Console(settings, clients)
     users = _users(settings, token or Token(), console.now_ms)

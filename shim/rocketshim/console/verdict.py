@@ -33,11 +33,8 @@ _CLOCKS_MS = 60_000  # the clocks of two brokers differ by less
 class Behind:
     """How far a group is in a topic that a plan sends to.
 
-    Attributes:
-        group: the group.
-        topic: physical name.
-        offsets: offsets that it has not read; None: it has committed nothing, its positions cannot be read, or the
-            leader of a partition does not answer.
+    * `offsets`: offsets that it has not read; None: it has committed nothing, its positions cannot be read, or the
+      leader of a partition does not answer.
     """
 
     group: str
@@ -49,23 +46,16 @@ class Behind:
 class Verdict:
     """What became of a plan's dead letters.
 
-    Attributes:
-        done: number that this plan has sent or discarded.
-        elsewhere: number that another plan has sent or discarded.
-        left: number of the others.
-        dead_again: number that are dead letters again after this plan sent them.
-        failing: number that failed again after this plan sent them, and wait for another attempt.
-        read: how the search for both ended; None: nothing was searched (discarded or parked records, or nothing done).
-        behind: the groups that get what was sent.
+    * `read`: how the search for both ended; None: nothing was searched (discarded or parked records, or nothing done).
     """
 
-    done: int
-    elsewhere: int
-    left: int
-    dead_again: int
-    failing: int
+    done: int  # number that this plan has sent or discarded
+    elsewhere: int  # number that another plan has sent or discarded
+    left: int  # number of the others
+    dead_again: int  # number that are dead letters again after this plan sent them
+    failing: int  # number that failed again after this plan sent them, and wait for another attempt
     read: ReadRecords | None
-    behind: list[Behind]
+    behind: list[Behind]  # the groups that get what was sent
 
     @property
     def has_failed(self) -> bool:

@@ -86,10 +86,7 @@ def listed(request: Request) -> Response:
 def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> list[Bar]:
     """Return the histogram of when waiting records leave their queues, without reading one.
 
-    Args:
-        reader: asks for offsets by time.
-        queues: the queues; those without a delay of the level table are left out.
-        now_ms: the time, epoch ms.
+    * `queues`: the queues; those without a delay of the level table are left out.
     """
     spans = {}
     delays = {}

@@ -52,24 +52,17 @@ class Ending(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Limits of a reading. None: no limit.
+    """Limits of a reading. None: no limit."""
 
-    Attributes:
-        results: most matching records.
-        size_bytes: most bytes of records, matching or not.
-        time_s: longest time from the first record requested, in seconds.
-    """
-
-    results: int | None = None
-    size_bytes: int | None = None
-    time_s: float | None = None
+    results: int | None = None  # most matching records
+    size_bytes: int | None = None  # most bytes of records, matching or not
+    time_s: float | None = None  # longest time from the first record requested, in seconds
 
 
 class BoundedReading:
     """The matching records of some spans, newest first; iterate over it once.
 
     Args:
-        reader: reads the records; one reading at a time.
         spans: what to read (`TopicReader.spans`, or the `rest` of another reading).
         limits: limits; default none.
         matching: returns whether a record is a result; default: every record is.

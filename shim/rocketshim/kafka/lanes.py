@@ -22,7 +22,6 @@ class Lanes:
 
     Args:
         topic: physical name of the schedule topic.
-        timeout_s: maximum wait for an answer, in seconds; 10 at most.
         complaint: returns what the client has complained about since a monotonic time in seconds, for the error's text.
 
     Thread-safety: any thread.
@@ -45,10 +44,6 @@ class Lanes:
         """Return the number of partitions of a topic.
 
         `list_topics` of a Kafka client is called once a minute, and for a topic that is not known.
-
-        Raises:
-            TopicMissingError: the topic does not exist.
-            BrokerUnavailableError: no broker answered in time.
         """
         asked_s = time.monotonic()
         if asked_s < self._known_until_s and (known := self._known.get(topic)):

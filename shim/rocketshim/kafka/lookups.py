@@ -7,7 +7,7 @@ offsets. A consumer has a separate connection to it, so they do not wait
 (test_the_kafka_in_memory_notes_requests_that_a_fetch_would_delay).
 
 A consumer also must not call its own `list_topics` inside a callback, see `kafka.confluent`. So `Lookups` asks a second
-client, which it creates at the first need.
+client, which it creates at the first need. A request that is refused or not answered in time is a `KafkaException`.
 """
 
 import time
@@ -41,11 +41,7 @@ _MOST_PARTITIONS: Final = 1_000
 
 
 def check_answers(answers: list[TopicPartition]) -> list[TopicPartition]:
-    """Return these answers of a cluster if none of them is an error; otherwise a position would seem to be missing.
-
-    Raises:
-        KafkaException: one of the answers is an error.
-    """
+    """Return these answers of a cluster if none of them is an error; otherwise a position would seem to be missing."""
     for answer in answers:
         if answer.error is not None:
             raise KafkaException(answer.error)
@@ -56,9 +52,6 @@ def found_topics(client: LookupClient, topics: Collection[str], timeout_s: float
     """Return what the cluster reports of topics; None for one that it does not report.
 
     A few topics are looked up by name, many with one request for all topics of the cluster.
-
-    Raises:
-        KafkaException: the cluster did not answer.
     """
     if len(topics) <= _MOST_BY_NAME:
         return {topic: client.list_topics(topic, timeout=timeout_s).topics.get(topic) for topic in topics}
@@ -93,11 +86,7 @@ def in_parts(
 
 
 def ask_again(request: Callable[[], AnswerT], passing: Collection[int], timeout_s: float) -> AnswerT:
-    """Return the answer to a request; ask again while it fails with one of these codes, which pass by themselves.
-
-    Raises:
-        KafkaException: another error, or still one of these after this time.
-    """
+    """Return the answer to a request; ask again while it fails with one of these codes, which pass by themselves."""
     until_s = time.monotonic() + timeout_s
     while True:
         try:
@@ -114,9 +103,6 @@ def offsets_at(
     """Return the first offset of a time (epoch ms) or later of each partition, or else its end.
 
     `OFFSET_BEGINNING` and `OFFSET_END` are valid times. Each leader gets one request for a thousand partitions.
-
-    Raises:
-        KafkaException: a broker refused, or did not answer in time.
     """
     asked = [TopicPartition(*key, when_ms) for key in keys]
     answers = in_parts(lambda part: client.offsets_for_times(part, timeout=timeout_s), asked)
@@ -131,9 +117,6 @@ def partition_bounds(client: LookupClient, partition: TopicPartition, timeout_s:
     `get_watermark_offsets` sends two requests. If the broker refuses the first one, the answer is often the end, twice,
     instead of an error (librdkafka 2.16, measured). So the first offset of a partition that seems empty is asked for
     again. A partition without a leader is "unknown", as one that does not exist; the topic tells which it is.
-
-    Raises:
-        KafkaException: a broker refused, or none answered in time.
     """
     try:
         answer = client.get_watermark_offsets(partition, timeout=timeout_s)

@@ -33,11 +33,8 @@ def described_groups(
 ) -> dict[str, Any]:
     """Return the description of each group, or the `KafkaException` of a group that is not described in time.
 
-    Args:
-        make_admin: makes a `confluent_kafka.admin.AdminClient`, which is dropped before this returns.
-        groups: their names.
-        timeout_s: longest wait for all answers, in seconds.
-        options: further arguments of `describe_consumer_groups`.
+    * `make_admin`: makes a `confluent_kafka.admin.AdminClient`, which is dropped before this returns.
+    * `options`: further arguments of `describe_consumer_groups`.
     """
     admin = make_admin()
     futures = admin.describe_consumer_groups(groups, request_timeout=_LIMIT_S, **options) if groups else {}
@@ -54,7 +51,6 @@ class _Question:
     Args:
         make_admin: makes a `confluent_kafka.admin.AdminClient` from librdkafka settings.
         settings: those of its client.
-        group: the consumer group.
     """
 
     def __init__(self, make_admin: Callable[[dict[str, Any]], Any], settings: dict[str, Any], group: str) -> None:
@@ -114,10 +110,7 @@ class MemberCheck:
     def has_no_partitions(self, member_id: str | None, now_ms: int, *, is_known: bool = False) -> bool:
         """Return whether the last answer shows this member without partitions in a stable group; never wait.
 
-        Args:
-            member_id: the id of the member.
-            now_ms: monotonic time in ms.
-            is_known: it is known whether the member has partitions: ask nothing, keep no client, return False.
+        * `is_known`: it is known whether the member has partitions: ask nothing, keep no client, return False.
         """
         if is_known:
             self._question.give_up()
@@ -142,7 +135,6 @@ class JoinWatch:
     Args:
         make_admin: makes a `confluent_kafka.admin.AdminClient` from librdkafka settings.
         settings: those of its client.
-        group: the consumer group.
 
     Thread-safety: none; one owner thread. Another thread may call `close` when that one has ended.
     """
@@ -155,10 +147,7 @@ class JoinWatch:
     def others(self, member_id: str | None, now_ms: int, *, is_joining: bool) -> list[str]:
         """Return the names of the other members after 5 s of joining, once; never wait.
 
-        Args:
-            member_id: the id of the member.
-            now_ms: monotonic time in ms.
-            is_joining: whether the group has not assigned anything to it yet, and has not refused it.
+        * `is_joining`: whether the group has not assigned anything to it yet, and has not refused it.
         """
         if self._is_over:
             return []

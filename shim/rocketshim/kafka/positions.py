@@ -1,7 +1,8 @@
 """Lookups of a group's committed positions from outside the group, and of offsets by an admin client.
 
 A coordinator that has just started (a new cluster, a broker that restarts) refuses requests for a moment, and
-librdkafka reports that as an error. The lookups of positions ask again until the time is over.
+librdkafka reports that as an error. The lookups of positions ask again until the time is over. A request that is
+refused or not answered in time is a `KafkaException`.
 """
 
 import time
@@ -40,13 +41,7 @@ def committed_positions(
 
     The partitions are asked for in parts, see `in_parts`.
 
-    Args:
-        consumer: its `group.id` is the group; it may have joined or not.
-        partitions: partitions.
-        timeout_s: longest wait for each answer, in seconds.
-
-    Raises:
-        KafkaException: no answer in time, or another error.
+    * `consumer`: its `group.id` is the group; it may have joined or not.
     """
     return in_parts(partial(_committed, consumer, timeout_s), partitions)
 
@@ -62,13 +57,7 @@ def visible_partitions(
 ) -> list[TopicPartition]:
     """Return the partitions of these topics, without the topics that do not exist.
 
-    Args:
-        client: asks.
-        timeout_s: longest wait for the answer, in seconds.
-        topics: physical names; None: all visible topics except Kafka's own.
-
-    Raises:
-        KafkaException: no answer in time, or another error.
+    * `topics`: physical names; None: all visible topics except Kafka's own.
     """
     return [
         TopicPartition(name, number)
@@ -87,13 +76,8 @@ def group_positions(
     coordinator answers with an error, as before `__consumer_offsets` exists (librdkafka #5040;
     test_positions_of_a_group_are_known_before_the_cluster_has_a_coordinator).
 
-    Args:
-        consumer: its `group.id` is the group.
-        partitions: partitions (`visible_partitions`).
-        timeout_s: longest wait for the answer, in seconds.
-
-    Raises:
-        KafkaException: no answer in time, or another error.
+    * `consumer`: its `group.id` is the group.
+    * `partitions`: partitions (`visible_partitions`).
     """
     return [item for item in committed_positions(consumer, partitions, timeout_s) if item.offset >= 0]
 
@@ -112,16 +96,8 @@ def listed_offsets(
     The client's metadata is refreshed before. By itself, a client that has learnt that a topic has two partitions
     answers a question about a third one for as long as it lives: it has no leader (librdkafka 2.16, our measurement).
 
-    Args:
-        admin: asks.
-        partitions: their names.
-        spec: an `OffsetSpec`.
-        committed: return them as a `read_committed` reader sees them.
-        timeout_s: longest wait for the answers, in seconds.
-        failed: the errors of partitions are added to it; None: the first of them is raised.
-
-    Raises:
-        KafkaException: the cluster refused, or did not answer in time.
+    * `committed`: return them as a `read_committed` reader sees them.
+    * `failed`: the errors of partitions are added to it; None: the first of them is raised.
     """
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     requested = {TopicPartition(*partition): spec for partition in partitions}
@@ -162,11 +138,7 @@ def listed_groups(admin: AdminClient, timeout_s: float) -> list[str]:
 
 
 def answer_of(future: Any, timeout_s: float) -> Any:
-    """Return the answer to a request of an admin client whose time limit is this.
-
-    Raises:
-        KafkaException: the cluster refused, or did not answer in time.
-    """
+    """Return the answer to a request of an admin client whose time limit is this."""
     try:
         return future.result(timeout_s + _GRACE_S)
     except TimeoutError as error:  # the client kept neither its own time limit nor the grace after it

@@ -28,9 +28,7 @@ _TIMEOUT_S: Final = 10.0
 def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Turn a `KafkaException` into a typed error whose text begins with what failed.
 
-    Args:
-        what: what failed.
-        complaint: returns the client's last connection error, for the error that no broker answered.
+    * `complaint`: returns the client's last connection error, for the error that no broker answered.
     """
     try:
         yield
@@ -57,8 +55,6 @@ class QueueLookup:
     """Lookups of queues.
 
     Args:
-        names: maps logical topics to physical ones.
-        client: returns the client to ask; may raise if there is none.
         complaint: returns that client's last connection error. The default does not poll the client: polling would take
             a record from a client that fetches.
 
@@ -86,11 +82,7 @@ class QueueLookup:
         return TopicPartitionKey(self._names.physical(queue.topic), queue.queue_id)
 
     def queues(self, topic: str) -> list[MessageQueue]:
-        """Return all queues of a topic, sorted.
-
-        Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
-        """
+        """Return all queues of a topic, sorted."""
         physical = self._names.physical(topic)
         with cluster_errors(f"cannot look up the queues of {topic!r}", self._complaint):
             found = self._client().list_topics(physical, timeout=_TIMEOUT_S).topics.get(physical)
@@ -101,11 +93,7 @@ class QueueLookup:
         return [MessageQueue(topic, queue_id=number) for number in sorted(found.partitions)]
 
     def bounds(self, queue: MessageQueue) -> tuple[int, int]:
-        """Return the offset of the first message of a queue, and the end that a reader can reach.
-
-        Raises:
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
-        """
+        """Return the offset of the first message of a queue, and the end that a reader can reach."""
         with cluster_errors(f"cannot look up the offsets of {queue}", self._complaint):
             partition = TopicPartition(*self.key_of(queue))
             return ask_again(lambda: partition_bounds(self._client(), partition, _TIMEOUT_S), LEADER_MOVES, _TIMEOUT_S)
@@ -115,7 +103,6 @@ class QueueLookup:
 
         Raises:
             ConfigError: a negative time.
-            TopicMissingError, NotAuthorizedError, BrokerUnavailableError: the lookup failed.
 
         Source: `DefaultMQPullConsumer#searchOffset` of RocketMQ.
         """
@@ -128,11 +115,7 @@ class QueueLookup:
             )
 
     def committed(self, queue: MessageQueue, client: ConsumerClient) -> int | None:
-        """Return the offset that a client's group has committed for a queue; None if there is none.
-
-        Raises:
-            BrokerUnavailableError: it cannot be determined.
-        """
+        """Return the offset that a client's group has committed for a queue; None if there is none."""
         with cluster_errors(f"the committed offset of {queue} cannot be read"):
             (answer,) = check_answers(client.committed([TopicPartition(*self.key_of(queue))], timeout=_TIMEOUT_S))
         return answer.offset if answer.offset >= 0 else None

@@ -22,7 +22,6 @@ class TopicId:
 
     Args:
         admin: `confluent_kafka.admin.AdminClient`; kept while requests are open.
-        topic: physical name.
 
     Thread-safety: none; one owner thread.
     """

@@ -39,9 +39,6 @@ class TopicReader:
     """Reads records of some topics.
 
     Args:
-        bootstrap: addresses of the brokers.
-        client: further librdkafka settings.
-        clients: the factory of the consumer; None: confluent_kafka.
         patience_s: how long a partition with more records may stay silent (it has no leader), in seconds. Default 30.
 
     Raises:
@@ -95,11 +92,7 @@ class TopicReader:
         return self.bounds(topic, partition)[0]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the earliest offset that retention has left, and the end of the partition.
-
-        Raises:
-            TopicMissingError: there is no such topic or partition.
-        """
+        """Return the earliest offset that retention has left, and the end of the partition."""
         if partition > INT_MAX:  # for example in a forged header; the client would raise OverflowError
             raise TopicMissingError(f"there is no partition {topic}/{partition}: Kafka's numbers end at {INT_MAX}")
         return self._ask(lambda: partition_bounds(self._consumer, TopicPartition(topic, partition), _METADATA_S))
@@ -115,16 +108,10 @@ class TopicReader:
     ) -> Generator[Any]:
         """Yield every record of these topics, as Kafka messages; in order within a partition.
 
-        Args:
-            topics: physical names.
-            since_ms: start at the first record that is not older than this, epoch ms; None: at the beginning.
-            follow: continue forever with new records; yield None while none arrives.
-            new_only: with `follow`: start at the current end of the topics.
-            poll_s: time without a record after which None is yielded, in seconds; default 0.2.
-
-        Raises:
-            TopicMissingError: one of the topics does not exist.
-            NotAuthorizedError: the principal may not read one of the topics.
+        * `since_ms`: start at the first record that is not older than this, epoch ms; None: at the beginning.
+        * `follow`: continue forever with new records; yield None while none arrives.
+        * `new_only`: with `follow`: start at the current end of the topics.
+        * `poll_s`: time without a record after which None is yielded, in seconds; default 0.2.
         """
         ends = {key: high for key, (low, high) in self._bounds(topics).items() if follow or high > low}
         starts = [TopicPartition(*key, end) for key, end in ends.items()] if new_only else None
@@ -139,14 +126,8 @@ class TopicReader:
     ) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return the offsets of these topics' partitions that are to be read; partitions without any are absent.
 
-        Args:
-            topics: physical names.
-            since_ms: begin at the first record that is not older than this, epoch ms; None: at the beginning.
-            until_ms: end before the first record that is not older than this, epoch ms; None: at the end.
-
-        Raises:
-            TopicMissingError: one of the topics does not exist.
-            NotAuthorizedError: the principal may not read one of the topics.
+        * `since_ms`: begin at the first record that is not older than this, epoch ms; None: at the beginning.
+        * `until_ms`: end before the first record that is not older than this, epoch ms; None: at the end.
         """
         bounds = self._bounds(topics)
         lows, highs = ({key: each[side] for key, each in bounds.items()} for side in (0, 1))
@@ -174,9 +155,6 @@ class TopicReader:
         """Return the committed positions of a group, which is not joined; absent: nothing is committed.
 
         A new client asks, because a client knows the positions of one group only.
-
-        Raises:
-            NotAuthorizedError: the principal may not describe the group or one of the topics.
         """
         asked = [TopicPartition(*key) for key in partitions]
         if not asked:
@@ -201,11 +179,9 @@ class TopicReader:
     ) -> dict[TopicPartitionKey, Any]:
         """Return the first record of each span; absent: the span has none.
 
-        Args:
-            spans: the two offsets for each partition.
-            skip: returns whether a record does not count.
-            denied: topics that the principal may not read, which are passed over. Those that are found are added: a
-                client reports each only once. None: they are an error.
+        * `skip`: returns whether a record does not count.
+        * `denied`: topics that the principal may not read, which are passed over. Those that are found are added: a
+          client reports each only once. None: they are an error.
         """
         ends = {key: end for key, (start, end) in spans.items() if start < end and key.topic not in (denied or ())}
         found = {}
@@ -223,21 +199,12 @@ class TopicReader:
         return found
 
     def offsets_at_times(self, times: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
-        """Return the first offset of each partition that is not older than its time; absent: every record is older.
-
-        Args:
-            times: existing partitions, each with a time, epoch ms.
-        """
+        """Return the first offset of each partition that is not older than its time; absent: every record is older."""
         found = self._ask(lambda: check_answers(self._at_times(times))) if times else []
         return {TopicPartitionKey.of(each): each.offset for each in found if each.offset >= 0}
 
     def read_at(self, topic: str, positions: Iterable[tuple[int, int]]) -> Generator[Any]:
-        """Yield the records at these positions of a topic that still exist; in order within a partition.
-
-        Args:
-            topic: physical name.
-            positions: partition and offset of each record.
-        """
+        """Yield the records at these positions of a topic that still exist; in order within a partition."""
         wanted: dict[int, set[int]] = defaultdict(set)
         for partition, offset in positions:
             wanted[partition].add(offset)
@@ -254,10 +221,8 @@ class TopicReader:
     ) -> Generator[Any]:
         """Yield every record from the first offset of a span up to, but not including, the second.
 
-        Args:
-            spans: the two offsets for each partition.
-            follow: continue forever with new records; yield None while none arrives.
-            with_silence: yield None after each 0.2 s in which no record arrived, so that the caller may stop.
+        * `follow`: continue forever with new records; yield None while none arrives.
+        * `with_silence`: yield None after each 0.2 s in which no record arrived, so that the caller may stop.
         """
         wanted = {key: span for key, span in spans.items() if follow or span[0] < span[1]}
         reading = self._begin([TopicPartition(*key, start) for key, (start, _) in wanted.items()])

@@ -24,11 +24,6 @@ __all__ = ["DelayedReader"]
 class DelayedReader:
     """Reads the delay queues and their waiting records.
 
-    Args:
-        reader: reads the cluster; `close` closes it.
-        names: topic and group names of the namespace.
-        levels: the worker's level table.
-
     Raises:
         BrokerUnavailableError: from the methods; no broker answered, or a partition did not answer.
         NotAuthorizedError: from the methods; the principal may not read the topic or describe the worker's group.
@@ -48,8 +43,7 @@ class DelayedReader:
 
         This reads all waiting records; probes do not count.
 
-        Args:
-            watch: a function that the records pass through as they are read, for example to show progress.
+        * `watch`: a function that the records pass through as they are read, for example to show progress.
         """
         counts: Counter[int] = Counter()
         heads: dict[int, WaitingRecord] = {}
@@ -63,9 +57,7 @@ class DelayedReader:
     def queues(self, partitions: Collection[int] | None = None, *, heads: int = 0) -> list[DelayQueue]:
         """Return delay queues, without those whose leader does not answer.
 
-        Args:
-            partitions: their numbers; None: all.
-            heads: number of records to read of each, first those that leave next.
+        * `partitions`: their numbers; None: all.
         """
         numbers = range(self._count()) if partitions is None else partitions
         keys = [TopicPartitionKey(self._topic, number) for number in numbers]
@@ -89,22 +81,13 @@ class DelayedReader:
         return [replace(each, head=tuple(found[each.partition])) for each in queues]
 
     def records(self, *, follow: bool = False) -> Iterator[Any]:
-        """Return every waiting record as a Kafka message, in order within a queue.
-
-        Args:
-            follow: continue with new records, indefinitely.
-        """
+        """Return every waiting record as a Kafka message, in order within a queue."""
         for message in self._reader.read_spans(self.spans(everywhere=follow), follow=follow):
             if message is not None and not is_probe(message):
                 yield message
 
     def first(self, most: int, is_wanted: Callable[[Any], bool]) -> list[Any]:
-        """Return the wanted records that leave their queues first, as Kafka messages, in the order in which they leave.
-
-        Args:
-            most: maximum number.
-            is_wanted: returns whether a Kafka message is wanted.
-        """
+        """Return the wanted records that leave their queues first, as Kafka messages, the next one first."""
 
         def leaves_ms(record: Any) -> int:
             return int(record.timestamp()[1]) + time_in_queue_ms(self._levels, record.partition())

@@ -79,7 +79,6 @@ class Exporter:
         sampler: takes the snapshots.
         every_s: time from one round of it to the next, in seconds.
         doctor: its rounds; None: the doctor does not run.
-        namespace: the namespace; `""`: none.
         clock: tells the age of the state.
 
     Attributes:

@@ -19,20 +19,11 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One problem.
+    """One problem."""
 
-    Attributes:
-        check: short, stable name of the check.
-        severity: how severe it is.
-        subject: the topic, group, setting … with the problem.
-        what: what is wrong, with the values found and wanted.
-        cost: its impact, now or later.
-        fix: the command that fixes it, or what to do if no command can.
-    """
-
-    check: str
-    severity: Severity
-    subject: str
-    what: str
-    cost: str
-    fix: str
+    check: str  # short, stable name of the check
+    severity: Severity  # how severe it is
+    subject: str  # the topic, group, setting … with the problem
+    what: str  # what is wrong, with the values found and wanted
+    cost: str  # its impact, now or later
+    fix: str  # the command that fixes it, or what to do if no command can

@@ -48,8 +48,6 @@ class GroupReader:
     """Reads the state of consumer groups.
 
     Args:
-        bootstrap: addresses of the brokers.
-        client: further librdkafka settings.
         clients: creates the clients that ask for positions; None: confluent_kafka.
 
     Thread-safety: none; one owner thread.
@@ -73,9 +71,6 @@ class GroupReader:
 
         Raises:
             ConfigError: this is not the name of a group.
-            NotAuthorizedError: the principal may not describe the group or one of its topics.
-            BrokerUnavailableError: no answer in time.
-            ClusterError: any other error of the cluster.
         """
         found = self.read_each([group])[group]
         if isinstance(found, RocketshimError):
@@ -86,9 +81,6 @@ class GroupReader:
         """Read the state of groups; the value of a group that cannot be read is the error that `read` raises.
 
         A client asks for the positions of one group only. Everything else is requested for all groups together.
-
-        Raises:
-            NotAuthorizedError, BrokerUnavailableError, ClusterError: no group can be read.
         """
         found: dict[str, GroupStanding | RocketshimError] = {}
         settings = {}
@@ -106,13 +98,7 @@ class GroupReader:
         return found | {group: typed_error(error, f"group {group}", self.text()) for group, error in failed.items()}
 
     def listed(self) -> list[GroupStanding]:
-        """Return every consumer group that the principal may see, by name.
-
-        Raises:
-            NotAuthorizedError: the principal may not list groups.
-            BrokerUnavailableError: a broker did not answer in time, and its groups would be missing.
-            ClusterError: any other error of the cluster.
-        """
+        """Return every consumer group that the principal may see, by name."""
         try:
             names = listed_groups(self.admin, self.timeout_s)
             described = described_groups(self._make_admin, names, self.timeout_s)
@@ -139,13 +125,7 @@ class GroupReader:
     def offsets(self, partitions: Iterable[TopicPartitionKey], spec: Any, *, committed: bool = True) -> _Offsets:
         """Return the offsets of the partitions that exist.
 
-        Args:
-            partitions: their names.
-            spec: an `OffsetSpec`.
-            committed: return them as a `read_committed` reader sees them.
-
-        Raises:
-            KafkaException: the cluster refused.
+        * `committed`: return them as a `read_committed` reader sees them.
         """
         return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=self.timeout_s)
 
@@ -241,10 +221,7 @@ def oldest_ms(
 ) -> dict[TopicPartitionKey, int]:
     """Return the time of the first waiting record of each partition, epoch ms; absent: the partition has none.
 
-    Args:
-        reader: reads the records.
-        standings: partitions.
-        denied: as of `TopicReader.first_records`.
+    * `denied`: as of `TopicReader.first_records`.
     """
     found = reader.first_records(_waiting(standings), denied=denied)
     return {key: record.timestamp()[1] for key, record in found.items()}

@@ -46,11 +46,7 @@ class OffsetLookup:
     """Looks up offsets.
 
     Args:
-        bootstrap: addresses of the brokers.
-        names: topic and group names of the namespace.
         groups: consumer groups to look up, besides those with a retry or dead-letter topic whose name shows the group.
-        client: further librdkafka settings.
-        clients: the factory of the consumers; None: confluent_kafka.
         clock: tells what a day ago was.
         left_out: number of rounds for which groups are left out. A sampler makes a new look-up after each failed round:
             all of them share one dictionary, so that the rounds succeed although several groups do not answer.
@@ -85,11 +81,7 @@ class OffsetLookup:
     def look_up(self, between: Callable[[], None] = lambda: None) -> Offsets:
         """Make one round of look-ups.
 
-        Args:
-            between: called between two requests; what it raises ends the round.
-
-        Raises:
-            RocketshimError: the cluster refused or did not answer.
+        * `between`: called between two requests; what it raises ends the round.
         """
         names = self._names
         self._between = between

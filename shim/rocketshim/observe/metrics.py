@@ -22,21 +22,13 @@ _Samples = list[tuple[dict[str, str], float]]
 
 @dataclass(frozen=True, slots=True)
 class ExporterState:
-    """What the exporter shows.
+    """What the exporter shows."""
 
-    Attributes:
-        at_ns: monotonic instant at which a request to the cluster or a round last ended.
-        every_ns: time from one round to the next.
-        snapshot: the newest snapshot.
-        findings: the doctor's findings; None: it has not run.
-        namespace: the namespace; `""`: none.
-    """
-
-    at_ns: int
-    every_ns: int
-    snapshot: Snapshot
-    findings: tuple[Finding, ...] | None = None
-    namespace: str = ""
+    at_ns: int  # monotonic instant at which a request to the cluster or a round last ended
+    every_ns: int  # time from one round to the next
+    snapshot: Snapshot  # the newest snapshot
+    findings: tuple[Finding, ...] | None = None  # the doctor's findings; None: it has not run
+    namespace: str = ""  # the namespace; `""`: none
 
     def is_live(self, now_ns: int) -> bool:
         """Return whether rounds are made, successful or not."""

@@ -45,8 +45,6 @@ class Sampler:
 
     Args:
         lookup: makes the look-ups in the thread of the sampler: `partial(OffsetLookup, bootstrap, names, left_out={})`.
-        names: topic and group names of the namespace.
-        levels: the worker's level table.
         every_s: time from one round to the next, in seconds; default 5.
         idle_s: time for which the thread goes on after the last watcher left, in seconds; default 30.
         clock: dates the snapshots.
@@ -86,11 +84,7 @@ class Sampler:
 
     @contextmanager
     def watch(self) -> Iterator[Self]:
-        """Keep the thread running until the block ends, and yield this sampler.
-
-        Raises:
-            ClosedError: the sampler is closed.
-        """
+        """Keep the thread running until the block ends, and yield this sampler."""
         with self._changed:
             if self._is_closed:
                 raise ClosedError("this sampler is closed; make another one")
@@ -137,9 +131,7 @@ class Sampler:
     def wait_newer(self, than: Snapshot | None, timeout_s: float) -> Snapshot | None:
         """Wait for a snapshot that is newer than another one.
 
-        Args:
-            than: a snapshot of this sampler; None: wait for the first.
-            timeout_s: longest wait, in seconds.
+        * `than`: a snapshot of this sampler; None: wait for the first.
 
         Returns:
             The newest snapshot; None: there was none in time.

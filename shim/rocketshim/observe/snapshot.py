@@ -40,16 +40,14 @@ __all__ = [
 class Offsets:
     """What one round of look-ups found.
 
-    Attributes:
-        topics: every visible topic with its number of partitions.
-        bounds: first offset and end of each partition of interest; absent: its leader did not answer.
-        positions: group to its committed positions.
-        groups: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
-        first_unread_ms: append time of the first unread record by partition and position, epoch ms; absent: unknown.
-        day_ago: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
+    * `bounds`: first offset and end of each partition of interest; absent: its leader did not answer.
+    * `positions`: group to its committed positions.
+    * `groups`: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
+    * `first_unread_ms`: append time of the first unread record by partition and position, epoch ms; absent: unknown.
+    * `day_ago`: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
     """
 
-    topics: Mapping[str, int] = field(default_factory=dict)
+    topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
     bounds: Mapping[TopicPartitionKey, tuple[int, int]] = field(default_factory=dict)
     positions: Mapping[str, Mapping[TopicPartitionKey, int]] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
@@ -71,24 +69,16 @@ class Offsets:
 class PartitionStanding:
     """A group in one partition. `behind` is a distance in offsets, and so an upper bound.
 
-    Attributes:
-        topic: physical name.
-        partition: number of the partition.
-        position: the committed position, the offset that is read next.
-        low: the earliest offset that still exists; None: the partition does not exist (any more).
-        end: end offset for a `read_committed` reader; None: the partition does not exist (any more).
-        member: `client.id@host` of the member that owns it now; None: no member, or not asked for.
-        metadata: the metadata of the last commit; None: none, or not asked for.
-        first_unread_ms: append time of the first unread record, epoch ms; None: nothing is unread, or it is not known.
+    * `first_unread_ms`: append time of the first unread record, epoch ms; None: nothing is unread, or it is not known.
     """
 
     topic: str
     partition: int
-    position: int
-    low: int | None
-    end: int | None
-    member: str | None = None
-    metadata: str | None = None
+    position: int  # the committed position, the offset that is read next
+    low: int | None  # the earliest offset that still exists; None: the partition does not exist (any more)
+    end: int | None  # end offset for a `read_committed` reader; None: the partition does not exist (any more)
+    member: str | None = None  # `client.id@host` of the member that owns it now; None: no member, or not asked for
+    metadata: str | None = None  # the metadata of the last commit; None: none, or not asked for
     first_unread_ms: int | None = None
 
     @property
@@ -125,18 +115,14 @@ class PartitionStanding:
 class GroupStanding:
     """A consumer group.
 
-    Attributes:
-        group: its name.
-        state: Kafka's name of its state: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …, or `UNKNOWN`.
-        members: `client.id@host` of each member; None: the group was not described.
-        partitions: each partition with a committed position, by topic and number.
-        operations: the operations that the principal is allowed on the group; None: not known.
+    * `state`: Kafka's name of its state: `STABLE`, `EMPTY`, `DEAD` (Kafka does not know it) …, or `UNKNOWN`.
+    * `operations`: the operations that the principal is allowed on the group; None: not known.
     """
 
     group: str
     state: str = "UNKNOWN"
-    members: tuple[str, ...] | None = None
-    partitions: tuple[PartitionStanding, ...] = ()
+    members: tuple[str, ...] | None = None  # `client.id@host` of each member; None: the group was not described
+    partitions: tuple[PartitionStanding, ...] = ()  # each partition with a committed position, by topic and number
     operations: frozenset[str] | None = None
 
     @property
@@ -166,29 +152,20 @@ class GroupStanding:
 class WaitingRecord:
     """A waiting record, as it is displayed.
 
-    Attributes:
-        place: `partition/offset` in the schedule topic.
-        appended_ms: when it was appended, epoch ms on the broker's clock.
-        due_ms: when it is due, epoch ms on the broker's clock; None: it is malformed and will be parked.
-        target: its target topic; None: it names none.
-        uniq_key: its id, if it has one yet.
-        group: the group that gets it as a retry; None: it is not a retry.
-        reconsume_times: failed attempts so far; None: it is not a retry.
-        trouble: why it will be parked; None: it has no problem.
-        delay_level: the level that its sender requested; None: none.
-        delay_ms: that level's delay by the sender's table; None: it has hopped already, or requests a delivery time.
-        failed_ms: when it failed, by the clock of the consumer that sent it back, epoch ms; None: it is not a retry.
+    * `due_ms`: when it is due, epoch ms on the broker's clock; None: it is malformed and will be parked.
+    * `delay_ms`: that level's delay by the sender's table; None: it has hopped already, or requests a delivery time.
+    * `failed_ms`: when it failed, by the clock of the consumer that sent it back, epoch ms; None: it is not a retry.
     """
 
-    place: str
-    appended_ms: int
+    place: str  # `partition/offset` in the schedule topic
+    appended_ms: int  # when it was appended, epoch ms on the broker's clock
     due_ms: int | None = None
-    target: str | None = None
-    uniq_key: str | None = None
-    group: str | None = None
-    reconsume_times: int | None = None
-    trouble: str | None = None
-    delay_level: int | None = None
+    target: str | None = None  # its target topic; None: it names none
+    uniq_key: str | None = None  # its id, if it has one yet
+    group: str | None = None  # the group that gets it as a retry; None: it is not a retry
+    reconsume_times: int | None = None  # failed attempts so far; None: it is not a retry
+    trouble: str | None = None  # why it will be parked; None: it has no problem
+    delay_level: int | None = None  # the level that its sender requested; None: none
     delay_ms: int | None = None
     failed_ms: int | None = None
 
@@ -218,19 +195,12 @@ def waiting_record(record: Any, levels: DelayLevels) -> WaitingRecord:
 
 @dataclass(frozen=True, slots=True)
 class DelayQueue:
-    """One partition of the schedule topic.
-
-    Attributes:
-        partition: its number.
-        delay_ms: the queue's delay; None: the table has no such level.
-        standing: the worker's group in this partition.
-        head: the records that leave next, if they were asked for.
-    """
+    """One partition of the schedule topic."""
 
     partition: int
-    delay_ms: int | None
-    standing: PartitionStanding
-    head: tuple[WaitingRecord, ...] = ()
+    delay_ms: int | None  # the queue's delay; None: the table has no such level
+    standing: PartitionStanding  # the worker's group in this partition
+    head: tuple[WaitingRecord, ...] = ()  # the records that leave next, if they were asked for
 
     @property
     def waiting(self) -> int:
@@ -252,51 +222,32 @@ class DelayQueue:
 class TopicSnapshot:
     """A topic of dead letters or parked records.
 
-    Attributes:
-        topic: physical name.
-        group: the group whose dead letters it has; None: it has parked records.
-        kept: number of offsets that still exist.
-        appended: sum of the end offsets: what was ever appended. It is too low while a partition is in
-            `Snapshot.unknown`.
-        recent: number of offsets appended within the last 24 h.
+    * `appended`: sum of the end offsets: what was ever appended. It is too low while a partition is in
+      `Snapshot.unknown`.
     """
 
     topic: str
-    group: str | None
-    kept: int
+    group: str | None  # the group whose dead letters it has; None: it has parked records
+    kept: int  # number of offsets that still exist
     appended: int
-    recent: int = 0
+    recent: int = 0  # number of offsets appended within the last 24 h
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """What a worker says of itself.
+    """What a worker says of itself."""
 
-    Attributes:
-        url: address of its health server.
-        error: why it did not answer; everything else is then empty. None: it answered.
-        mode: `at-least-once` or `exactly-once`.
-        is_ready: whether it does its work.
-        queues: number of partitions of the schedule topic that it serves.
-        held: records in its memory.
-        late_ms: for how long its oldest due record has been due, in ms; 0: none is due.
-        avoided: targets that it does not try now, with the reason.
-        delivered: records delivered since it started.
-        parked: parked records since it started, by reason.
-        alarms: alarms since it started, by event.
-    """
-
-    url: str
-    error: str | None = None
-    mode: str = ""
-    is_ready: bool = False
-    queues: int = 0
-    held: int = 0
-    late_ms: int = 0
-    avoided: Mapping[str, str] = field(default_factory=dict)
-    delivered: int = 0
-    parked: Mapping[str, int] = field(default_factory=dict)
-    alarms: Mapping[str, int] = field(default_factory=dict)
+    url: str  # address of its health server
+    error: str | None = None  # why it did not answer; everything else is then empty. None: it answered.
+    mode: str = ""  # `at-least-once` or `exactly-once`
+    is_ready: bool = False  # whether it does its work
+    queues: int = 0  # number of partitions of the schedule topic that it serves
+    held: int = 0  # records in its memory
+    late_ms: int = 0  # for how long its oldest due record has been due, in ms; 0: none is due
+    avoided: Mapping[str, str] = field(default_factory=dict)  # targets that it does not try now, with the reason
+    delivered: int = 0  # records delivered since it started
+    parked: Mapping[str, int] = field(default_factory=dict)  # parked records since it started, by reason
+    alarms: Mapping[str, int] = field(default_factory=dict)  # alarms since it started, by event
 
     @property
     def trouble(self) -> str:
@@ -308,24 +259,16 @@ class WorkerSnapshot:
 class Snapshot:
     """An installation at one instant.
 
-    Attributes:
-        at_ms: when it was taken, epoch ms of this machine.
-        queues: the delay queues, by partition.
-        groups: the consumer groups, by name; the worker's group is not among them.
-        dead: the dead-letter topics, by name.
-        parked: the parking topic; None: it does not exist.
-        workers: the workers that were asked.
-        unknown: partitions whose leader did not answer; they are missing in the rest.
-        error: why the round failed; everything else is then that of the last good round. None: it succeeded.
+    * `error`: why the round failed; everything else is then that of the last good round. None: it succeeded.
     """
 
-    at_ms: int
-    queues: tuple[DelayQueue, ...] = ()
-    groups: tuple[GroupStanding, ...] = ()
-    dead: tuple[TopicSnapshot, ...] = ()
-    parked: TopicSnapshot | None = None
-    workers: tuple[WorkerSnapshot, ...] = ()
-    unknown: tuple[TopicPartitionKey, ...] = ()
+    at_ms: int  # when it was taken, epoch ms of this machine
+    queues: tuple[DelayQueue, ...] = ()  # the delay queues, by partition
+    groups: tuple[GroupStanding, ...] = ()  # the consumer groups, by name; the worker's group is not among them
+    dead: tuple[TopicSnapshot, ...] = ()  # the dead-letter topics, by name
+    parked: TopicSnapshot | None = None  # the parking topic; None: it does not exist
+    workers: tuple[WorkerSnapshot, ...] = ()  # the workers that were asked
+    unknown: tuple[TopicPartitionKey, ...] = ()  # partitions whose leader did not answer; they are missing in the rest
     error: str | None = None
 
     @property
@@ -343,11 +286,6 @@ def groups_of(names: TopicNames, visible: Mapping[str, int], known: tuple[str, .
     """Return the groups that have a retry or dead-letter topic, by their dead-letter topic, whether it exists or not.
 
     An encoded group cannot be read from its topic's name. It has its real name if it is known, else the encoded one.
-
-    Args:
-        names: names of the namespace.
-        visible: the visible topics.
-        known: names of groups to look for.
     """
     found = {names.dead_letter(group): group for group in known}
     dead, retry = names.dead_letter_prefix, names.retry_prefix
@@ -421,11 +359,9 @@ def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
 class Conflict:
     """Different subscriptions in one group. With different filters, each member skips what only another one wants.
 
-    Attributes:
-        topic: physical name.
-        partitions: subscription to the partitions whose last commit carries it, most partitions first.
-        loses_messages: the filters of this topic differ, or may; False: only other topics or their filters do, as in a
-            rolling deployment.
+    * `partitions`: subscription to the partitions whose last commit carries it, most partitions first.
+    * `loses_messages`: the filters of this topic differ, or may; False: only other topics or their filters do, as in a
+      rolling deployment.
     """
 
     topic: str
@@ -438,9 +374,7 @@ def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> lis
 
     A partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
 
-    Args:
-        standing: the state of the group.
-        retry_topic: physical name of the group's retry topic, which every member subscribes to; None: none.
+    * `retry_topic`: physical name of the group's retry topic, which every member subscribes to; None: none.
     """
     by_topic: dict[str, dict[str, list[PartitionStanding]]] = defaultdict(lambda: defaultdict(list))
     for each in standing.partitions:

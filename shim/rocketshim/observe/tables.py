@@ -11,17 +11,11 @@ Cell = str | int | float | None
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table. Times are in seconds; None: not known, or nothing waits.
-
-    Attributes:
-        title: its name.
-        columns: the names of its columns.
-        rows: its rows.
-    """
+    """One table. Times are in seconds; None: not known, or nothing waits."""
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    columns: tuple[str, ...]  # the names of its columns
+    rows: tuple[tuple[Cell, ...], ...]  # its rows
 
 
 def summary(snapshot: Snapshot) -> str:

@@ -77,8 +77,7 @@ def checked_urls(urls: Iterable[str]) -> tuple[str, ...]:
 def ask_workers(urls: Sequence[str]) -> tuple[WorkerSnapshot, ...]:
     """Return what the workers say, in the order of their URLs.
 
-    Args:
-        urls: addresses of health servers, for example `http://worker-1:8080`.
+    * `urls`: addresses of health servers, for example `http://worker-1:8080`.
 
     Returns:
         A snapshot for each; one that did not answer has an `error`. Nothing is raised.

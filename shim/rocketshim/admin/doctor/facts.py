@@ -20,97 +20,69 @@ _WEEK_MS: Final = 604_800_000
 
 @dataclass(frozen=True, slots=True)
 class PartitionFacts:
-    """One partition.
+    """One partition."""
 
-    Attributes:
-        leader: node id; None: it has no leader.
-        replicas: the number of its replicas.
-        in_sync: how many of them are in sync.
-    """
-
-    leader: int | None
-    replicas: int
-    in_sync: int
+    leader: int | None  # node id; None: it has no leader
+    replicas: int  # the number of its replicas
+    in_sync: int  # how many of them are in sync
 
 
 @dataclass(frozen=True, slots=True)
 class TopicFacts:
     """One topic that exists.
 
-    Attributes:
-        partitions: by number.
-        config: effective settings.
-        operations: the operations that the principal is allowed (Kafka's names: `READ`, `WRITE` …).
+    * `operations`: the operations that the principal is allowed (Kafka's names: `READ`, `WRITE` …).
     """
 
-    partitions: tuple[PartitionFacts, ...]
-    config: Mapping[str, str] | None = None
+    partitions: tuple[PartitionFacts, ...]  # by number
+    config: Mapping[str, str] | None = None  # effective settings
     operations: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class KeySample:
-    """How the keys of a topic are partitioned.
+    """How the keys of a topic are partitioned."""
 
-    Attributes:
-        keys: number of distinct keys examined.
-        elsewhere: how many of them are in another partition than the Java client's partitioner chooses.
-    """
-
-    keys: int
-    elsewhere: int
+    keys: int  # number of distinct keys examined
+    elsewhere: int  # how many of them are in another partition than the Java client's partitioner chooses
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
     """Everything that the checks evaluate.
 
-    Attributes:
-        bootstrap: addresses of the brokers, as given.
-        layout: the required topics, with their names and the level table.
-        now_ms: the brokers' clock if the leaders' clocks were measured, otherwise this machine's; epoch ms.
-        brokers: node ids of the brokers that are up.
-        broker_config: settings of one broker.
-        groups: the examined consumer groups.
-        user_topics: the examined topics of the user, sources and targets alike, physical names.
-        roles: roles whose ACLs the principal should have.
-        topics: physical name to facts, for topics that exist.
-        standings: group to its state and positions; the worker's group is included.
-        unread_retries_ms: group without a member to the time of its oldest waiting retry, epoch ms.
-        queues: the queues with waiting records, with the next few that leave.
-        parked: number of records parked within a day and not sent again since, 1,000 at most.
-        parked_not_allowed: how many of them have a target that is not on the allow-list of the workers that had them.
-        marks_lost: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
-            the first records of the redrive log, which are gone.
-        open_transactions_ms: `topic/partition` to the age of the oldest record hidden by an open transaction, ms.
-        keys: topic to how its keys are partitioned.
-        clocks_ms: node id to how far its clock is ahead of this machine's, in ms (negative: behind).
-        client: librdkafka settings as given.
-        consume_timeout_ms: longest time that a handler in the user's own poll loop may take; None: not given.
-        unread: what could not be read, and why.
+    * `standings`: group to its state and positions; the worker's group is included.
+    * `unread_retries_ms`: group without a member to the time of its oldest waiting retry, epoch ms.
+    * `parked_not_allowed`: how many of them have a target that is not on the allow-list of the workers that had them.
+    * `marks_lost`: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
+      the first records of the redrive log, which are gone.
+    * `open_transactions_ms`: `topic/partition` to the age of the oldest record hidden by an open transaction, ms.
+    * `clocks_ms`: node id to how far its clock is ahead of this machine's, in ms (negative: behind).
+    * `client`: librdkafka settings as given.
+    * `consume_timeout_ms`: longest time that a handler in the user's own poll loop may take; None: not given.
     """
 
-    bootstrap: str
-    layout: Layout
-    now_ms: int
-    brokers: tuple[int, ...] = ()
-    broker_config: Mapping[str, str] | None = None
-    groups: tuple[str, ...] = ()
-    user_topics: tuple[str, ...] = ()
-    roles: tuple[str, ...] = ()
-    topics: Mapping[str, TopicFacts] = field(default_factory=dict)
+    bootstrap: str  # addresses of the brokers, as given
+    layout: Layout  # the required topics, with their names and the level table
+    now_ms: int  # the brokers' clock if the leaders' clocks were measured, otherwise this machine's; epoch ms
+    brokers: tuple[int, ...] = ()  # node ids of the brokers that are up
+    broker_config: Mapping[str, str] | None = None  # settings of one broker
+    groups: tuple[str, ...] = ()  # the examined consumer groups
+    user_topics: tuple[str, ...] = ()  # the examined topics of the user, sources and targets alike, physical names
+    roles: tuple[str, ...] = ()  # roles whose ACLs the principal should have
+    topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # physical name to facts, for topics that exist
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
     unread_retries_ms: Mapping[str, int] = field(default_factory=dict)
-    queues: tuple[DelayQueue, ...] = ()
-    parked: int | None = None
+    queues: tuple[DelayQueue, ...] = ()  # the queues with waiting records, with the next few that leave
+    parked: int | None = None  # number of records parked within a day and not sent again since, 1,000 at most
     parked_not_allowed: int = 0
     marks_lost: Mapping[str, int] = field(default_factory=dict)
     open_transactions_ms: Mapping[str, int] = field(default_factory=dict)
-    keys: Mapping[str, KeySample] = field(default_factory=dict)
+    keys: Mapping[str, KeySample] = field(default_factory=dict)  # topic to how its keys are partitioned
     clocks_ms: Mapping[int, int] = field(default_factory=dict)
     client: Mapping[str, str] = field(default_factory=dict, repr=False)  # passwords are among them
     consume_timeout_ms: int | None = None
-    unread: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # what could not be read, and why
 
     @property
     def names(self) -> TopicNames:

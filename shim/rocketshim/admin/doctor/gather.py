@@ -74,19 +74,11 @@ def gather(
 ) -> Facts:
     """Read the facts from a cluster.
 
-    Args:
-        bootstrap: addresses of the brokers.
-        names: topic and group names of the namespace.
-        levels: the intended level table.
-        groups: consumer groups, besides those whose retry topic exists.
-        topics: the users' topics, logical names.
-        roles: roles whose ACLs the principal should have, see `rocketshim.admin.acls`.
-        client: librdkafka settings. Settings that rocketshim's clients refuse are only evaluated, not used.
-        consume_timeout_ms: see `Facts`.
-        probe: measure the leaders' clocks by writing a probe to each.
+    * `roles`: roles whose ACLs the principal should have, see `rocketshim.admin.acls`.
+    * `client`: librdkafka settings. Settings that rocketshim's clients refuse are only evaluated, not used.
+    * `consume_timeout_ms`: see `Facts`.
 
     Raises:
-        BrokerUnavailableError: no broker answered.
         ConfigError: Kafka's client does not accept a setting.
     """
     client = dict(client or {})

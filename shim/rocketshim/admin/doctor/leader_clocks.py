@@ -25,18 +25,6 @@ def clocks_ahead_ms(
     """Write probes to one partition of each leader; return how far each leader's clock is surely ahead, in ms.
 
     A clock that shows a time between the sending of the probe and its answer may be right: 0.
-
-    Args:
-        make: creates the producer, which is closed afterwards.
-        config: its settings.
-        names: topic names of the namespace.
-        leaders: node id to a partition of the schedule topic that it leads.
-        now_ms: this machine's clock.
-        timeout_s: longest wait for one delivery report, in seconds.
-
-    Raises:
-        TimeoutError: a leader did not confirm a probe in time.
-        KafkaException: a leader refused a probe.
     """
     producer = make(config)
     checked = DeliveryReports()
