@@ -1,18 +1,21 @@
-"""The worker on a real broker that is slow: by a producer quota, or behind a link on which a request takes 3 s."""
+"""The worker on real brokers that are slow: by a quota, behind a link on which a request takes 3 s, or frozen."""
 
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim import DelayWorker
+from rocketshim import DelayWorker, Producer
+from rocketshim.errors import TopicMissingError
 from rocketshim.settings import WorkerSettings
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.message import Message
 from rocketshim_topics.names import TopicNames
 from test_support.quota import producer_quota
 from test_support.slow_link import SlowLink, slow_link
@@ -109,3 +112,68 @@ def test_a_link_on_which_a_request_takes_three_seconds_repeats_and_parks_nothing
         bootstrap = f"127.0.0.1:{link.port}"
         stage = make_stage(bootstrap, AdminClient({"bootstrap.servers": bootstrap}), namespace, tmp_path)
         deliver(stage, 200, 200, exactly_once=exactly_once, within_s=300, link=link, transaction_ms=120_000)
+
+
+def is_sent(sender: Producer, topic: str) -> bool:
+    try:
+        sender.send(Message(topic, b"first", delay_level=1), timeout_s=60)
+    except TopicMissingError:
+        return False
+    return True
+
+
+@pytest.mark.long
+def test_other_targets_are_served_exactly_once_while_the_leader_of_one_is_frozen(
+    namespace: str, tmp_path: Path
+) -> None:
+    """Kafka ends no transaction with a partition of it; its `transactional.id` stays taken until it answers."""
+    one_copy = {
+        **dict.fromkeys(("offsets.topic.replication.factor", "transaction.state.log.replication.factor"), "1"),
+        **dict.fromkeys(("offsets.topic.num.partitions", "transaction.state.log.num.partitions"), "1"),
+        "transaction.state.log.min.isr": "1",
+    }
+    frozen_topic, served_topic = f"{namespace}.frozen", f"{namespace}.served"
+    with LocalCluster(3, properties=one_copy, heap_mb=256) as cluster:
+        cluster.touch_internal_topics()
+        coordinators = {cluster.leader("__consumer_offsets"), cluster.leader("__transaction_state")}
+        frozen = next(node for node in cluster.nodes if node not in coordinators)
+        answering = next(node for node in cluster.nodes if node != frozen)
+        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
+        names = TopicNames(namespace)
+        shared = [
+            (each.name, each.partitions, answering, dict(each.config))
+            for each in Layout(names, DelayLevels.parse(LEVELS)).shared()
+        ]
+        mine = [(frozen_topic, 1, frozen, STAMPED), (served_topic, 1, answering, STAMPED)]
+        topics = [
+            NewTopic(name, count, replica_assignment=[[node]] * count, config=config)
+            for name, count, node, config in (*shared, *mine)
+        ]
+        for made in admin.create_topics(topics).values():
+            made.result(60)
+        stage = WorkerStage(cluster.bootstrap, names, tmp_path, admin)
+        worker = DelayWorker(
+            WorkerSettings.make(
+                bootstrap=stage.bootstrap, namespace=namespace, delay_levels=LEVELS, allow=(f"{namespace}.*",),
+                exactly_once=True, target_tries=100,
+            )
+        )  # fmt: skip
+        with stage.sender() as sender, running(worker):
+            for topic in (frozen_topic, served_topic):
+                wait_until(partial(is_sent, sender, topic), "every broker knows the new topics", within_s=60)
+            wait_until(lambda: worker.counts.delivered >= 2, "both targets take messages", within_s=60)
+            cluster.pause(frozen)
+            try:
+                for number in range(40):
+                    sender.send_async(Message(frozen_topic, b"%d" % number, delay_level=1))
+                    sender.send_async(Message(served_topic, b"%d" % number, delay_level=3))
+                    time.sleep(0.1)
+                wait_until(lambda: stage.end(served_topic) > 40, "the other target is served", within_s=30)
+            finally:
+                cluster.resume(frozen)
+            found = stage.read_until(frozen_topic, 41)
+        assert len({record.value() for record in found}) == len(found), "none twice"
+        served = Counter(record.value() for record in stage.read(served_topic))
+        assert len(served) == 41
+        assert served.total() == 41
+        assert worker.counts.parked == {}

@@ -24,6 +24,9 @@
   the old producer and ends its open transaction. The worker reads the committed positions, which show whether the
   transaction was committed. librdkafka's transaction protocol allows a late request to hit the next transaction; a new
   producer after each uncertain outcome prevents that (KIP-890).
+* The coordinator ends a transaction only when each leader of it has written that. So a frozen leader, or one that lacks
+  replicas, keeps the `transactional.id`, and the next producer has another one. That is safe: the positions of a
+  transaction that is not ended cannot be read, and the worker reads them after each uncertain outcome.
 * Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may wait
   in librdkafka for the coordinator, reach it after the next transaction, and move the position back
   (test_a_late_commit_of_the_consumer_moves_no_position_back).
@@ -35,7 +38,6 @@
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -59,6 +61,7 @@ from rocketshim.worker.hop_writer import Flight, HopBatch
 from rocketshim.worker.transaction import Transaction
 from rocketshim.worker.transaction_failures import FENCED, TransactionFailures
 from rocketshim.worker.watchdog import Heartbeat
+from rocketshim.worker.worker_clients import WorkerClients
 
 __all__ = ["ExactlyOnce"]
 
@@ -71,6 +74,7 @@ _GAP_NS: Final = 3 * _NS
 _BACK_OFF_NS: Final = 100 * _NS
 _AGAIN_NS: Final = 1_000 * _NS
 _BUSY_NS: Final = 2 * _NS
+_ID_KEPT_S: Final = 1.0  # then the last transaction of the id waits for a leader
 _CAREFUL_NS: Final = 30_000 * _NS
 _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
@@ -90,10 +94,10 @@ class ExactlyOnce:
 
     Args:
         parts: what both deliveries are made of.
+        clients: makes and closes producers, and asks for rights.
         config: settings of the producer, including `transactional.id`.
         probe_config: settings of the producer of probes.
         api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
-        denied: returns which of the given topics the worker may not write to.
         heart: gets a beat before each long call, with the longest time that the call may take.
 
     Thread-safety: none; the worker's thread.
@@ -102,16 +106,16 @@ class ExactlyOnce:
     def __init__(
         self,
         parts: DeliveryParts,
+        clients: WorkerClients,
         config: dict[str, Any],
         probe_config: dict[str, Any],
         *,
         api_timeout_ms: int,
-        denied: Callable[[set[str]], set[str]],
         heart: Heartbeat,
     ) -> None:
-        self._make_producer = parts.make_producer
+        self._clients = clients
         self._router = parts.router
-        self._failures = TransactionFailures(parts.refusals, parts.alarm, denied)
+        self._failures = TransactionFailures(parts.refusals, parts.alarm, clients.denied)
         self._targets = parts.targets
         self._writer = parts.writer
         self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
@@ -138,6 +142,7 @@ class ExactlyOnce:
         self._uncertain: list[Transaction] = []
         self._careful_until_ns = 0
         self._is_careful = False
+        self._kept_ids = 0  # how often a transaction that could not end has kept its id
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
         self._instance_conflict: WorkerError | None = None
 
@@ -146,7 +151,7 @@ class ExactlyOnce:
     def start(self, consumer: ConsumerClient) -> None:
         """Create the producer of probes; the first turn creates the transactional producer."""
         self._consumer = consumer
-        self._probes = self._make_producer(self._probe_config)
+        self._probes = self._clients.make_producer(self._probe_config)
         self._prober.use(self._probes, DeliveryReports())
         self._discard_producer()
 
@@ -385,6 +390,11 @@ class ExactlyOnce:
     ) -> None:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
+        if transaction.is_silent and not transaction.has_stored:
+            # perhaps the last transaction cannot end, so that this one does not begin: its abort would not return
+            unbegun = KafkaError(KafkaError._TIMED_OUT, "no record of the transaction is stored")  # noqa: SLF001
+            self._on_uncertain_outcome(unbegun, self._clock.monotonic_ns())
+            return
         self._commits.failed()
         if cause is not None and cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._look_again(transaction)  # the error does not name the deleted target
@@ -418,6 +428,7 @@ class ExactlyOnce:
         self._not_before_ns = now_ns + _BACK_OFF_NS
         if is_refused:
             self._careful_until_ns = now_ns + _CAREFUL_NS
+        self._kept_ids += transaction.is_silent
         is_stuck = transaction.is_late or transaction.has_deleted  # a request may be stored after the abort
         if cause is not None or is_stuck or (is_refused and not self._is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
@@ -450,14 +461,13 @@ class ExactlyOnce:
                 transaction.is_silent = not transaction.has_deleted and self._pace.throttled_until_ns < now_ns
             self._end(transaction, now_ns)
             self._uncertain.append(transaction)
-            self._failures.learn(transaction, now_ns)
 
     def _discard_producer(self) -> None:
         """Close the producer; the next `process_reports` creates a new one."""
         old, self._producer = self._producer, None
         self._targets.set_producers()
         if old is not None:
-            close_producer(old, _LOOK_S)
+            self._clients.discard(old, _LOOK_S)
 
     def connection_lost(self) -> None:
         """Replace the producer before the next transaction, at most once a second.
@@ -481,28 +491,47 @@ class ExactlyOnce:
             if error is not None:
                 self._alarm("worker.producer-recycled", error=str(error))
                 close_producer(self._probes, _LAST_REPORTS_S)
-                self._probes = self._make_producer(self._probe_config)
+                self._probes = self._clients.make_producer(self._probe_config)
                 self._prober.use(self._probes, DeliveryReports())
         if self._is_stale and self._open is None and now_ns - self._renewed_ns >= _AGAIN_NS:
             self._discard_producer()
         if self._producer is not None or now_ns < self._not_before_ns or self._consumer is None:
             return
         self._is_careful = now_ns < self._careful_until_ns
-        config = {**self._config, "batch.num.messages": 1} if self._is_careful else self._config
-        producer = self._make_producer(config)
+        config = {**self._config, "batch.num.messages": 1} if self._is_careful else {**self._config}
+        if self._kept_ids:
+            config["transactional.id"] += f".{self._kept_ids}"
+        producer = self._clients.make_producer(config)
         self._beat_before_call()
         try:
-            init_transactions(producer, self._prober.topic, self._api_timeout_s)
+            self._init_transactions(producer)
+            for transaction in self._uncertain:
+                self._failures.learn(transaction, now_ns)
             self._resolve(self._consumer)
         except KafkaException as problem:
             self._commits.failed()
             self._alarm("worker.producer-recycled", error=str(problem))
-            close_producer(producer, _LAST_REPORTS_S)
-            self._not_before_ns = self._clock.monotonic_ns() + _AGAIN_NS
+            self._clients.discard(producer, _LOOK_S)
+            is_kept = problem.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS
+            self._kept_ids += is_kept
+            for transaction in self._uncertain:
+                transaction.is_silent = transaction.is_silent and not is_kept  # then it could not begin
+            self._not_before_ns = self._clock.monotonic_ns() + (_GAP_NS if is_kept else _AGAIN_NS)
             return
         self._producer = producer
         self._targets.set_producers(producer)
         self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
+
+    def _init_transactions(self, producer: ProducerClient) -> None:
+        """Initialise a producer; raise `CONCURRENT_TRANSACTIONS` soon if the last transaction of its id cannot end."""
+        try:
+            init_transactions(producer, self._prober.topic, min(_ID_KEPT_S, self._api_timeout_s))
+        except KafkaException as problem:
+            error = problem.args[0]
+            if error.code() == KafkaError.CONCURRENT_TRANSACTIONS or not error.retriable():
+                raise
+            self._beat_before_call()
+            producer.init_transactions(self._api_timeout_s)
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """Read the committed positions: they show which uncertain transactions were committed."""

@@ -427,10 +427,10 @@ class DelayWorker:
         if settings.exactly_once:
             return ExactlyOnce(
                 parts,
+                clients,
                 paced(clients.transactional_config(self.transactional_id), pace, self._clock),
                 paced(clients.producer_config(), pace, self._clock),
                 api_timeout_ms=longest_ms,
-                denied=clients.denied,
                 heart=self.heart,
             )
         return AtLeastOnce(

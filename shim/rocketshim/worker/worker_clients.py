@@ -1,12 +1,22 @@
 """The worker's Kafka clients and their settings, and what it asks the cluster with an admin client."""
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, WORKER_SESSION_MS
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, explained
+from rocketshim.kafka.clients import (
+    Clients,
+    ConsumerClient,
+    LastClientError,
+    ProducerClient,
+    answer_time_s,
+    close_producer,
+    explained,
+    purge_producer,
+)
 from rocketshim.logs import safe_logger
 from rocketshim.settings import WorkerSettings
 from rocketshim_topics.layout import Layout
@@ -60,6 +70,19 @@ class WorkerClients:
     def is_in_memory(self) -> bool:
         """Whether this is the in-memory Kafka, which has no admin client and answers immediately."""
         return self._clients.admin is None
+
+    def discard(self, producer: ProducerClient, longest_s: float) -> None:
+        """Close a producer, but wait only for a time: that blocks while the transaction of the producer cannot begin.
+
+        librdkafka asks for it again and again, and closes the producer only after the answer (2.16.1, our measurement).
+        """
+        if self.is_in_memory:
+            close_producer(producer, longest_s)
+            return
+        purge_producer(producer, longest_s)  # here, since the loop's thread owns what its callbacks change
+        closing = threading.Thread(target=close_producer, args=(producer, 0.0), name="rocketshim-close", daemon=True)
+        closing.start()
+        closing.join(longest_s)
 
     def denied(self, topics: set[str]) -> set[str]:
         """Return which of these topics the worker may not write to, as far as the cluster tells."""

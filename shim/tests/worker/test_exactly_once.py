@@ -7,7 +7,7 @@ from confluent_kafka import KafkaError
 
 from rocketshim.errors import WorkerError
 from rocketshim.testing.producer import InMemoryProducer
-from rocketshim.worker import exactly_once
+from rocketshim.worker import exactly_once, worker_clients
 
 pytestmark = pytest.mark.only("exactly-once")
 GROUP = "rmq.sched"
@@ -63,9 +63,9 @@ def test_each_producer_is_connected_before_it_begins_transactions(sim: Any, monk
 
 def test_a_producer_that_cannot_begin_transactions_is_closed(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[Any] = []
-    close = exactly_once.close_producer
+    close = worker_clients.close_producer
     monkeypatch.setattr(
-        exactly_once, "close_producer", lambda producer, s: (closed.append(producer), close(producer, s))
+        worker_clients, "close_producer", lambda producer, s: (closed.append(producer), close(producer, s))
     )
     worker = sim.worker()
     sim.kafka.stop_broker()

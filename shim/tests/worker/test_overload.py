@@ -4,7 +4,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
+
+from rocketshim.testing.producer import InMemoryProducer
 
 from .conftest import SCHEDULE, header
 
@@ -201,7 +203,25 @@ def test_a_coordinator_that_does_not_answer_does_not_make_the_next_transactions_
 
 
 @pytest.mark.only("exactly-once")
-def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_it_is_tried(sim: Any) -> None:
+def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_it_is_tried(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction keeps the `transactional.id`: the coordinator cannot end it while the leader does not answer."""
+    kept: set[str | None] = set()
+    abort, init = InMemoryProducer.abort_transaction, InMemoryProducer.init_transactions
+
+    def abort_kept(producer: InMemoryProducer, timeout: float) -> None:
+        abort(producer, timeout)
+        kept.add(producer._session.name)
+
+    def init_unless_kept(producer: InMemoryProducer, timeout: float) -> None:
+        if producer._session.name in kept:
+            sim.clock.advance(timeout * 1_000)
+            raise KafkaException(KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True))
+        init(producer, timeout)
+
+    monkeypatch.setattr(InMemoryProducer, "abort_transaction", abort_kept)
+    monkeypatch.setattr(InMemoryProducer, "init_transactions", init_unless_kept)
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker = sim.worker(target_patience_ms=2_000)
     sim.run(worker, 100)
@@ -217,6 +237,28 @@ def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_i
     ]
     stored_ms = [record.timestamp()[1] for record in sim.delivered("audit")]
     assert max(after - before for before, after in zip(sent_ms, stored_ms, strict=True)) <= 1_000 + 2_500
+
+
+@pytest.mark.only("exactly-once")
+@pytest.mark.parametrize("is_kept", [True, False], ids=["its-last-transaction-cannot-end", "its-coordinator-is-slow"])
+def test_only_an_id_whose_last_transaction_cannot_end_is_replaced(
+    sim: Any, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
+) -> None:
+    tried: list[str | None] = []
+    code = KafkaError.CONCURRENT_TRANSACTIONS if is_kept else KafkaError.COORDINATOR_LOAD_IN_PROGRESS
+    init = InMemoryProducer.init_transactions
+
+    def init_noted(producer: InMemoryProducer, timeout: float) -> None:
+        tried.append(producer._session.name)
+        if len(tried) == 1:
+            raise KafkaException(KafkaError(code, retriable=True))
+        init(producer, timeout)
+
+    monkeypatch.setattr(InMemoryProducer, "init_transactions", init_noted)
+    worker = sim.worker(instance="a")
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 5_000)
+    assert tried == ["rmq.sched.a", "rmq.sched.a.1" if is_kept else "rmq.sched.a"]
 
 
 @pytest.mark.only("exactly-once")
