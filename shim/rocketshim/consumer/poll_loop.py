@@ -299,7 +299,7 @@ class PollLoop(Generic[QueueT]):
             reader.joined()
         if reader.is_member and self._compare.is_due(now_ms):
             self._compare_subscriptions()
-        if (missing := self._watch.missing(reader.lookups, now_ms)) is not None:
+        if (missing := self._watch.missing(reader.lookups, now_ms, reader.log_error)) is not None:
             raise missing
         if self._show.is_due(now_ms):
             self.state = state_of(self._settings.group, reader, self.mode, now_ms)

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.core.start_position import decode_metadata
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.client_config import CONSUMER_ONLY, PROTECTED_CONSUMER, merge
+from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, is_fatal
 from rocketshim.kafka.lookups import check_answers, partition_bounds, partitions_of
 from rocketshim.kafka.record_sender import OwnedSender
@@ -112,6 +113,7 @@ class LogReader:
         self._make_consumer = make_consumer
         self._find_floor = find_floor
         self._known_id: str | None = None
+        self._errors = ErrorLines("", {})
         self._consumer: ConsumerClient | None = None
 
     def open(self) -> None:
@@ -159,13 +161,17 @@ class LogReader:
             return None  # unreachable: leases expire by themselves
         return log.why_lost(low, high)
 
-    def why_lost_by(self, error: KafkaError) -> str | None:
-        """Log an error of the client; return why the log is lost by it, or None. Raise it if the client is dead."""
+    def why_lost_by(self, error: KafkaError, now_ms: int) -> str | None:
+        """Log an error of the client, if it does not only repeat; return why the log is lost by it, or None.
+
+        Raise it if the client is dead.
+        """
         if error.code() in _GONE:
             return f"the offset to read does not exist: {error.str()}"
         if is_fatal(error):
             raise KafkaException(error)
-        _LOG.warning("group.client-error", extra={"topic": self.topic, "error": str(error)})
+        if (facts := self._errors.facts(error, self.topic, now_ms)) is not None:
+            _LOG.warning("group.client-error", extra=facts)
         return None
 
     def close(self) -> None:

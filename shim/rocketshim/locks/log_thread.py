@@ -235,7 +235,7 @@ class GroupLogThread:
         for message in messages:
             if message.error() is None:
                 self._fold(message)
-            elif (why := self._reader.why_lost_by(message.error())) is not None:
+            elif (why := self._reader.why_lost_by(message.error(), now_ms)) is not None:
                 self._lost(why)
                 return
         self._process_reports()

@@ -610,3 +610,12 @@ def test_a_claim_that_is_reported_without_an_offset_counts_as_not_stored_and_is_
     fleet.wait(20_000)
     assert fleet.holds("a")
     assert [record.__dict__.get("event") for record in caplog.records].count("group.record-not-stored") == 3
+
+
+def test_an_error_of_the_client_that_repeats_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture) -> None:
+    reader = LogReader("rmq.group.g", lambda: None, lambda _: None, None)  # type: ignore[arg-type, return-value]
+    for now_ms in (0, 1_000, 59_000):
+        assert reader.why_lost_by(KafkaError(KafkaError._TRANSPORT), now_ms) is None
+    assert caplog.text.count("group.client-error") == 1
+    reader.why_lost_by(KafkaError(KafkaError._TRANSPORT), 60_000)
+    assert "count=3" in caplog.text

@@ -18,6 +18,7 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.prefetch_buffer import PrefetchBuffer
+from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.logs import safe_logger
@@ -36,10 +37,14 @@ _OFFSET_RESET: Final = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
 class Prefetch:
     """The prefetch buffers of one pull consumer by topic and partition, filled by its reading client."""
 
-    def __init__(self, client: Callable[[], ConsumerClient], lookup: QueueLookup) -> None:
+    def __init__(
+        self, client: Callable[[], ConsumerClient], lookup: QueueLookup, errors: ErrorLines, now_ms: Callable[[], int]
+    ) -> None:
         self.buffers: dict[tuple[str, int], PrefetchBuffer] = {}  # found per message by a plain tuple
         self._client = client
         self._lookup = lookup
+        self._errors = errors
+        self._now_ms = now_ms
 
     def read_from(
         self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
@@ -102,7 +107,8 @@ class Prefetch:
         elif buffer is not None and error.code() == _OFFSET_RESET:
             buffer.is_illegal = True
         else:
-            _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": message.topic()})
+            if (facts := self._errors.facts(error, message.topic(), self._now_ms())) is not None:
+                _LOG.warning("consumer.client-error", extra=facts)
             concerns_pull = message.topic() in {wanted.key.topic, None}
             if is_fatal(error) or (concerns_pull and error.code() in DENIED | MISSING):
                 return error

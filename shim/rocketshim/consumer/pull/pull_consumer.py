@@ -20,6 +20,7 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import as_selector, unreadable_headers
 from rocketshim.health import Metric
+from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient
 from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
@@ -117,7 +118,8 @@ class PullConsumer:
         self._lookup = QueueLookup(
             self.names, lambda: self._lookups, lambda: self._session.last_error.text(self._lookups.open())
         )
-        self._prefetch = Prefetch(self._client, self._lookup)
+        errors = ErrorLines(settings.group, settings.client)
+        self._prefetch = Prefetch(self._client, self._lookup, errors, self._session.now_ms)
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ broker's metadata may be outdated. So the consumer waits for half a minute, and 
 is an error only if it is subscribed by name. Owned by the poll thread.
 """
 
+from collections.abc import Callable
 from typing import Final
 
-from confluent_kafka import KafkaException
+from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.core.timer import Timer
@@ -57,7 +58,9 @@ class TopicWatch:
         """Note that the cluster reports a topic as unknown."""
         self._unknown.setdefault(topic, now_ms + _MISSING_GRACE_MS)
 
-    def missing(self, lookups: LookupClient, now_ms: int) -> TopicMissingError | None:
+    def missing(
+        self, lookups: LookupClient, now_ms: int, log_error: Callable[[KafkaError, str], None]
+    ) -> TopicMissingError | None:
         """Look up topics that were reported as unknown half a minute ago; return an error for a missing one.
 
         Topics that are no longer read are not looked up. For a topic that a pattern matched, the patterns are.
@@ -68,7 +71,7 @@ class TopicWatch:
             try:
                 found = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
             except KafkaException as error:
-                _LOG.warning("consumer.client-error", extra={"error": str(error), "topic": topic})
+                log_error(error.args[0], topic)
                 self.doubt(topic, now_ms)
                 continue
             if found is not None and found.partitions:

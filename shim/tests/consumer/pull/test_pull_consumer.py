@@ -287,3 +287,18 @@ def test_settings_and_arguments_exclude_each_other() -> None:
     with pytest.raises(ConfigError, match="not both"):
         PullConsumer("b:1", settings=one)
     assert set(PullConsumerOptions.__annotations__) == set(PullConsumerSettings.model_fields) - {"bootstrap", "group"}
+
+
+def test_an_error_that_repeats_is_logged_once_and_then_counted(
+    kafka: InMemoryKafka, consumer: PullConsumer, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = kafka.clock
+    assert isinstance(clock, VirtualClock)
+    for _ in range(3):
+        kafka.raise_in_poll(consumer._reading, KafkaError(KafkaError._TRANSPORT))  # type: ignore[arg-type]
+        consumer.pull(Q0, None, 0)
+    assert caplog.text.count("consumer.client-error") == 1
+    clock.advance(60_000)
+    kafka.raise_in_poll(consumer._reading, KafkaError(KafkaError._TRANSPORT))  # type: ignore[arg-type]
+    consumer.pull(Q0, None, 0)
+    assert "count=3" in caplog.text

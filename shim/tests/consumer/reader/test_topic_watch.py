@@ -1,10 +1,16 @@
 """Which topics are read: found by patterns at an interval, and missed only when they stay away."""
 
+from confluent_kafka import KafkaError
+
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.errors import TopicMissingError
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import TopicNames
+
+
+def ignored(error: KafkaError, topic: str) -> None:
+    """Log nothing."""
 
 
 def subscribed(*topics: str) -> Subscriptions:
@@ -46,9 +52,9 @@ def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKaf
     for topic in ("orders", "gone"):
         watch.doubt(topic, 0)
         watch.doubt(topic, 29_000)  # the first doubt counts
-    assert watch.missing(consumer, 29_999) is None
-    assert isinstance(watch.missing(consumer, 30_000), TopicMissingError)
-    assert watch.missing(consumer, 90_000) is None, "said once; the other one is there"
+    assert watch.missing(consumer, 29_999, ignored) is None
+    assert isinstance(watch.missing(consumer, 30_000, ignored), TopicMissingError)
+    assert watch.missing(consumer, 90_000, ignored) is None, "said once; the other one is there"
 
 
 def test_without_brokers_the_wait_for_an_unknown_topic_starts_again(kafka: InMemoryKafka) -> None:
@@ -56,10 +62,12 @@ def test_without_brokers_the_wait_for_an_unknown_topic_starts_again(kafka: InMem
     watch = TopicWatch(subscribed("gone"), 1_000)
     watch.doubt("gone", 0)
     kafka.stop_broker()
-    assert watch.missing(consumer, 30_000) is None
+    logged: list[str] = []
+    assert watch.missing(consumer, 30_000, lambda _, topic: logged.append(topic)) is None
+    assert logged == ["gone"]
     kafka.start_broker()
-    assert watch.missing(consumer, 59_999) is None
-    assert watch.missing(consumer, 60_000) is not None
+    assert watch.missing(consumer, 59_999, ignored) is None
+    assert watch.missing(consumer, 60_000, ignored) is not None
 
 
 def test_an_unsubscribed_topic_may_be_deleted(kafka: InMemoryKafka) -> None:
@@ -70,7 +78,7 @@ def test_an_unsubscribed_topic_may_be_deleted(kafka: InMemoryKafka) -> None:
     source.remove("gone")
     watch.refresh()
     watch.doubt("gone", 0)  # the client may report it once more
-    assert watch.missing(consumer, 30_000) is None
+    assert watch.missing(consumer, 30_000, ignored) is None
 
 
 def test_a_deleted_topic_that_a_pattern_matched_is_no_longer_read(kafka: InMemoryKafka) -> None:
@@ -80,6 +88,6 @@ def test_a_deleted_topic_that_a_pattern_matched_is_no_longer_read(kafka: InMemor
     watch.look(consumer, 0)
     kafka.delete_topic("orders.eu")
     watch.doubt("orders.eu", 1)
-    assert watch.missing(consumer, 30_001) is None
+    assert watch.missing(consumer, 30_001, ignored) is None
     assert watch.look(consumer, 30_001), "the patterns are not due for an hour, but they are looked up"
     assert watch.topics == ["orders"]
