@@ -7,6 +7,7 @@
   is read back, never by its delivery report; so only reports of failures count.
 """
 
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
 
@@ -31,9 +32,11 @@ __all__ = ["Beginning", "LogReader", "LogWriter", "log_reader_config", "token_fl
 
 _LOG = safe_logger("rocketshim.group")
 _READ_COUNT: Final = 1_000
-_ANSWER_S: Final = 5.0
-_COMMITS_S: Final = 10.0
+_ANSWER_S: Final = 20.0  # on a link on which a request takes 3 s, a look-up takes four of them
+_COMMITS_S: Final = 30.0
 _CHECK_S: Final = 0.5
+_SLOW_CHECK_S: Final = 12.0
+_TIMES_LONGER: Final = 4  # a check may take than the one before
 _FLUSH_S: Final = 1.0
 _RENEWAL_MS: Final = 1_000
 _GONE: Final = frozenset({KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE})  # noqa: SLF001
@@ -114,6 +117,7 @@ class LogReader:
         self._find_floor = find_floor
         self._known_id: str | None = None
         self._errors = ErrorLines("", {})
+        self._check_s = _CHECK_S  # longest wait for the bounds of the log
         self._consumer: ConsumerClient | None = None
 
     def open(self) -> None:
@@ -127,7 +131,7 @@ class LogReader:
             consumer.unassign()  # after a lost log: a look-up waits behind each fetch that the broker delays
             self._known_id = None if self.topic_id is None else self.topic_id.now()
             floor = self._find_floor(consumer)
-            low, high = partition_bounds(consumer, self._partition, _ANSWER_S)
+            low, high = self._bounds(_ANSWER_S)
             consumer.assign([TopicPartition(self.topic, 0, low)])
         except KafkaException as error:
             _LOG.warning("group.log-unreachable", extra={"topic": self.topic, "error": str(error)})
@@ -156,10 +160,19 @@ class LogReader:
         if topic_id is not None and topic_id != self._known_id:
             return "the topic was created again"
         try:
-            low, high = partition_bounds(self._client(), self._partition, _CHECK_S)
+            low, high = self._bounds(self._check_s)
         except KafkaException:
+            # librdkafka closes the connection of a request that has timed out, so a link that is slow would never
+            # carry a record if each check timed out (test_a_slow_link_repeats_loses_and_stops_nothing)
+            self._check_s = _SLOW_CHECK_S
             return None  # unreachable: leases expire by themselves
         return log.why_lost(low, high)
+
+    def _bounds(self, timeout_s: float) -> tuple[int, int]:
+        began_s = time.monotonic()
+        bounds = partition_bounds(self._client(), self._partition, timeout_s)
+        self._check_s = min(max(_CHECK_S, _TIMES_LONGER * (time.monotonic() - began_s)), _SLOW_CHECK_S)
+        return bounds
 
     def why_lost_by(self, error: KafkaError, now_ms: int) -> str | None:
         """Log an error of the client, if it does not only repeat; return why the log is lost by it, or None.
