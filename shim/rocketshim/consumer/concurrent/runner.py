@@ -20,15 +20,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, cast
 
-from rocketshim.consumer.runner import Runner, WithoutContext
+from rocketshim.consumer.runner import Runner, WithoutContext, asked_level, wants
 from rocketshim.core.consume_concurrently import (
     ALL,
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
     ConsumeConcurrentlyContext,
     ConsumeStatus,
-    DeadLetter,
-    RetryLater,
     is_success,
     item_answers,
     succeeded_count,
@@ -40,14 +38,10 @@ from rocketshim.core.process_queue import Chunk
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.filters.selection import matching
-from rocketshim.logs import safe_logger
-from rocketshim_topics import Failure, MalformedRecordError, MessageView
+from rocketshim_topics import Failure, MessageView
 from rocketshim_topics.message import FirstView, first_views
-from rocketshim_topics.wire import read_headers
 
 __all__ = ["ConcurrentRunner"]
-
-_LOG = safe_logger("rocketshim.consumer")
 
 
 class ConcurrentRunner(Runner):
@@ -106,12 +100,7 @@ class ConcurrentRunner(Runner):
         return outcomes or None
 
     def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[FailedMessage]) -> Iterator[Any]:
-        """Yield the messages for the listener; a record that the filter cannot read has failed, but no other.
-
-        Decides: Which messages does a filter take out, and what becomes of them? They count as handled, so the commit
-            passes them. Likewise `consumer.concurrent.runner.ConcurrentRunner._wanted`, and for orderly queues
-            `consumer.orderly.runner.OrderlyRunner._ask_filter`, in the listener thread.
-        """
+        """Yield the messages for the listener; a record that the filter cannot read has failed, but no other."""
         matches = subscription.matches
         if matches is None:
             return chunk.todo
@@ -162,28 +151,15 @@ class ConcurrentRunner(Runner):
     def _wanted(
         self, view: MessageView, message: Any, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
     ) -> Subscription | None:
-        """Return the subscription whose listener gets the message; None if it is finished or has failed already.
-
-        Decides: What becomes of a record in a retry topic that another program wrote there? Without
-            `RETRY_TOPIC` no listener can have its topic, so it is a dead letter (NoListener); with malformed headers it
-            is parked.
-        """
-        try:
-            topic = view.topic
-        except MalformedRecordError as error:
-            outcomes.append(FailedMessage(message, self._failures.of(error), malformed=error.reason))  # it is parked
-            return None
-        subscription = self._subscription_of(topic)
-        if subscription is None:
-            outcomes.append(FailedMessage(message, self._no_listener(topic), asked_level=DEAD_LETTER_LEVEL))
+        """Return the subscription whose listener gets the message; None if it is finished or has failed already."""
+        found = self._route(view)
+        if not isinstance(found, Subscription):
+            failure, malformed = found
+            level = NOT_ASKED if malformed else DEAD_LETTER_LEVEL  # a malformed message is parked
+            outcomes.append(FailedMessage(message, failure, asked_level=level, malformed=malformed))
             return None
         try:
-            if view.trusted:  # filtered before its first delivery
-                again = subscription.matches_retry
-                return subscription if again is None or again(read_headers(message)) else None
-            if subscription.selects is not None:
-                return subscription if subscription.selects(view) else None
-            return subscription if subscription.matches is None or subscription.matches(read_headers(message)) else None
+            return found if wants(found, view) else None
         except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
             outcomes.append(self._raised(message, error, context))
             return None
@@ -223,15 +199,9 @@ class ConcurrentRunner(Runner):
     def _raised(
         self, message: Any, error: BaseException, context: ConsumeConcurrentlyContext, rules: Rules = None
     ) -> FailedMessage:
-        level, delay_ms = self._asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED)), None
-        kind = type(error)  # `isinstance` would ask the error for its `__class__`
-        if issubclass(kind, DeadLetter):
-            level = DEAD_LETTER_LEVEL
-        elif issubclass(kind, RetryLater):
-            level = self._asked_level(attribute(error, "level", NOT_ASKED)) or level
-            delay_ms = as_int(attribute(error, "delay_ms"))
-        elif rules is not None and level == NOT_ASKED and rules.is_final(kind):
-            level = DEAD_LETTER_LEVEL
+        set_level = asked_level(attribute(context, "delay_level_when_next_consume", NOT_ASKED))
+        is_final, level, delay_ms = self._meaning_of(error, rules, has_asked=set_level != NOT_ASKED)
+        level = DEAD_LETTER_LEVEL if is_final else level or set_level
         failure = self._failure_of_call(error, message.topic())
         return FailedMessage(message, failure, asked_level=level, asked_delay_ms=delay_ms)
 
@@ -240,9 +210,7 @@ class ConcurrentRunner(Runner):
     ) -> Iterable[FailedMessage]:
         """Return the messages that did not succeed in a call that returned.
 
-        Decides: What does a listener's return value mean, and what an exception? Likewise
-            `consumer.concurrent.runner.ConcurrentRunner._raised`; in order,
-            `consumer.orderly.runner.OrderlyRunner._answered` and `consumer.orderly.runner.OrderlyRunner._raised`.
+        Decides: What does a listener's return value mean? In order, `consumer.orderly.runner.OrderlyRunner._answered`.
         """
         if context.untouched and (status is None or status is ConsumeStatus.CONSUME_SUCCESS):
             return ()  # nearly always
@@ -260,14 +228,14 @@ class ConcurrentRunner(Runner):
                 done = succeeded_count(status, ack_index, len(batch))
         if done == len(batch):
             return ()
-        level = self._asked_level(context.delay_level_when_next_consume)
+        level = asked_level(context.delay_level_when_next_consume)
         return [FailedMessage(message, failure, asked_level=level) for message in batch[done:]]
 
     def _item(self, message: Any, answer: object, context: ConsumeConcurrentlyContext, rules: Rules) -> FailedMessage:
         """Make the outcome of one message of a batch that the listener has reported as failed."""
         if issubclass(type(answer), BaseException):
             return self._raised(message, cast("BaseException", answer), context, rules)
-        level = self._asked_level(context.delay_level_when_next_consume)
+        level = asked_level(context.delay_level_when_next_consume)
         return FailedMessage(message, self._failure_of(answer), asked_level=level)
 
     def _failure_of(self, answer: object) -> Failure:
@@ -275,13 +243,3 @@ class ConcurrentRunner(Runner):
         if not is_success(answer) and type(answer) not in {ConsumeStatus, ConsumeOrderlyStatus}:
             return self._no_status(answer, "ConsumeStatus")
         return Failure("ReconsumeLater", "the listener asked for it", self._clock.wall_ms())
-
-    @staticmethod
-    def _asked_level(asked: object) -> int:
-        """Return the level that user code has requested; a value that is not a level is logged and ignored."""
-        if asked is None:
-            return NOT_ASKED
-        level = as_int(asked)
-        if level is None:
-            _LOG.error("consumer.level-ignored", extra={"asked": safe_text(asked, repr)})
-        return level or NOT_ASKED

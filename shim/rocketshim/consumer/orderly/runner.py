@@ -19,8 +19,8 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Final
 
-from rocketshim.consumer.runner import Runner, WithoutContext
-from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
+from rocketshim.consumer.runner import Runner, WithoutContext, wants
+from rocketshim.core.consume_concurrently import NOT_ASKED
 from rocketshim.core.consume_orderly import (
     BatchAnswer,
     ConsumeOrderlyContext,
@@ -82,7 +82,8 @@ class OrderlyRunner(Runner):
             )
         subscription = self._subscription_of(topic)
         if subscription is None:
-            return [self._unrouted(task, topic)]
+            task.failure = self._no_listener(topic)
+            return [_unheard(dead_letter=True)]
         skipped, end = self._ask_filter(task, subscription)
         answers = [BatchAnswer(skipped, skipped=True)] if skipped else []
         if skipped == end < len(task.messages):  # the filter cannot read the next one
@@ -160,18 +161,13 @@ class OrderlyRunner(Runner):
     def _retried(self, task: OrderlyTask, message: Any) -> BatchAnswer:
         """Handle a message of the retry topic; it goes to the listener of its original topic."""
         view = self._view(message, task, trusted=True)
-        try:
-            topic = view.topic
-        except MalformedRecordError as error:
-            task.malformed, task.failure = error.reason, self._failures.of(error)
+        found = self._route(view)
+        if not isinstance(found, Subscription):
+            task.failure, task.malformed = found
             return _unheard(dead_letter=True)
-        subscription = self._subscription_of(topic)
-        if subscription is None:
-            return self._unrouted(task, topic)
-        again = subscription.matches_retry
-        if again is not None and not again(read_headers(message)):
+        if not wants(found, view):
             return BatchAnswer(1, skipped=True)
-        return self._call(task, subscription, view if self._batch_count == 1 else [view], [message])
+        return self._call(task, found, view if self._batch_count == 1 else [view], [message])
 
     def _call(self, task: OrderlyTask, subscription: Subscription, views: Any, messages: list[Any]) -> BatchAnswer:
         context = self._context(task)
@@ -187,8 +183,8 @@ class OrderlyRunner(Runner):
     def _ask_filter(self, task: OrderlyTask, subscription: Subscription) -> tuple[int, int]:
         """Move messages that the filter skips to the front; return their number, and how many messages the run has."""
         messages = task.messages
-        matches, selects, suspect_until = subscription.matches, subscription.selects, task.queue.suspect_until
-        if matches is None and selects is None and suspect_until < 0:
+        suspect_until = task.queue.suspect_until
+        if subscription.matches is None and subscription.selects is None and suspect_until < 0:
             return 0, len(messages)
         skipped: list[Any] = []
         matched: list[Any] = []
@@ -197,10 +193,7 @@ class OrderlyRunner(Runner):
             try:
                 if message.offset() <= suspect_until:  # a batch ends before an unreadable message: it is parked alone
                     read_headers(message)
-                if selects is not None:
-                    wanted = bool(selects(self._view(message, task)))
-                else:
-                    wanted = matches is None or matches(read_headers(message))
+                wanted = wants(subscription, self._view(message, task))
             except BaseException as error:  # noqa: BLE001 - user code, or a record that the filter cannot read
                 task.failure, task.malformed = self._failures.of(error), _malformed(message)
                 break
@@ -236,19 +229,14 @@ class OrderlyRunner(Runner):
     def _raised(
         self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any], rules: Rules
     ) -> BatchAnswer:
-        kind = type(error)  # `isinstance` would ask the error for its `__class__`
         task.failure = self._failure_of_call(error, task.queue.topic)
         suspend_ms = _suspend_ms(context)
-        dead_letter = issubclass(kind, DeadLetter)
-        if issubclass(kind, RetryLater):
-            delay_ms, level = as_int(attribute(error, "delay_ms")), as_int(attribute(error, "level"))
-            if delay_ms is not None:
-                suspend_ms = delay_ms
-            elif level is not None:
-                suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
-        elif rules is not None and suspend_ms == -1:
-            dead_letter = dead_letter or rules.is_final(kind)
-        dead_letter = self._is_unreadable(task, messages) or dead_letter
+        is_final, level, delay_ms = self._meaning_of(error, rules, has_asked=suspend_ms != -1)
+        if delay_ms is not None:
+            suspend_ms = delay_ms
+        elif level != NOT_ASKED:
+            suspend_ms = self._levels.delay_ms(self._levels.clamp(level))
+        dead_letter = self._is_unreadable(task, messages) or is_final
         auto_commit = attribute(context, "auto_commit") is not False
         return BatchAnswer(len(messages), _SUSPEND, auto_commit, suspend_ms, dead_letter=dead_letter)
 
@@ -266,10 +254,6 @@ class OrderlyRunner(Runner):
             return False
         task.malformed = reason
         return True
-
-    def _unrouted(self, task: OrderlyTask, topic: str) -> BatchAnswer:
-        task.failure = self._no_listener(topic)
-        return _unheard(dead_letter=True)
 
 
 def _unheard(*, dead_letter: bool) -> BatchAnswer:

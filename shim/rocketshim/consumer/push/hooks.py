@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from rocketshim.consumer.runner import wants
 from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
 from rocketshim.core.subscriptions import Listener, Subscription
 from rocketshim.core.user_values import class_name, safe_text
@@ -22,7 +23,6 @@ from rocketshim.errors import FilterEvaluationError
 from rocketshim.logs import safe_logger
 from rocketshim_topics import MessageView
 from rocketshim_topics.message_queue import MessageQueue
-from rocketshim_topics.wire import read_headers
 
 __all__ = ["ConsumeMessageContext", "ConsumeMessageHook", "FilterMessageHook", "Hooks"]
 
@@ -116,14 +116,10 @@ class Hooks:
         return subscription
 
     def _selecting(self, subscription: Subscription) -> Callable[[MessageView], bool]:
-        matches, selects, hooks = subscription.matches, subscription.selects, tuple(self.filtering)
+        hooks = tuple(self.filtering)
 
         def all_want(message: MessageView) -> bool:
-            if matches is not None and not matches(read_headers(message.record)):
-                return False
-            if selects is not None and not selects(message):
-                return False
-            return all(_is_wanted(hook, message) for hook in hooks)
+            return wants(subscription, message) and all(_is_wanted(hook, message) for hook in hooks)
 
         return all_want
 
