@@ -63,12 +63,12 @@ PROTECTED_CONSUMER: Final[Mapping[str, Any]] = {
 }
 """Required settings of every consumer that this library creates."""
 
-METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 5_000}
+METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 10_000}
 """How soon a client notices a topic's new partitions; librdkafka's own default is five minutes.
 
-It must be longer than a request takes. The leader of a group asks for metadata when it has joined, and joins again if
-other metadata arrive before the answer. With 3 s, and a link on which a request takes 3 s, it never got a partition
-(librdkafka 2.16, measured).
+It must be longer than two requests take. The leader of a group asks for metadata when it has joined, and joins again if
+other metadata arrive before the answer. With 3 s and with 5 s, and a link on which a request takes 3 s, it never got a
+partition (librdkafka 2.16, measured).
 """
 
 CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {

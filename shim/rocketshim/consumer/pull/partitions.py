@@ -38,6 +38,7 @@ __all__ = ["PullPartitions", "QueuesListener"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 10.0
+_FIRST_LOOKS: Final = 3
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
 
@@ -94,7 +95,7 @@ class PullPartitions:
         try:
             with explained(self.session.last_error, self.reader.client()):
                 for physical in self._subscribed:
-                    self.lookup.queues(physical)
+                    self._look_up_first(physical)
             if self._subscribed:
                 self._join()
             if self._requested is not None:
@@ -102,6 +103,20 @@ class PullPartitions:
         except BaseException:
             self.reader.leave(_TIMEOUT_S, unsubscribe=False)
             raise
+
+    def _look_up_first(self, topic: str) -> None:
+        """Look a topic up; ask again while no connection has failed: on a slow link the first answer takes long.
+
+        A link on which a request takes 3 s needs four requests for it.
+        """
+        for left in reversed(range(_FIRST_LOOKS)):
+            try:
+                self.lookup.queues(topic)
+            except BrokerUnavailableError:
+                if not left or self.session.last_error.text(self.reader.client()):
+                    raise
+            else:
+                return
 
     def _close(self) -> None:
         """Commit what is done, leave the group and close the clients; see `LitePullConsumer.stop`."""

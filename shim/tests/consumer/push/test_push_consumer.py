@@ -661,7 +661,7 @@ def test_a_reset_by_time_uses_the_lookup_client(live: InMemoryKafka) -> None:
     assert live.delayed_lookups == []
 
 
-@pytest.mark.parametrize(("client", "interval_ms"), [({}, 5_000), ({"topic.metadata.refresh.interval.ms": 70}, 70)])
+@pytest.mark.parametrize(("client", "interval_ms"), [({}, 10_000), ({"topic.metadata.refresh.interval.ms": 70}, 70)])
 def test_the_clients_notice_added_partitions_within_seconds(
     live: InMemoryKafka, client: dict[str, Any], interval_ms: int
 ) -> None:
