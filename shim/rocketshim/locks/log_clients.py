@@ -162,8 +162,8 @@ class LogReader:
         try:
             low, high = self._bounds(self._check_s)
         except KafkaException:
-            # librdkafka closes the connection of a request that has timed out, so a link that is slow would never
-            # carry a record if each check timed out (test_a_slow_link_repeats_loses_and_stops_nothing)
+            # librdkafka closes the connection of a request that has timed out: a slow link would never carry a record
+            # if each check timed out (test_a_slow_link_repeats_and_loses_nothing_of_an_orderly_queue)
             self._check_s = _SLOW_CHECK_S
             return None  # unreachable: leases expire by themselves
         return log.why_lost(low, high)
