@@ -138,7 +138,7 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     assert sum(row.sent for row in audit.transform(lifecycles, missing).collect()) == lifecycles.count()
     assert delays.outcomes(told, delays.DelayParams(now=view.now)).collect() == []  # none says where it was to go
     params = replay.PlanParams(plan_id="p", namespace=namespace)
-    planned = replay.plan(told, view.topics(), replay.named_targets(told, params), params).collect()
+    planned = replay.plan(view.records, told, view.topics(), params).collect()
     assert len(planned) == len(expected)
     for letter in planned:
         if expected[letter.offset] is not None:
@@ -153,9 +153,7 @@ def test_malformed_records_on_the_shims_own_topics_are_counted_and_stop_no_job(
     assert f"discarded: {len(expected)}" in printed()
     assert land(spark, broker.bootstrap, [*ours, names.redrive_log], lake).rows > 0
     view = open_lake(spark, lake, namespace=namespace)
-    again = replay.plan(
-        view.events, view.topics(), replay.named_targets(view.events, params), params, settled=view.settled
-    )
+    again = replay.plan(view.records, view.events, view.topics(), params, settled=view.settled, gaps=view.gaps)
     assert {row.reason.partition(":")[0] for row in again.collect()} == {"discarded-by"}
     assert main(["dlq-trend", *at]) == 0
     assert printed().startswith("dlq-trend: 0 dead letters are left")

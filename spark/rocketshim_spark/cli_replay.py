@@ -97,8 +97,9 @@ def plan(
             coordinates = F.concat_ws("/", "topic", "partition", "offset").alias("coordinates")
             letters = view.records.filter(F.col("topic").startswith(TopicNames(lake.namespace).dead_letter_prefix))
             chosen = letters.filter(condition).select(coordinates)
-        named = job.named_targets(view.events, params)
-        planned = job.plan(view.events, view.topics(), named, params, chosen=chosen, settled=view.settled)
+        planned = job.plan(
+            view.records, view.events, view.topics(), params, chosen=chosen, settled=view.settled, gaps=view.gaps
+        )
         written = publish(view, f"replay-{plan_name}", planned)
         write_report(view, job.plan_report(written), as_json=as_json)
 

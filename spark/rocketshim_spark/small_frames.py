@@ -20,16 +20,20 @@ def small_frame(spark: SparkSession, rows: Sequence[Sequence[Any]], schema: str)
 
     Args:
         spark: the session.
-        rows: strings, numbers, booleans, timezone-aware times or None, in the order of the schema; thousands, not
-            millions.
+        rows: strings, numbers, booleans, timezone-aware times or None, in the order of the schema. A heap of 1 GB holds
+            a million short ones.
         schema: `name type, name type`, each type one word.
     """
     fields = [field.split() for field in schema.split(",")]
-    names = [name for name, _ in fields]
-    text = json.dumps([dict(zip(names, map(_plain, row), strict=True)) for row in rows])
-    struct = ",".join(f"{name}:{kind}" for name, kind in fields)
+    text = json.dumps([_without_names(row, len(fields)) for row in rows], separators=(",", ":"))
+    struct = ",".join(f"_{number}:{kind}" for number, (_, kind) in enumerate(fields))
     parsed = F.from_json(F.lit(text), f"array<struct<{struct}>>")
-    return spark.range(0, 1, 1, 1).select(F.inline(parsed))
+    return spark.range(0, 1, 1, 1).select(F.inline(parsed)).toDF(*(name for name, _ in fields))
+
+
+def _without_names(row: Sequence[Any], width: int) -> dict[str, Any]:
+    """Return the values under their numbers, without None: the driver's JVM has the text several times."""
+    return {f"_{at}": _plain(value) for at, value in zip(range(width), row, strict=True) if value is not None}
 
 
 def _plain(value: Any) -> Any:

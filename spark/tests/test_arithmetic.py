@@ -291,7 +291,7 @@ def test_a_dead_letter_of_a_recreated_topic_is_open_although_one_was_sent_again_
     assert (left.depth, left.oldest) == (1, letter.where)
     topics = small_frame(spark, [(letter.topic(), "id")], "topic string, topic_id string")
     params = replay.PlanParams(plan_id="p")
-    (row,) = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).collect()
+    (row,) = replay.plan(frame(spark, log.stored), event_frame, topics, params).collect()
     assert (row.action, row.msg_id) == ("send", "new")
     event_frame.unpersist()
 

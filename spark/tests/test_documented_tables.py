@@ -27,7 +27,7 @@ def tables(spark: SparkSession) -> dict[str, DataFrame]:
     letters, trend = dlq_trend.letters(event_frame, settled), dlq_trend.TrendParams(now=ms(NOW_MS))
     topics = small_frame(spark, [("rmq.dlq.g", "id")], "topic string, topic_id string")
     params = replay.PlanParams(plan_id="p", max_messages=5)
-    planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params, settled=settled)
+    planned = replay.plan(read, event_frame, topics, params, settled=settled)
     return {
         "failures": failures.transform(event_frame, failures.FailureParams(since=ms(0))),
         "lineage": lifecycles,

@@ -95,18 +95,18 @@ def test_each_dead_letter_is_planned_once_and_planning_is_repeatable(
 ) -> None:
     topics = spark.range(1).selectExpr("'rmq.dlq.pay-a' AS topic", "'topic-id' AS topic_id")
     params = replay.PlanParams(plan_id="monday")
-    named = replay.named_targets(event_frame, params)
-    planned = replay.plan(event_frame, topics, named, params).cache()
+    read = frame(spark, world.log.stored)
+    planned = replay.plan(read, event_frame, topics, params).cache()
     rows = planned.collect()
     dead = {pair for pair, state in world.truth.states.items() if state == "dead"} | world.truth.revived
     assert sorted((row.grp, row.msg_id) for row in rows) == sorted(dead)
     assert Counter(row.grp for row in rows) == world.truth.letters
     assert {(row.action, row.target == NAMES.retry(row.grp)) for row in rows} == {("send", True)}
     assert len({row.replay_id for row in rows}) == len(rows)
-    again = {row.replay_id for row in replay.plan(event_frame, topics, named, params).collect()}
+    again = {row.replay_id for row in replay.plan(read, event_frame, topics, params).collect()}
     assert again == {row.replay_id for row in rows}
     few = replay.PlanParams(plan_id="tuesday", group="pay-a", max_messages=2)
-    some = replay.plan(event_frame, topics, replay.named_targets(event_frame, few), few).collect()
+    some = replay.plan(read, event_frame, topics, few).collect()
     assert {row.grp for row in some} == {"pay-a"}
     assert sum(row.action == "send" for row in some) == 2
     assert {row.reason for row in some if row.action == "skip"} <= {"beyond-max"}
@@ -114,7 +114,7 @@ def test_each_dead_letter_is_planned_once_and_planning_is_repeatable(
     marked = planned.orderBy("replay_id").limit(2).selectExpr(
         "topic", "partition", "offset", "digest", "'discarded' AS state", "'p' AS settled_by", "stored_at AS settled_at"
     )  # fmt: skip
-    rest = replay.plan(event_frame, topics, named, params, settled=marked).collect()
+    rest = replay.plan(read, event_frame, topics, params, settled=marked).collect()
     assert Counter((row.action, row.reason) for row in rest) == {
         ("send", None): len(rows) - 2,
         ("skip", "discarded-by:p"): 2,
@@ -129,7 +129,7 @@ def test_each_dead_letter_is_planned_once_and_planning_is_repeatable(
     assert f"{len(rows) - 1} missing" in replay.verify_report(checked).verdict
     assert not replay.verify_report(checked).fine
     other = marked.withColumn("digest", F.lit("0" * 16))  # a recreated topic has other dead letters at the same offsets
-    assert {row.action for row in replay.plan(event_frame, topics, named, params, settled=other).collect()} == {"send"}
+    assert {row.action for row in replay.plan(read, event_frame, topics, params, settled=other).collect()} == {"send"}
 
 
 def test_a_redriven_message_that_failed_again_is_not_reported_as_sent_twice(spark: SparkSession) -> None:
@@ -141,7 +141,7 @@ def test_a_redriven_message_that_failed_again_is_not_reported_as_sent_twice(spar
     event_frame = events.transform(frame(spark, log.stored))
     topics = spark.range(1).selectExpr("'rmq.dlq.g' AS topic", "'topic-id' AS topic_id")
     params = replay.PlanParams(plan_id="monday")
-    planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).cache()
+    planned = replay.plan(frame(spark, log.stored), event_frame, topics, params).cache()
     (row,) = planned.collect()
     again = log.add(hops.redriven(letter, NAMES, replay_id=row.replay_id), START_MS)
     out = hops.retry(

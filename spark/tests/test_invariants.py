@@ -178,7 +178,7 @@ def assert_replay_plan(
     """Assert that planned = sent + skipped, and that each lost, repeated and changed record is found."""
     topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     params = replay.PlanParams(plan_id="monday")
-    planned = replay.plan(event_frame, topics, replay.named_targets(event_frame, params), params).cache()
+    planned = replay.plan(frame(spark, world.log.stored), event_frame, topics, params).cache()
     rows = planned.collect()
     read = {f"{row.topic}/{row.partition}/{row.offset}": row for row in rows}
     assert {

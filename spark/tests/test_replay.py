@@ -1,9 +1,10 @@
 """`replay plan` and `dlq plan` agree on every dead letter: neither sends what the other one has sent."""
 
+import datetime as dt
 import random
 import shutil
 from collections.abc import Container, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, encode_redrive
 from rocketshim_topics.redrive_plan import PlannedLetter, Planner, RedriveRules
 from rocketshim_topics.wire import Header
 
-from .histories import NOW_MS, Stored, frame
+from .histories import GAPS, NOW_MS, Stored, frame
 
 NAMES = TopicNames()
 PLANS = {"redriven": "p-sent", "discarded": "p-dropped"}
@@ -76,12 +77,12 @@ def by_dlq_plan(topic: str, letters: list[Letter], rules: RedriveRules, log: Red
 def by_replay_plan(
     spark: SparkSession, stored: list[Stored], chosen: list[str], params: replay.PlanParams
 ) -> dict[str, str]:
-    event_frame = events.transform(frame(spark, stored)).cache()
-    marks = redrive_marks.settled(frame(spark, stored))
+    read = frame(spark, stored)
+    event_frame = events.transform(read).cache()
+    marks = redrive_marks.settled(read)
     topics = event_frame.select("topic").distinct().withColumn("topic_id", F.lit("id"))
     wanted = spark.createDataFrame([(each,) for each in chosen], "coordinates string")
-    named = replay.named_targets(event_frame, params)
-    rows = replay.plan(event_frame, topics, named, params, chosen=wanted, settled=marks).collect()
+    rows = replay.plan(read, event_frame, topics, params, chosen=wanted, settled=marks).collect()
     event_frame.unpersist()
     assert all((row.action == "send") == (row.reason is None) == (row.target is not None) for row in rows)
     return {f"{row.topic}/{row.partition}/{row.offset}": row.reason or row.target for row in rows}
@@ -173,6 +174,22 @@ def test_a_repeat_of_a_settled_dead_letter_is_not_sent(spark: SparkSession, to_s
     assert_same(spark, by_hand, to_source=to_source, max_replays=3)
 
 
+def test_what_may_have_lost_its_mark_before_the_landing_is_not_sent(spark: SparkSession) -> None:
+    topic = NAMES.dead_letter("g")
+    old = Letter(usual()).stored(topic, 0)
+    new = replace(Letter(usual(UNIQ_KEY=b"n")).stored(topic, 2), at_ms=NOW_MS + 120_000)
+    mark = OutgoingRecord(NAMES.redrive_log, 0, None, b"{}", [])
+    read = frame(spark, [old, new, Stored(mark, 0, 4, NOW_MS - 120_000), Stored(mark, 0, 9, NOW_MS)])
+    gap = (dt.datetime.fromtimestamp(0, dt.UTC), NAMES.redrive_log, "id", 0, 5, 8, "expired")
+    gaps = small_frame(spark, [gap], GAPS)
+    topics = small_frame(spark, [(topic, "id")], "topic string, topic_id string")
+    params = replay.PlanParams(plan_id="p")
+    rows = replay.plan(read, events.transform(read), topics, params, gaps=gaps).orderBy("offset").collect()
+    assert [(row.reason, row.log_end) for row in rows] == [("marks-lost", 10), (None, 10)]
+    whole = replay.plan(read, events.transform(read), topics, params).collect()
+    assert {row.action for row in whole} == {"send"}
+
+
 class OneTopic(Cluster):
     """A cluster without brokers that has one topic."""
 
@@ -191,10 +208,12 @@ def test_a_target_that_is_gone_fails_its_own_dead_letters_only(spark: SparkSessi
     for group in ("a", "b"):
         letter = Letter(usual(CONSUMER_GROUP=group.encode())).stored(NAMES.dead_letter(group), 0)
         target = NAMES.retry(group)
-        make = replay_send._record_maker(NAMES, "plan", existing, to_source=False)
+        make = replay_send._record_maker(NAMES, letter.topic(), "plan", existing, to_source=False)
         row = PlannedLetter(0, 0, record_digest(letter), target, "Timeout", "m")
         if target in existing:
-            assert make(letter, row).topic == target
+            made = make(letter, row)
+            assert made is not None
+            assert made.topic == target
         else:
             with pytest.raises(MalformedRecordError) as caught:
                 make(letter, row)
@@ -243,9 +262,12 @@ def test_a_run_reads_the_lake_once_for_all_topics(
     frame(spark, stored).write.parquet(str(lake))
     planned = small_frame(
         spark,
-        [("send", each.topic(), each.partition(), each.offset(), "d", "t", None, "m", "r", False) for each in stored],
+        [
+            ("send", each.topic(), each.partition(), each.offset(), "d", "t", None, "m", "r", False, 7)
+            for each in stored
+        ],
         "action string, topic string, partition int, offset bigint, digest string, target string, fail_class string, "
-        "msg_id string, redrive string, to_source boolean",
+        "msg_id string, redrive string, to_source boolean, log_end bigint",
     )
     landed = replay.landed_letters(planned, spark.read.parquet(str(lake)))
 

@@ -47,6 +47,8 @@ REDRIVE_LOG_VERSION: Final = 1
 
 State = Literal["redriven", "discarded"]
 
+_CLOCKS_MS: Final = 60_000  # the clocks of two brokers differ by less
+
 _Name = Annotated[str, Field(min_length=1, max_length=300)]
 _Partition = Annotated[int, Field(ge=0, le=INT_MAX)]
 _Offset = Annotated[int, Field(ge=0, le=LONG_MAX)]
@@ -167,7 +169,7 @@ class RedriveLog:
         last_begin: the last `begin` for the topic; None: there is none.
         end: the offset up to which the log was read; set by its reader.
         lost_until_ms: the first records of the log are gone, so a dead letter that was stored before this time (epoch
-            ms) may have had a mark; 0: the log is whole. Set by its reader.
+            ms) may have had a mark; 0: the log is whole. Set by `lost_before`.
 
     Thread-safety: none; belongs to one thread.
     """
@@ -206,6 +208,10 @@ class RedriveLog:
         """
         found = self._settled.get((partition, offset))
         return None if found is None or digest not in {None, found[2]} else Settled(*found)
+
+    def lost_before(self, first_ms: int | None) -> None:
+        """Note that the records before the first one are gone; `first_ms`: its append time, None: all are gone."""
+        self.lost_until_ms = LONG_MAX if first_ms is None else first_ms + _CLOCKS_MS
 
     def may_have_lost(self, record: Any) -> bool:
         """Return whether a dead letter without a mark may have had one that is gone: whether it was sent is unknown."""

@@ -7,6 +7,7 @@ sent is in the plan, too, with the reason (`held_back`):
 =========================  ============================================================================================
 `redriven-by:<plan>`       another plan has sent it again; `again` sends it nevertheless
 `discarded-by:<plan>`      another plan has discarded it; `again` sends it nevertheless
+`replayed-already`         a record that was made from it exists, but the redrive log has no mark of it (found by Spark)
 `marks-lost`               the redrive log has lost its first records, so whether it was sent or discarded is not known;
                            `again` sends it nevertheless, discarding it marks it as not to be sent
 `replayed-too-often`       its `REPLAY_COUNT` has reached `max_replays`: it would only fail again (the loop guard)
@@ -20,8 +21,8 @@ The id of a plan is a digest of its content, so that an edited plan is refused. 
 each record sent. It contains the plan and the dead letter, so that a reader of the target knows where a record came
 from.
 
-The command line and the Spark job use the same hop (`rocketshim_topics.hops.redriven`), the same ids and the same marks
-(`rocketshim_topics.redrive_log`).
+The command line, the console and the Spark job make their plans by the same `Planner`, and use the same hop
+(`rocketshim_topics.hops.redriven`), ids and marks (`rocketshim_topics.redrive_log`).
 """
 
 import hashlib
@@ -235,12 +236,12 @@ class Planner:
         source: their physical topic.
         rules: what to do.
         log: the redrive log so far.
-        topics: the existing topics.
+        topics: the existing topics; None: not known, so every target may exist.
 
     Thread-safety: none; belongs to one thread.
     """
 
-    def __init__(self, source: str, rules: RedriveRules, log: RedriveLog, topics: Container[str]) -> None:
+    def __init__(self, source: str, rules: RedriveRules, log: RedriveLog, topics: Container[str] | None) -> None:
         self._source = source
         self._rules = rules
         self._log = log
@@ -250,7 +251,13 @@ class Planner:
         self._settled_attempts: dict[_Attempt, str] = {}
 
     def add(
-        self, record: Record, envelope: Envelope, *, malformed: str | None = None, opened: Record | None = None
+        self,
+        record: Record,
+        envelope: Envelope,
+        *,
+        malformed: str | None = None,
+        opened: Record | None = None,
+        known: str | None = None,
     ) -> None:
         """Add a dead letter that was selected.
 
@@ -260,11 +267,12 @@ class Planner:
             malformed: why they could not be decoded; None: they could.
             opened: another project's dead letter: what to send of it; the envelope was read by that project's rules.
                 None: it has our wire format.
+            known: why it counts as redriven or discarded, if the caller knows it from elsewhere than `log`.
         """
         position = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
         cause = _json_safe(envelope.fail_class or "")
-        target, reason, attempt = "", self._settled(position, digest), None
+        target, reason, attempt = "", self._settled(position, digest, known), None
         if reason is not None:
             self._remember(position, envelope)
         elif self._rules.action == "redrive" and not self._rules.again and self._log.may_have_lost(record):
@@ -278,15 +286,16 @@ class Planner:
         uniq_key = envelope.uniq_key or f"{record.topic()}/{position[0]}/{position[1]}"
         self._letters.append((PlannedLetter(*position, digest, target, cause, _json_safe(uniq_key)), attempt))
 
-    def pass_over(self, record: Record, envelope: Envelope) -> None:
+    def pass_over(self, record: Record, envelope: Envelope, *, known: str | None = None) -> None:
         """Pass over a dead letter that was not selected. If it was redriven before, its duplicates are held back.
 
         Args:
             record: as fetched.
             envelope: its headers, decoded as far as possible.
+            known: as for `add`.
         """
         position = (record.partition() or 0, record.offset() or 0)
-        if self._settled(position, record_digest(record)) is not None:
+        if self._settled(position, record_digest(record), known) is not None:
             self._remember(position, envelope)
 
     def plan(self, *, cluster_id: str, created_ms: int, choice: dict[str, str]) -> RedrivePlan:
@@ -311,11 +320,11 @@ class Planner:
             log_end=self._log.end,
         )
 
-    def _settled(self, position: tuple[int, int], digest: str) -> str | None:
-        found = self._log.settled(*position, digest)
-        if found is None or self._rules.again:
+    def _settled(self, position: tuple[int, int], digest: str, known: str | None) -> str | None:
+        if self._rules.again:
             return None
-        return f"{found.state}-by:{found.plan}"
+        found = self._log.settled(*position, digest)
+        return known if found is None else f"{found.state}-by:{found.plan}"
 
     def _judged(
         self, record: Record, envelope: Envelope, malformed: str | None, opened: Record | None
@@ -334,7 +343,7 @@ class Planner:
             target = next_hop(record if opened is None else opened, read, self._rules, replay_id="-").topic
         except MalformedRecordError as error:
             return "", error.reason
-        if target not in self._topics:
+        if self._topics is not None and target not in self._topics:
             return "", f"no-topic:{target}"
         return target, None
 

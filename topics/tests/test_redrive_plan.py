@@ -86,6 +86,27 @@ def test_what_may_have_lost_its_mark_is_held_back_unless_it_is_asked_for_or_only
     assert RedrivePlan.from_json(plan.to_json()) == plan
 
 
+def test_the_log_may_have_lost_marks_of_what_is_older_than_its_first_record_by_any_clock(store: Any) -> None:
+    log = RedriveLog(SOURCE)
+    record = Stored(letter(store), 100_000)
+    assert not log.may_have_lost(record)
+    log.lost_before(40_001)
+    assert log.may_have_lost(record)
+    log.lost_before(40_000)
+    assert not log.may_have_lost(record)
+    log.lost_before(None)
+    assert log.may_have_lost(record)
+
+
+def test_what_a_caller_knows_to_be_settled_is_held_back_with_its_repeats(store: Any) -> None:
+    duplicates = [letter(store, offset, uniq_key="m", origin_message_id="orders/0/1") for offset in (1, 2)]
+    for rules, expected in ((RULES, ["replayed-already", "repeat-of:0/1"]), (RedriveRules(group="g", again=True), [])):
+        planner = Planner(SOURCE, rules, RedriveLog(SOURCE), None)
+        for record, known in zip(duplicates, ("replayed-already", None), strict=True):
+            planner.add(record, decode(record.headers(), trusted=True), known=known)
+        assert reasons(planner.plan(cluster_id="c", created_ms=1, choice={}))[: len(expected)] == expected
+
+
 def test_the_end_of_the_log_is_a_part_of_a_plan_and_a_plan_without_one_keeps_its_id(store: Any) -> None:
     plan = planned([letter(store)])
     without = {name: value for name, value in json.loads(plan.to_json()).items() if name != "log_end"}

@@ -99,8 +99,6 @@ _MAX_ATTEMPTS: Final = 5
 _MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _WATCH_MS: Final = 200
-_CLOCKS_MS: Final = 60_000  # the clocks of two brokers differ by less
-_NEVER_MS: Final = 1 << 62
 _NUMBER: Final = re.compile("[0-9]{1,19}")
 _REFUSED: Final[Mapping[int, Cause]] = {
     **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
@@ -133,13 +131,13 @@ def read_log(reader: TopicReader, topic: str, source: str) -> RedriveLog:
     if not reader.topics().get(topic):
         return RedriveLog(source)
     _, end = reader.bounds(topic, 0)
-    log, first_ms = RedriveLog(source), _NEVER_MS
+    log, first_ms = RedriveLog(source), None
     for at_ms, record in log_records(reader, topic):
-        first_ms = min(first_ms, at_ms)
+        first_ms = at_ms if first_ms is None else min(first_ms, at_ms)
         log.add(record)
     log.end = end
     if reader.bounds(topic, 0)[0] > 0:  # asked last: what was deleted meanwhile was not read either
-        log.lost_until_ms = first_ms + _CLOCKS_MS
+        log.lost_before(first_ms)
     return log
 
 

@@ -33,7 +33,7 @@ from rocketshim_topics.redrive_plan import (
     redrive_id,
 )
 
-__all__ = ["ensure_log", "make_plan", "plan_parked", "planned_redriver", "read_plan"]
+__all__ = ["ensure_log", "make_plan", "plan_parked", "planned_redriver", "read_plan", "record_maker"]
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
@@ -161,7 +161,7 @@ def planned_redriver(
                 source=plan.source,
                 plan=plan.id,
                 state="discarded" if plan.rules.action == "discard" else "redriven",
-                make=_record_maker(plan, Decoder(names, plan.source, fetch=sources.fetch)),
+                make=record_maker(plan.id, plan.rules, Decoder(names, plan.source, fetch=sources.fetch)),
                 again=plan.rules.again,
                 log_end=plan.log_end,
                 by=by,
@@ -207,21 +207,21 @@ def ensure_log(
     provision.ensure_topics(admin, [Layout(names, DelayLevels.default()).redrive_log()])
 
 
-def _record_maker(plan: RedrivePlan, decoder: Decoder) -> Make:
+def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:
     """Return the function that makes the record which sends a planned dead letter; None: it is only marked."""
-    plan_id, names = plan.id, TopicNames(plan.rules.namespace)
-    if plan.source == names.parked:
+    names = TopicNames(rules.namespace)
+    if decoder.topic == names.parked:
         return lambda message, _: redriven_parked(message, names)
 
     def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
-        if plan.rules.action == "discard":
+        if rules.action == "discard":
             return None
         opened = decoder.open(message)
         if opened.malformed is not None:
             raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
         envelope = None if opened.dialect is None else opened.envelope
         own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
-        out = next_hop(opened.record, envelope, plan.rules, replay_id=own_replay_id)
+        out = next_hop(opened.record, envelope, rules, replay_id=own_replay_id)
         if out.topic != planned.target:
             raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")
         return out

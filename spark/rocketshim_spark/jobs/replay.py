@@ -15,50 +15,43 @@ are made by `rocketshim_topics.hops.redriven`, as everywhere in rocketshim: they
 from 0. They go to the retry topic of the group that failed, so only that group sees them. The driver sends, not the
 executors: the rate is limited on purpose, and one transactional producer keeps the order of each partition.
 
-Why a dead letter is skipped (`reason`; cases that `rocketshim_topics.redrive_plan` has too have the same names):
-
-========================================  ============================================================================
-`redriven-by:<id>`, `discarded-by:<id>`   the landed redrive log has a mark of it
-`replayed-already`                        a record with its id was made from it, but the log has no mark of it
-`malformed:<reason>`                      it breaks the wire format
-`replayed-too-often`                      it was redriven `max_replays` times already
-`by-reference`                            it has no value, only a reference to one
-`missing-header:<name>`, `bad-name:…`     its headers do not name its target
-`repeat-of:<partition>/<offset>`          another dead letter of the same attempt of the same delivery: only one is
-                                          sent. If one of them was sent or discarded before, chosen or not, it is the
-                                          one that counts
-`beyond-max`                              `max_messages` are planned already
-========================================  ============================================================================
+Why a dead letter is skipped is decided by the planner of `dlq plan` (`rocketshim_topics.redrive_plan`, with the list of
+reasons). A plan of this job does not ask for the existing topics, so `run` finds those that are missing
+(`no-topic:<name>`), and `beyond-max` means that `max_messages` are planned already.
 
 A replay does not empty the dead-letter topic. `dlq-trend` counts a dead letter as replayed if it has a replay or a
 mark.
 """
 
-from typing import Final
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
-from pyspark.sql.window import Window
 
+from rocketshim.admin.decoder import Decoder
 from rocketshim_spark.errors import LakeError
 from rocketshim_spark.redrive_marks import empty_settled, join_settled
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
-from rocketshim_topics import TopicNames, hops
-from rocketshim_topics.errors import ConfigError
-from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS
+from rocketshim_topics import TopicNames
+from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, Planner, RedriveRules
+from rocketshim_topics.wire import Record, mark_unreadable
 
 __all__ = [
     "PlanParams",
     "check",
     "landed_letters",
-    "named_targets",
+    "landed_record",
     "plan",
     "plan_report",
     "verify_report",
 ]
 
+_POSITION: Final = ("topic", "partition", "offset")
 _LISTED: Final = 50
 _LISTED_CAUSES: Final = 1_000
 
@@ -86,130 +79,188 @@ class PlanParams(BaseModel):
     max_messages: int | None = Field(default=None, ge=1)
 
 
-def named_targets(events: DataFrame, params: PlanParams) -> DataFrame:
-    """Return the target topic for each group or topic name in the dead letters; `TopicNames` computes it on the driver.
+class _Decision(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    reason: str | None
+    target: str | None
 
-    Args:
-        events: as `rocketshim_spark.events.transform` returns them; this function runs a Spark job on them.
-        params: which dead letters to send, and where.
 
-    Returns:
-        named, target (null: not a legal name).
-    """
-    names = TopicNames(params.namespace)
-    found = (
-        _dead_letters(events, params).select(_named_by(params)).distinct().filter(F.col(_named_by(params)).isNotNull())
-    )
-    rows: list[tuple[str, str | None]] = []
-    for (value,) in found.collect():
-        try:
-            rows.append((value, names.physical(value) if params.to_source else names.retry(value)))
-        except ConfigError:
-            rows.append((value, None))
-    return small_frame(events.sparkSession, rows, "named string, target string")
+def landed_record(row: Row) -> Record:
+    """Return a row of the landed records, with its timestamp in ms as `stored_ms`, as a record of the runtime."""
+    record = _LandedRecord(row)
+    if any("\ufffd" in name for name, _ in record.headers()):  # the runtime cannot read such headers
+        mark_unreadable(record)
+    return record
+
+
+class _LandedRecord:
+    """A landed record with the methods of `rocketshim_topics.wire.Record`."""
+
+    def __init__(self, row: Row) -> None:
+        self._row = row
+        self._headers: Any = [(each.key, _bytes(each.value)) for each in row.headers or []]
+
+    def topic(self) -> str:
+        return str(self._row.topic)
+
+    def partition(self) -> int:
+        return int(self._row.partition)
+
+    def offset(self) -> int:
+        return int(self._row.offset)
+
+    def key(self) -> bytes | None:
+        return _bytes(self._row.key)
+
+    def value(self) -> bytes | None:
+        return _bytes(self._row.value)
+
+    def headers(self) -> Any:
+        return self._headers
+
+    def set_headers(self, headers: Any) -> None:
+        self._headers = headers
+
+    def timestamp(self) -> tuple[int, int]:
+        # librdkafka's types begin with "not available" = 0, Spark's with "create time" = 0.
+        return self._row.timestampType + 1, self._row.stored_ms
+
+
+def _bytes(value: Any) -> bytes | None:
+    return None if value is None else bytes(value)
 
 
 def plan(
+    records: DataFrame,
     events: DataFrame,
     topics: DataFrame,
-    named: DataFrame,
     params: PlanParams,
     *,
     chosen: DataFrame | None = None,
     settled: DataFrame | None = None,
+    gaps: DataFrame | None = None,
 ) -> DataFrame:
     """Return one row per chosen dead letter, with the action and its reason.
 
+    Spark finds the dead letters and what is known of each; `Planner` decides in the driver, topic by topic.
+
     Args:
-        events: as `rocketshim_spark.events.transform` returns them.
+        records: the landed records.
+        events: as `rocketshim_spark.events.transform` returns them for these records.
         topics: as `lake.read_topics` returns them; their ids are part of the replay ids.
-        named: as `named_targets` returns it for these events.
         params: which dead letters to send, and where.
         chosen: a frame with the `coordinates` of the chosen dead letters; None: all.
         settled: as `rocketshim_spark.redrive_marks.settled` returns it; None: no redrive log was landed.
+        gaps: as `lake.read_gaps` returns them; None: nothing was deleted before it was landed.
 
     Returns:
         redrive (id of the plan in the redrive log, a different one for each topic), replay_id, action (`send`, `skip`),
         reason (of a skip), topic, partition, offset, digest, grp, origin_topic, msg_id, key, tag, fail_class,
         fingerprint, replay_count (including this one), value_bytes, value_sha256, stored_at, to_source, target (null:
-        skipped).
-
-    Thread-safety: a pure function of the frames.
+        skipped), log_end (the end of the redrive log that the plan knows).
     """
-    letters = _dead_letters(events, params).withColumn("chosen", F.lit(chosen is None))
-    if chosen is not None:  # a chosen one may be the repeat of one that is not chosen
+    letters = events.filter(F.col("kind") == "dlq")
+    if params.group is not None:
+        letters = letters.filter(F.col("grp") == params.group)
+    letters = letters.withColumn("is_chosen", F.lit(chosen is None))
+    if chosen is not None:
         wanted = chosen.select(F.col("coordinates").alias("wanted")).distinct()
         letters = letters.join(wanted, F.col("coordinates") == F.col("wanted"), "left")
-        letters = letters.withColumn("chosen", F.col("wanted").isNotNull())
+        letters = letters.withColumn("is_chosen", F.col("wanted").isNotNull())
+    log = _landed_log(records, gaps, params.namespace)
+    rows = _candidates(records, events, letters, settled).toLocalIterator()
+    decided: list[_Decision] = []
+    for source, of_source in groupby(rows, lambda row: str(row.topic)):
+        decided += _decide(source, of_source, log, params)
+    if params.max_messages is not None:
+        decided = list(_limit(decided, params.max_messages))
+    schema = "topic string, partition int, offset bigint, reason string, target string"
+    decisions = small_frame(events.sparkSession, decided, schema)
+    # With the topic's id, because a recreated topic has other dead letters at the same offsets.
+    redrive = F.substring(F.sha2(F.concat_ws("|", F.lit(params.plan_id), "topic_id", "topic"), 256), 1, 20)
+    ids = F.broadcast(topics.select("topic", "topic_id"))
+    return (
+        letters.filter("is_chosen")
+        .join(decisions, [*_POSITION])
+        .join(ids, "topic", "left")
+        .select(
+            redrive.alias("redrive"),
+            F.concat_ws(".", redrive, "partition", "offset").alias("replay_id"),
+            F.when(F.col("reason").isNull(), "send").otherwise("skip").alias("action"),
+            "reason",
+            *(*_POSITION, "digest", "grp", "origin_topic", "msg_id", "key", "tag", "fail_class", "fingerprint"),
+            F.try_add(F.coalesce("replay_count", F.lit(0)), F.lit(1)).alias("replay_count"),
+            *("value_bytes", "value_sha256", "stored_at"),
+            F.lit(params.to_source).alias("to_source"),
+            "target",
+            F.lit(log.end).cast("bigint").alias("log_end"),
+        )
+    )
+
+
+def _landed_log(records: DataFrame, gaps: DataFrame | None, namespace: str) -> RedriveLog:
+    """Return where the landed redrive log ends, and what it has lost; marks are matched in `_candidates`."""
+    name = TopicNames(namespace).redrive_log
+    lost = None
+    if gaps is not None:
+        lost = gaps.filter(F.col("topic") == name).agg(F.max("gap_to")).collect()[0][0]
+    kept = records.filter(F.col("topic") == name)
+    left = F.min(F.when(F.col("offset") >= (lost or 0), F.unix_millis("timestamp")))
+    last, first_ms = kept.agg(F.max("offset"), left).collect()[0]
+    log = RedriveLog(name)
+    log.end = 0 if last is None else last + 1
+    if lost is not None:
+        log.lost_before(first_ms)
+        log.end = max(log.end, lost)
+    return log
+
+
+def _candidates(records: DataFrame, events: DataFrame, letters: DataFrame, settled: DataFrame | None) -> DataFrame:
+    """Return the records of the dead letters that are chosen, or known to be redriven or discarded, in their order.
+
+    A repeat of the latter is not sent, so they are needed even if they are not chosen. `known` is the reason.
+    """
     # With the id, because a topic that was deleted and created again has other dead letters at the same coordinates.
     replayed = (
         events.filter(F.col("kind") == "replay")
         .select(F.col("hop_id").alias("of"), F.col("msg_id").alias("of_id"))
         .distinct()
     )
-    ids = F.broadcast(topics.select("topic", "topic_id"))
-    if settled is None:
-        settled = empty_settled(events.sparkSession)
-    name = _named_by(params)
-    joined = (
-        join_settled(letters, settled)
+    known = F.when(F.col("state").isNotNull(), F.concat("state", F.lit("-by:"), "settled_by"))
+    facts = (
+        join_settled(letters, empty_settled(events.sparkSession) if settled is None else settled)
         .join(replayed, (F.col("coordinates") == F.col("of")) & (F.col("msg_id") == F.col("of_id")), "left")
-        .join(ids, "topic", "left")
-        .join(F.broadcast(named), F.col(name) == F.col("named"), "left")
+        .select(*_POSITION, "is_chosen", known.when(F.col("of").isNotNull(), "replayed-already").alias("known"))
+        .filter("is_chosen OR known IS NOT NULL")
     )
-    count = F.coalesce("replay_count", F.lit(0))
-    header = "RETRY_TOPIC" if params.to_source else "CONSUMER_GROUP"
-    # A name that is not UTF-8 may look legal here, but sending its dead letter would fail.
-    no_text = F.col("undecodable") & F.col(name).contains("\ufffd")
-    reason = (
-        F.when(F.col("state").isNotNull(), F.concat("state", F.lit("-by:"), "settled_by"))
-        .when(F.col("decode_error").isNotNull(), F.concat(F.lit("malformed:"), F.col("decode_error")))
-        .when(F.col("of").isNotNull(), "replayed-already")
-        .when(count >= params.max_replays, "replayed-too-often")
-        .when(F.col("value_sha256").isNull() & F.col("fail_text").rlike(rf"\A(?:{hops.BY_REFERENCE})"), "by-reference")
-        .when(F.col(name).isNull(), f"missing-header:{header}")
-        .when(F.col("target").isNull() | no_text, f"bad-name:{header}")
-    )
-    position = F.concat_ws("/", "partition", "offset")
-    joined = joined.withColumns({"reason": reason, "position": position})
-    # Of several dead letters of one attempt, a settled one counts, or else the first that can be sent.
-    rank = F.when(F.col("state").isNotNull() | F.col("of").isNotNull(), 0)
-    rank = rank.when(F.col("chosen") & F.col("reason").isNull(), 1).otherwise(2)
-    once = ("topic", "grp", "msg_id", F.coalesce("origin_id", "coordinates"), "attempt", "replay_id")
-    same = Window.partitionBy(*once, F.col("decode_error").isNull()).orderBy(rank, "partition", "offset")
-    joined = joined.withColumn("first", F.first("position").over(same)).filter("chosen")
-    repeats = F.col("reason").isNull() & (F.col("first") != F.col("position"))
-    joined = joined.withColumn(
-        "reason", F.when(repeats, F.concat(F.lit("repeat-of:"), "first")).otherwise(F.col("reason"))
-    )
-    if params.max_messages is not None:
-        so_far = Window.partitionBy(F.col("reason").isNull()).orderBy("topic", "partition", "offset")
-        beyond = F.col("reason").isNull() & (F.row_number().over(so_far) > params.max_messages)
-        joined = joined.withColumn("reason", F.when(beyond, "beyond-max").otherwise(F.col("reason")))
-    # With the topic's id, because a recreated topic has other dead letters at the same offsets.
-    redrive = F.substring(F.sha2(F.concat_ws("|", F.lit(params.plan_id), "topic_id", "topic"), 256), 1, 20)
-    return joined.select(
-        redrive.alias("redrive"),
-        F.concat_ws(".", redrive, "partition", "offset").alias("replay_id"),
-        F.when(F.col("reason").isNull(), "send").otherwise("skip").alias("action"),
-        "reason",
-        *("topic", "partition", "offset", "digest", "grp", "origin_topic", "msg_id"),
-        *("key", "tag", "fail_class", "fingerprint"),
-        F.try_add(count, F.lit(1)).alias("replay_count"),
-        *("value_bytes", "value_sha256", "stored_at"),
-        F.lit(params.to_source).alias("to_source"),
-        F.when(F.col("reason").isNull(), F.col("target")).alias("target"),
-    )
+    stored_ms = F.unix_millis("timestamp").alias("stored_ms")
+    return records.join(facts, [*_POSITION]).select("*", stored_ms).orderBy(*_POSITION)
 
 
-def _dead_letters(events: DataFrame, params: PlanParams) -> DataFrame:
-    letters = events.filter(F.col("kind") == "dlq")
-    return letters if params.group is None else letters.filter(F.col("grp") == params.group)
+def _decide(source: str, rows: Iterable[Row], log: RedriveLog, params: PlanParams) -> Iterator[_Decision]:
+    """Decide about the chosen dead letters of one topic."""
+    rules = RedriveRules(namespace=params.namespace, to_source=params.to_source, max_replays=params.max_replays)
+    planner, decoder = Planner(source, rules, log, None), Decoder(TopicNames(params.namespace), source)
+    for row in rows:
+        letter = decoder.open(landed_record(row))
+        if row.is_chosen:
+            planner.add(letter.message, letter.envelope, malformed=letter.malformed, known=row.known)
+        else:
+            planner.pass_over(letter.message, letter.envelope, known=row.known)
+    made = planner.plan(cluster_id="", created_ms=0, choice={})
+    yield from (_Decision(source, each.partition, each.offset, None, each.target) for each in made.letters)
+    yield from (_Decision(source, each.partition, each.offset, each.reason, None) for each in made.held_back)
 
 
-def _named_by(params: PlanParams) -> str:
-    """Return the column with the logical name of the target: the source topic or the group."""
-    return "origin_topic" if params.to_source else "grp"
+def _limit(decisions: Iterable[_Decision], most: int) -> Iterator[_Decision]:
+    """Skip what is beyond the first dead letters to send, in the order of topics and positions."""
+    sent = 0
+    for each in sorted(decisions, key=lambda each: each[:3]):
+        sent += each.reason is None
+        is_beyond = each.reason is None and sent > most
+        yield each._replace(reason="beyond-max", target=None) if is_beyond else each
 
 
 def plan_report(planned: DataFrame) -> Report:
@@ -327,7 +378,7 @@ def landed_letters(planned: DataFrame, records: DataFrame) -> DataFrame:
     Raises:
         LakeError: a planned dead letter is not among the landed records.
     """
-    position = ["topic", "partition", "offset"]
+    position = [*_POSITION]
     todo = planned.filter("action = 'send'").select(*position)
     missing = todo.join(records, position, "left_anti").count()
     if missing:

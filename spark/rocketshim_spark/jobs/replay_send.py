@@ -7,14 +7,17 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
-from rocketshim.admin.redrive import Redriver
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.redrive import Make, Redriver
+from rocketshim.admin.redrive_planning import record_maker
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
+from rocketshim_spark.jobs.replay import landed_record
 from rocketshim_topics import TopicNames, hops
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.redrive_plan import PlannedLetter, redrive_id
+from rocketshim_topics.redrive_plan import PlannedLetter, RedriveRules
 
 __all__ = ["RunResult", "send"]
 
@@ -38,41 +41,6 @@ class RunResult:
     dead_again: int
     left: int
     is_stopped: bool
-
-
-class _LandedRecord:
-    """A landed record with the methods of `rocketshim_topics.wire.Record`."""
-
-    def __init__(self, row: Row) -> None:
-        self._row = row
-
-    def topic(self) -> str:
-        return str(self._row.topic)
-
-    def partition(self) -> int:
-        return int(self._row.partition)
-
-    def offset(self) -> int:
-        return int(self._row.offset)
-
-    def key(self) -> bytes | None:
-        return _bytes(self._row.key)
-
-    def value(self) -> bytes | None:
-        return _bytes(self._row.value)
-
-    def headers(self) -> list[tuple[str, bytes | None]]:
-        return [(each.key, _bytes(each.value)) for each in self._row.headers or []]
-
-    def timestamp(self) -> tuple[int, int]:
-        return (
-            self._row.timestampType + 1,
-            self._row.stored_ms,
-        )  # librdkafka's types begin with "not available" = 0, Spark's with "create time" = 0
-
-
-def _bytes(value: Any) -> bytes | None:
-    return None if value is None else bytes(value)
 
 
 def send(
@@ -115,14 +83,14 @@ def send(
     Thread-safety: any number of calls at a time, on any machine. The later one takes over and the earlier one stops.
     """
     names = TopicNames(namespace)
-    columns = ("topic", "partition", "offset", "digest", "target", "fail_class", "msg_id", "redrive", "to_source")
-    rows = planned.filter("action = 'send'").select(*columns).orderBy(*columns[:3]).toLocalIterator()
+    columns = (*("topic", "partition", "offset", "digest", "target", "fail_class", "msg_id"), "redrive", "to_source")
+    rows = planned.filter("action = 'send'").select(*columns, "log_end").orderBy(*columns[:3]).toLocalIterator()
     landed.cache()
     sums, failures, is_stopped = Counter[str](), Counter[str](), False
     try:
         for source, of_source in groupby(rows, key=lambda row: row.topic):
             letters = list(of_source)
-            plan_id, to_source = letters[0].redrive, letters[0].to_source
+            plan_id, to_source, log_end = letters[0].redrive, letters[0].to_source, letters[0].log_end
             progress = RedriveProgress(
                 [PlannedLetter._make([*row[1:5], row.fail_class or "", row.msg_id]) for row in letters],
                 rate_per_s=max_per_second,
@@ -134,8 +102,9 @@ def send(
                 source=source,
                 plan=plan_id,
                 state="redriven",
-                make=_record_maker(names, plan_id, targets, to_source=to_source),
+                make=_record_maker(names, source, plan_id, targets, to_source=to_source),
                 fetch=_fetcher(landed, source),
+                log_end=log_end,
                 progress=progress,
                 report=partial(report, source, progress),
                 client=config,
@@ -166,24 +135,23 @@ def send(
 
 
 def _record_maker(
-    names: TopicNames, plan_id: str, targets: Container[str] | None, *, to_source: bool
-) -> Callable[[Any, PlannedLetter], hops.OutgoingRecord]:
-    def make(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord:
+    names: TopicNames, source: str, plan_id: str, targets: Container[str] | None, *, to_source: bool
+) -> Make:
+    rules = RedriveRules(namespace=names.namespace, to_source=to_source)
+    make = record_maker(plan_id, rules, Decoder(names, source))
+
+    def make_for_existing_target(record: Any, letter: PlannedLetter) -> hops.OutgoingRecord | None:
         if targets is not None and letter.target not in targets:
             raise MalformedRecordError(f"no-topic:{letter.target}", f"the topic {letter.target} does not exist")
-        mark = redrive_id(plan_id, letter.partition, letter.offset)
-        out = hops.redriven(record, names, replay_id=mark, to_source=to_source)
-        if out.topic != letter.target:
-            raise MalformedRecordError("other-target", f"the target is {out.topic}, but the plan has {letter.target}")
-        return out
+        return make(record, letter)
 
-    return make
+    return make_for_existing_target
 
 
 def _fetcher(landed: DataFrame, source: str) -> Callable[[Container[tuple[int, int]]], Generator[Any]]:
-    def fetch(offsets: Container[tuple[int, int]]) -> Generator[_LandedRecord]:
+    def fetch(offsets: Container[tuple[int, int]]) -> Generator[Any]:
         for row in landed.filter(F.col("topic") == source).toLocalIterator():
             if (row.partition, row.offset) in offsets:
-                yield _LandedRecord(row)
+                yield landed_record(row)
 
     return fetch
