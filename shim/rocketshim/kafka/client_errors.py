@@ -1,7 +1,7 @@
 """Errors that a Kafka consumer reports while it goes on: what they mean, and which of them get a line.
 
 An error for which there is a way out is explained by the setting, the limit and the way out. An error that repeats is
-not logged each time (`core.repeated_errors`).
+not logged each time (`core.log_limits`).
 """
 
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from rocketshim.core.repeated_errors import RepeatedErrors
+from rocketshim.core.log_limits import RepeatedErrors
 from rocketshim.kafka.client_config import KAFKA_SESSION_MS
 
 __all__ = ["REFUSES_TO_JOIN", "ErrorLines", "explained_error"]
