@@ -7,7 +7,7 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from rocketshim.core.clock import Clock
-from rocketshim.core.repeated_errors import RepeatedErrors
+from rocketshim.core.log_limits import RepeatedErrors
 from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.logs import safe_logger
