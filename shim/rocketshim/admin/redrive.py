@@ -16,8 +16,8 @@ A transaction contains the dead letters that it sends and their mark in the redr
 If the target refuses a letter itself (for example because it is too large), that letter fails and the rest of its
 transaction is sent without it. A broker refuses whole batches, so from the first refusal on each batch has one record.
 A refusal ends its transaction and its session, and the next session reads the log again. Therefore a letter that would
-certainly be refused for the cause of an earlier refusal fails without being sent (`core.redrive_refusals`). Records
-that no longer exist, or differ from those that the plan saw, fail, too.
+certainly be refused for the cause of an earlier refusal fails without being sent (`core.redrive_progress.Refusals`).
+Records that no longer exist, or differ from those that the plan saw, fail, too.
 
 The order per key is that of the source partition: there is one producer, it sends in offset order, and a transaction is
 never repeated after a later one. A letter that failed may be sent later, once its cause is fixed. To keep the order
@@ -51,8 +51,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaExceptio
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.redrive_progress import RedriveProgress
-from rocketshim.core.redrive_refusals import Cause, Refusals
+from rocketshim.core.redrive_progress import Cause, RedriveProgress, Refusals
 from rocketshim.errors import (
     MalformedRecordError,
     MessageError,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.redrive_refusals import Cause, Refusals
+from rocketshim.core.redrive_progress import Cause, Refusals
 from rocketshim_topics import OutgoingRecord
 
 
