@@ -1,20 +1,26 @@
 """Describe and log what failed in user code, for push consumers and the drop-in.
 
-`FailureMaker` describes an exception: its class, its text, where it was raised, a short stack trace for the record
-(`stack_traces`), and now and then the full one for the log. Formatting the full one costs as much as a millisecond, so
-it is taken for the first failure of a cause in a minute only. A cause is the class of the exception and the line that
-raised it. The texts are made in the listener's thread: an exception that is kept would keep the frames that it passed,
-and with them everything that user code had in hand.
+`FailureMaker` describes an exception: its class, its text, where it was raised, a short stack trace for the record of
+the failed message, and now and then the full one for the log. The short one has frames and the names of classes, but no
+texts of exceptions. It is made once for all exceptions that were raised by the same path, so that a listener that
+always fails does not pay for it each time; their texts differ and may be about other customers. Formatting the full one
+costs as much as a millisecond, so it is taken for the first failure of a cause in a minute only. A cause is the class
+of the exception and the line that raised it. The texts are made in the listener's thread: an exception that is kept
+would keep the frames that it passed, and with them everything that user code had in hand.
 
 `FailureLog` logs which message failed, which attempt, why, and when the message comes back. The message of such a log
 record is a sentence, so that a program that has not set up logging shows it, too. The event is the attribute `event`,
 and the facts are attributes as always. `FailureWindows` limits how many lines a cause gets.
 """
 
+import linecache
 import logging
 import threading
 import time
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any, Final
 
 from rocketshim.core.clock import Clock
@@ -22,20 +28,30 @@ from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.log_limits import WINDOW_MS, FailureWindows
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS, Hop, HopKind
 from rocketshim.core.retry_policy import AtLevel, effective_limit
-from rocketshim.core.user_values import one_line, safe_text
+from rocketshim.core.user_values import class_name, one_line, safe_text
 from rocketshim.logs import SafeLogger
-from rocketshim.stack_traces import StackTraces, full_trace
 from rocketshim_topics import DelayLevels, Failure, MalformedRecordError, MessageView, TopicNames, wire
 from rocketshim_topics.durations import duration_text
+from rocketshim_topics.hops import MAX_FAIL_STACK_BYTES
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["Attempt", "FailureLog", "FailureMaker"]
+__all__ = ["Attempt", "FailureLog", "FailureMaker", "StackTraces"]
 
 _REQUESTS: Final = (RetryLater, DeadLetter)
 _MAX_TEXT_CHARS: Final = 300
 _DEAD: Final = "message-dead"
 _SENT_ON: Final = "sent-on"
 _NOT_LOGGED: Final = "failures-not-logged"
+_FRAMES: Final = 30
+_MAX_TRACE_CHARS: Final = 16_384
+_MAX_SOURCE_CHARS: Final = 200
+_PATHS: Final = 256
+_CHAIN: Final = 4  # exceptions of a chain of causes; user code may make a circle
+# User code may have replaced these attributes in its class.
+_traceback_of: Final[Callable[[BaseException], TracebackType | None]] = BaseException.__dict__["__traceback__"].__get__
+_cause_of: Final[Callable[[BaseException], BaseException | None]] = BaseException.__dict__["__cause__"].__get__
+_context_of: Final[Callable[[BaseException], BaseException | None]] = BaseException.__dict__["__context__"].__get__
+_is_suppressed: Final[Callable[[BaseException], bool]] = BaseException.__dict__["__suppress_context__"].__get__
 
 
 class FailureMaker:
@@ -62,8 +78,153 @@ class FailureMaker:
         stack, now_ms = "", self._clock.monotonic_ns() // 1_000_000
         if now_ms >= path.cause.next_full_ms:  # two threads may both take it; no failure waits for a lock
             path.cause.next_full_ms = now_ms + WINDOW_MS
-            stack = full_trace(error)
+            stack = _full_trace(error)
         return Failure(path.name, safe_text(error), self._clock.wall_ms(), path.place, stack, path.stack_bytes)
+
+
+@dataclass(slots=True, eq=False)
+class _Cause:
+    """The class of an exception and the line that raised it: many paths may lead there.
+
+    Attributes:
+        next_full_ms: when the full stack trace is taken again, as monotonic time in ms.
+    """
+
+    next_full_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _PathTrace:
+    """What all exceptions that were raised by the same path have in common.
+
+    Attributes:
+        name: class of the exception.
+        place: file and line that raised; empty if the exception was never raised.
+        cause: both of them, shared by all paths that lead there.
+        stack_bytes: the short stack trace; empty if it is not wanted or cannot be made.
+        objects: code and classes of the path. They are kept so that no other object gets their identity.
+    """
+
+    name: str
+    place: str
+    cause: _Cause
+    stack_bytes: bytes
+    objects: tuple[Any, ...]
+
+
+class StackTraces:
+    """Makes the short stack trace of an exception, once for each path.
+
+    Args:
+        wants_stack: whether to make them; False: name and place only.
+
+    Thread-safety: any thread.
+    """
+
+    __slots__ = ("_causes", "_known", "_wants_stack")
+
+    def __init__(self, *, wants_stack: bool) -> None:
+        self._wants_stack = wants_stack
+        self._known: dict[tuple[int, ...], _PathTrace] = {}
+        self._causes: dict[tuple[str, str], _Cause] = {}
+
+    def of(self, error: BaseException) -> _PathTrace:
+        """Return the trace of the path by which an exception was raised. The first time it reads source lines."""
+        path: list[int] = []
+        add, each = path.append, error
+        for _ in range(_CHAIN):  # `_chain`, written out: this runs for every failure
+            add(id(type(each)))
+            trace = _traceback_of(each)
+            while trace is not None:
+                add(id(trace.tb_frame.f_code))
+                add(trace.tb_lasti)
+                trace = trace.tb_next
+            following = _cause_of(each)  # compared by identity: the truth of an exception is user code
+            if following is None and not _is_suppressed(each):
+                following = _context_of(each)
+            if following is None:
+                break
+            each = following
+        key = tuple(path)
+        known = self._known.get(key)
+        if known is None:
+            if len(self._known) >= _PATHS:
+                self._known, self._causes = {}, {}
+            known = self._known[key] = self._make(error)
+        return known
+
+    def _make(self, error: BaseException) -> _PathTrace:
+        name, place, objects = class_name(error), "", []
+        for each in _chain(error):
+            objects += [type(each), *(trace.tb_frame.f_code for trace in _traces(each))]
+        for trace in _traces(error):
+            place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        cause = self._causes.setdefault((name, place), _Cause())
+        return _PathTrace(name, place, cause, _short_trace(error) if self._wants_stack else b"", tuple(objects))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception, its cause, the cause of that, and so on: what Python's stack traces show."""
+    found: BaseException | None = error
+    for _ in range(_CHAIN):
+        if found is None:
+            return
+        yield found
+        cause = _cause_of(found)
+        found = cause if cause is not None or _is_suppressed(found) else _context_of(found)
+
+
+def _traces(error: BaseException) -> Iterator[TracebackType]:
+    trace = _traceback_of(error)
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _without_ours(error: BaseException) -> TracebackType | None:
+    """Return the traceback from the first frame that is not rocketshim's."""
+    trace = _traceback_of(error)
+    while trace is not None and trace.tb_next is not None and _is_ours(trace):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    return str(trace.tb_frame.f_globals.get("__name__")).startswith("rocketshim.")
+
+
+def _full_trace(error: BaseException) -> str:
+    """Return the stack trace of an exception, at most its last 30 frames and 16 KiB; it calls user code."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, _without_ours(error), limit=-_FRAMES))
+    except BaseException as failed:  # noqa: BLE001 - `__str__`, `__cause__` and others are user code
+        return f"(the stack trace cannot be formatted: {class_name(failed)})"
+    return text[-_MAX_TRACE_CHARS:]
+
+
+def _short_trace(error: BaseException) -> bytes:
+    """Return the frames of an exception and of its causes, the innermost last, as the last whole lines of 2 KiB."""
+    lines: list[str] = []
+    try:
+        for each in reversed(list(_chain(error))):
+            trace, frames = _without_ours(each), []
+            while trace is not None:
+                frames.append(trace)
+                trace = trace.tb_next
+            for frame in frames[-_FRAMES:]:
+                lines += _frame_lines(frame)
+            lines.append(class_name(each))
+    except BaseException:  # noqa: BLE001 - a module's loader is user code: no trace, and the failure is sent back
+        return b""
+    text = "".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace")
+    return text if len(text) <= MAX_FAIL_STACK_BYTES else text[-MAX_FAIL_STACK_BYTES:].partition(b"\n")[2]
+
+
+def _frame_lines(trace: TracebackType) -> list[str]:
+    code = trace.tb_frame.f_code
+    found = [f'  File "{code.co_filename}", line {trace.tb_lineno}, in {code.co_name}']
+    source = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals).strip()
+    return [*found, f"    {source[:_MAX_SOURCE_CHARS]}"] if source else found
 
 
 @dataclass(frozen=True, slots=True)

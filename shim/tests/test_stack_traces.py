@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 
 from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLater
-from rocketshim.failures import FailureMaker
+from rocketshim.failures import FailureMaker, StackTraces
 from rocketshim.harness import Harness
-from rocketshim.stack_traces import StackTraces
 from rocketshim.testing import VirtualClock
 from rocketshim_topics.wire import decode
 
