@@ -31,6 +31,7 @@ from typing import Any, Final, NamedTuple
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedToken
 
+from rocketshim.errors import FilterSyntaxError
 from rocketshim.filters.java_text import INT32_MAX, INT64_MAX
 from rocketshim.filters.sql_ast import (
     And,
@@ -51,8 +52,7 @@ from rocketshim.filters.sql_ast import (
     Truth,
     is_boolean,
 )
-from rocketshim.filters.sql_grammar import DECLARATION, GRAMMAR, unexpected
-from rocketshim.filters.sql_lexer import MAX_NESTING, SqlLexer, syntax_error
+from rocketshim.filters.sql_lexer import ILLEGAL, KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer, syntax_error
 
 __all__ = ["MAX_EXPRESSION_CHARACTERS", "parse"]
 
@@ -62,6 +62,76 @@ MAX_EXPRESSION_CHARACTERS: Final = 32_768
 _SMALLEST_DOUBLE: Final = math.ulp(0.0)
 """4.9E-324: RocketMQ compares a float literal with Java's `Double.MIN_VALUE`, the smallest *positive* double."""
 _INT64_DIGITS: Final = 19
+
+
+_GRAMMAR: Final = r"""
+start: disjunction
+
+?disjunction: conjunction
+            | conjunction (OR conjunction)+                                -> disjunction
+
+?conjunction: equality
+            | equality (AND equality)+                                     -> conjunction
+
+?equality: comparison
+         | equality (EQUAL | NOT_EQUAL) comparison                         -> compare
+         | equality IS NULL                                                -> is_null
+         | equality IS NOT NULL                                            -> is_null
+
+?comparison: unary
+           | comparison (GREATER | GREATER_OR_EQUAL | LESS | LESS_OR_EQUAL) unary   -> compare
+           | comparison (CONTAINS | STARTSWITH | ENDSWITH) STRING          -> text_test
+           | comparison NOT (CONTAINS | STARTSWITH | ENDSWITH) STRING      -> not_text_test
+           | comparison BETWEEN unary AND unary                            -> between
+           | comparison NOT BETWEEN unary AND unary                        -> not_between
+           | comparison IN strings                                         -> in_list
+           | comparison NOT IN strings                                     -> not_in_list
+
+strings: LEFT_PARENTHESIS STRING (COMMA STRING)* RIGHT_PARENTHESIS
+
+?unary: primary
+      | PLUS unary                                                         -> plus
+      | MINUS unary                                                        -> minus
+      | NOT unary                                                          -> negation
+
+?primary: STRING                                                           -> string
+        | INTEGER                                                          -> integer
+        | FLOAT                                                            -> float_number
+        | TRUE                                                             -> true
+        | FALSE                                                            -> false
+        | NULL                                                             -> null
+        | NAME                                                             -> name
+        | LEFT_PARENTHESIS disjunction RIGHT_PARENTHESIS                   -> parenthesised
+"""
+_DECLARATION: Final = "%declare " + " ".join(
+    ["STRING", "INTEGER", "FLOAT", "NAME", *sorted(KEYWORDS), *sorted(SYMBOLS.values())]
+)
+_NAMES_OF_TERMINALS: Final = (
+    {"NAME": "a property name", "STRING": "a string in single quotes", "INTEGER": "an integer", "FLOAT": "a float"}
+    | {name: symbol for symbol, name in SYMBOLS.items()}
+    | {keyword: keyword for keyword in ("TRUE", "FALSE", "NULL", "NOT", "IS", "IN", "BETWEEN")}
+    | {keyword: keyword for keyword in ("CONTAINS", "STARTSWITH", "ENDSWITH", "AND", "OR")}
+    | {"$END": "the end of the expression"}
+)
+"""Terminal name -> its name in error messages, in the order in which error messages list them."""
+
+_LEFT_OVER: Final = "a complete expression ends before this; RocketMQ ignores what follows"
+_COMMENT: Final = "a comment -- needs a line end; without one it is two minus signs"
+_LEFT_OVER_HINTS: Final = {
+    "LIKE": "there is no LIKE: see CONTAINS, STARTSWITH and ENDSWITH",
+    "(": "there are no functions",
+    "-": "there is no arithmetic, and a property name has no dashes",
+    "+": "there is no arithmetic",
+}
+_ILLEGAL_HINTS: Final = {
+    '"': "strings take single quotes",
+    "'": "the string is not closed",
+    "!": "unequal is written <>",
+    ".": "a property name has letters, digits, _ and $ only",
+    "%": "there is no arithmetic",
+    "*": "there is no arithmetic",
+    "/": "there is no arithmetic, and a comment /* needs its */",
+} | dict.fromkeys("0123456789", "an integer has no leading zeros")
 
 
 class _Part(NamedTuple):
@@ -107,7 +177,7 @@ def parse(expression: str) -> Expression:
     try:
         root: Any = _parser().parse(expression)
     except UnexpectedToken as error:
-        raise unexpected(expression, error) from None
+        raise _unexpected(expression, error) from None
     except _RefusedError as refused:
         token = expression[refused.start : refused.end]
         raise syntax_error(expression, refused.start, token, refused.expected, refused.hint) from None
@@ -118,7 +188,7 @@ def parse(expression: str) -> Expression:
 @functools.cache
 def _parser() -> Lark:
     """Return the LALR parser. It is built once (about 10 ms) and kept until the process ends."""
-    grammar = f"{GRAMMAR}\n{DECLARATION}"
+    grammar = f"{_GRAMMAR}\n{_DECLARATION}"
     return Lark(grammar, parser="lalr", lexer=SqlLexer, transformer=_TreeBuilder(), maybe_placeholders=False)
 
 
@@ -317,3 +387,20 @@ def _text_part(operand: _Part, operation: Token, search: Token, *, negated: bool
     start, end = operand.start, _span(search)[1]
     node = TextTest(TextOperation(operation.upper()), operand.node, _unquoted(search), negated, start=start, end=end)
     return _Part(node, start, end, _deeper(start, operand))
+
+
+def _unexpected(expression: str, error: UnexpectedToken) -> FilterSyntaxError:
+    """Return the error for a token that does not fit, with the tokens that would."""
+    accepted = error.accepts or error.expected
+    expected = ", ".join(shown for name, shown in _NAMES_OF_TERMINALS.items() if name in accepted)
+    position = len(expression) if error.token.type == "$END" else int(error.token.start_pos or 0)
+    word = str(error.token)
+    if expression.startswith("--", position):
+        hint = _COMMENT
+    elif error.token.type == ILLEGAL:
+        hint = _ILLEGAL_HINTS.get(word[0], "")
+    elif "$END" in accepted:
+        hint = _LEFT_OVER_HINTS.get(word.upper(), _LEFT_OVER)
+    else:
+        hint = ""
+    return syntax_error(expression, position, word, expected, hint)
