@@ -41,7 +41,6 @@ from confluent_kafka import (
 )
 
 from rocketshim.testing.broker import InMemoryBroker
-from rocketshim.testing.callback_guard import CallbackGuard
 from rocketshim.testing.client_settings import ConsumerSettings
 from rocketshim.testing.fetching import Fetching, event
 from rocketshim.testing.group_coordinator import CommittedOffset, GroupMember, Step, StepKind
@@ -83,7 +82,7 @@ class InMemoryConsumer:
         self._on_revoke: RebalanceCallback | None = None
         self._on_lost: RebalanceCallback | None = None
         self._callback_has_assigned = False
-        self._callback_guard = CallbackGuard()
+        self._is_in_callback = False
         self._is_closing = False
         self._is_closed = False
         self._last_auto_commit_ns = broker.clock.monotonic_ns()
@@ -215,7 +214,7 @@ class InMemoryConsumer:
 
     def _take(self, count: int, timeout_s: float) -> list[Message]:
         self._enter()
-        self._callback_guard.refuse("poll or consume")
+        self._refuse_in_callback("poll or consume")
         broker = self._broker
         waiter = broker.waiter(self._waiting, timeout_s)
         messages: list[Message] = []
@@ -224,8 +223,11 @@ class InMemoryConsumer:
                 version = broker.changes.version
                 broker.settle()
                 self.last_poll_ns = broker.clock.monotonic_ns()
-            with self._callback_guard:
+            self._is_in_callback = True
+            try:
                 self._serve()
+            finally:
+                self._is_in_callback = False
             with broker.lock:
                 self._commit_automatically()
                 while len(messages) < count and (message := self._next_message()) is not None:
@@ -439,7 +441,7 @@ class InMemoryConsumer:
         """Metadata of all topics or one; an unknown topic comes with its error."""
         if self._is_closed:
             raise RuntimeError("Handle has been closed")
-        self._callback_guard.refuse("list_topics")
+        self._refuse_in_callback("list_topics")
         self._broker.await_answer(self._waiting, timeout)
         with self._broker.lock:
             self._ask_a_broker("list_topics")
@@ -540,6 +542,10 @@ class InMemoryConsumer:
         if self.member is None or not self.member.member_id or self._is_closing:
             return "none"
         return "cooperative" if self.member.is_cooperative else "eager"
+
+    def _refuse_in_callback(self, method: str) -> None:
+        if self._is_in_callback:
+            raise AssertionError(f"{method} inside a callback of the same client: a real one ends the process")
 
     def _refuse_protocol(self, protocol: str, doing: str) -> None:
         if self._protocol() == protocol:
