@@ -30,7 +30,7 @@ from rocketshim.kafka.record_sender import OwnedSender, RecordSender
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.locks.holder import QueueLockHolder
 from rocketshim.locks.log_thread import GroupLogThread
-from rocketshim.producer.producer import Producer
+from rocketshim.producer.arguments import RecordMaker
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.at_least_once import AtLeastOnce
@@ -456,7 +456,7 @@ BUGS: Final = (
         sender_bugs.acknowledged_when_taken,
         SENDERS,
     ),
-    Bug("ids begin again with each producer", Producer, "__init__", sender_bugs.same_ids_in_every_process, SENDERS),
+    Bug("ids begin again with each producer", RecordMaker, "__init__", sender_bugs.same_ids_in_every_process, SENDERS),
     Bug("the drop-in does not wait for a report", HopStore, "store", dropin_bugs.sent_back_without_report, DROPIN),
     Bug(
         "the drop-in forgets what it could not send back",

@@ -27,7 +27,8 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import SendTimeoutError
 from rocketshim.kafka.clients import Clients
 from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, messages_of
-from rocketshim.producer.producer import Producer
+from rocketshim.producer.hooks import around, observed
+from rocketshim.producer.producer import MessageSender, Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.producer.selectors import Selector
 from rocketshim.settings import ProducerOptions, ProducerSettings
@@ -98,11 +99,12 @@ class AsyncProducer:
             As `Producer.send`.
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
-        make = partial(self.producer._message, message, body, codec, options)  # noqa: SLF001 - the two are one
-        encodes = self.producer._codec if codec is None else codec  # noqa: SLF001
+        sender = self.producer.sender
+        make = partial(sender.message, message, body, codec, options)
+        encodes = sender.codec if codec is None else codec
         waits = body is not NO_BODY and type(encodes) not in {NoneType, JsonCodec, PydanticCodec}
         made = await asyncio.to_thread(make) if waits else make()
-        return await _send(self.producer, made, selector, arg, deadline, timeout_s=timeout_s)
+        return await _send(sender, made, selector, arg, deadline, timeout_s=timeout_s)
 
     async def send_batch(self, messages: Iterable[Message], *, timeout_s: float = 10.0) -> list[SendResult]:
         """Send several messages and wait until all are stored.
@@ -111,9 +113,9 @@ class AsyncProducer:
             As `send`, for the first message in order that failed. The other messages may be stored.
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
-        made = messages_of(messages)
-        begun = [(await _begin(self.producer, message, None, None, deadline), message) for message in made]
-        return [await _result(self.producer, future, message, deadline, timeout_s) for future, message in begun]
+        sender = self.producer.sender
+        begun = [(await _begin(sender, message, None, None, deadline), message) for message in messages_of(messages)]
+        return [await _result(sender, future, message, deadline, timeout_s) for future, message in begun]
 
     async def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
@@ -136,38 +138,38 @@ async def send_message(producer: Producer, message: Message, *, timeout_s: float
     Raises:
         As `Producer.send`.
     """
-    deadline = time.monotonic() + check_timeout(timeout_s)
-    return await _send(producer, message, None, None, deadline, timeout_s=timeout_s)
+    deadline, sender = time.monotonic() + check_timeout(timeout_s), producer.sender
+    return await _send(sender, sender.message(message, NO_BODY, None, {}), None, None, deadline, timeout_s=timeout_s)
 
 
 async def _send(
-    producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float, *, timeout_s: float
+    sender: MessageSender, message: Message, selector: Selector | None, arg: Any, deadline: float, *, timeout_s: float
 ) -> SendResult:
-    future = await _begin(producer, message, selector, arg, deadline)
-    return await _result(producer, future, message, deadline, timeout_s)
+    future = await _begin(sender, message, selector, arg, deadline)
+    return await _result(sender, future, message, deadline, timeout_s)
 
 
 async def _begin(
-    producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float
+    sender: MessageSender, message: Message, selector: Selector | None, arg: Any, deadline: float
 ) -> Future[SendResult]:
     """Give a message to the Kafka client, with the hooks around it."""
-    if not producer._hooks:  # noqa: SLF001 - the two are one, here and below
-        return await _given(producer, message, selector, arg, deadline)
-    with producer._hooks.around(message) as context:  # noqa: SLF001
-        return producer._hooks.observed(context, await _given(producer, context.message, selector, arg, deadline))  # noqa: SLF001
+    if not sender.hooks:
+        return await _given(sender, message, selector, arg, deadline)
+    with around(sender.hooks, message) as context:
+        return observed(sender.hooks, context, await _given(sender, context.message, selector, arg, deadline))
 
 
 async def _given(
-    producer: Producer, message: Message, selector: Selector | None, arg: Any, deadline: float
+    sender: MessageSender, message: Message, selector: Selector | None, arg: Any, deadline: float
 ) -> Future[SendResult]:
     """Give a message to the Kafka client, in a thread if that may block."""
-    if selector is not None or producer._may_block(message):  # noqa: SLF001
-        return await asyncio.to_thread(producer._send_now, message, selector, arg, deadline)  # noqa: SLF001
-    out, send = producer._prepared(message)  # noqa: SLF001
+    if selector is not None or sender.may_block(message):
+        return await asyncio.to_thread(sender.send_now, message, selector, arg, deadline)
+    out, send = sender.prepare(message)
     while True:
         is_late = time.monotonic() >= deadline
         try:
-            return producer._give(out, send, 0.0, is_last_try=is_late)  # noqa: SLF001
+            return sender.give(out, send, 0.0, is_last_try=is_late)
         except BufferError:
             if is_late:
                 raise
@@ -175,7 +177,7 @@ async def _given(
 
 
 async def _result(
-    producer: Producer, future: Future[SendResult], message: Message, deadline: float, timeout_s: float
+    sender: MessageSender, future: Future[SendResult], message: Message, deadline: float, timeout_s: float
 ) -> SendResult:
     waiting = asyncio.wrap_future(future)
     try:
@@ -183,5 +185,6 @@ async def _result(
     finally:
         waiting.cancel()  # also if the task is cancelled: asyncio would log a later error as never retrieved
     if not done:
-        raise SendTimeoutError(producer._no_report(message.topic, deadline - timeout_s, timeout_s))  # noqa: SLF001
+        missing = sender.no_report(repr(message.topic), timeout_s, deadline)
+        raise SendTimeoutError(f"{missing}; the message may or may not be stored")
     return waiting.result()

@@ -28,7 +28,7 @@ from rocketshim.kafka.clients import real_clients
 from rocketshim.kafka.record_sender import break_real_links
 from rocketshim.observe.snapshot import WaitingRecord, waiting_record
 from rocketshim.producer.arguments import NO_BODY, MessageOptions
-from rocketshim.producer.producer import Producer
+from rocketshim.producer.producer import MessageSender, Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.settings import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
@@ -159,11 +159,9 @@ class Harness:
             if not isinstance(producer, Producer):
                 raise ConfigError(f"cannot connect {each!r:.80}: give a Producer or an AsyncProducer")
             producer.close(0)
-            hooks, codec = producer._hooks, producer._codec  # noqa: SLF001
-            Producer.__init__(
-                producer, settings=producer.settings, clients=self.kafka.clients(), clock=self.clock, codec=codec
-            )
-            producer._hooks = hooks  # noqa: SLF001
+            former = producer.sender
+            producer.sender = MessageSender(producer.settings, self.kafka.clients(), self.clock, former.codec)
+            producer.sender.hooks = former.hooks
 
     @overload
     def send(self, *messages: Message) -> list[SendResult]: ...
@@ -191,7 +189,7 @@ class Harness:
         if len(given) == 2 and not isinstance(given[0], Message):
             topic, body = given
             given = (topic,)
-        messages: list[Message] = [self.producer._message(each, body, codec, options) for each in given]  # noqa: SLF001
+        messages: list[Message] = [self.producer.sender.message(each, body, codec, options) for each in given]
         for message in messages:
             self.topic(message.topic)
         results = [self.producer.send(message, timeout_s=GUARD_S) for message in messages]

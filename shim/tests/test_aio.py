@@ -137,7 +137,7 @@ def test_looking_up_the_cluster_does_not_block_the_event_loop(kafka: InMemoryKaf
             await producer.send("orders", b"opens the client")
             await opening(gate, lambda: producer.send("orders", b"x", delay="1s"))
             gate.clear()
-            producer.producer._lanes._known.clear()
+            producer.producer.sender._lanes._known.clear()
             await opening(gate, lambda: producer.send("orders", b"x", selector=lambda queues, *_: queues[0]))
 
     asyncio.run(main())
@@ -179,7 +179,7 @@ def test_a_full_queue_is_waited_for_without_blocking_the_event_loop(kafka: InMem
 
     async def main() -> None:
         async with AsyncProducer("memory:1", clients=Clients(kafka.consumer, producer)) as producer_:
-            producer_.producer._sender._open()
+            producer_.producer.sender._sender._open()
             await opening(room, lambda: producer_.send("orders", b"x"))
             room.clear()
             with pytest.raises(BufferError):

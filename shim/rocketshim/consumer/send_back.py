@@ -12,6 +12,7 @@ stamp the schedule topic. If a broker refuses the time of this machine before th
 the brokers' time, and the hop is sent again with it.
 """
 
+import itertools
 import random
 from collections import defaultdict, deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from confluent_kafka import KafkaError
 from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.clock import Clock
-from rocketshim.core.lane_selector import LaneSelector
+from rocketshim.core.lane_selector import lane_of
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient
@@ -89,7 +90,7 @@ class SendBack:
         self._back_off_ms = settings.hop_back_off_ms
         self._again: deque[tuple[int, Work, Hop]] = deque()
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
-        self._lane_selector = LaneSelector()
+        self._turns = itertools.count()
         self._failure_log = FailureLog(
             _LOG, group, names, levels, limit=limit, send_on_timeout_ms=settings.send_on_timeout_ms
         )
@@ -121,7 +122,7 @@ class SendBack:
             return
         key = outcome.message.key
         hop = self._hop_maker.first(
-            outcome, lane=lambda: self._lane_selector.choose(key(), self._lanes), unit=self._random.random()
+            outcome, lane=lambda: lane_of(key(), self._lanes, self._turns), unit=self._random.random()
         )
         if hop.policy_error:
             _LOG.error("consumer.retry-policy-failed", extra={"error": hop.policy_error})

@@ -26,7 +26,6 @@ from starlette.requests import HTTPConnection
 from rocketshim import Message, Producer, PushConsumer, SendResult
 from rocketshim.aio import send_message
 from rocketshim.errors import ConfigError
-from rocketshim.producer.arguments import NO_BODY
 
 __all__ = ["Lifespan", "get_producer", "lifespan", "send"]
 
@@ -100,7 +99,7 @@ async def send(producer: Producer, message: Message, *, timeout_s: float = 3.0) 
     Raises:
         As `Producer.send`.
     """
-    return await send_message(producer, producer._message(message, NO_BODY, None, {}), timeout_s=timeout_s)  # noqa: SLF001
+    return await send_message(producer, message, timeout_s=timeout_s)
 
 
 def get_producer(request: HTTPConnection) -> Producer:

@@ -6,27 +6,25 @@ instead of the named topic, and a worker delivers it from there. The other metho
 delivery report of a delayed message has its coordinates in the schedule topic.
 """
 
-import itertools
 import time
-import uuid
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import confluent_kafka
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.at_exit import at_exit
-from rocketshim.core.broker_clock import BrokerClock
+from rocketshim.clock import SystemClock
 from rocketshim.dropin.counts import DelayedCounts
 from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
 from rocketshim.kafka.confluent import in_own_thread
 from rocketshim.kafka.lanes import Lanes
-from rocketshim.producer.arguments import is_delayed
-from rocketshim_topics.hops import OutgoingRecord, delayed_record
+from rocketshim.kafka.reports import BrokerTime
+from rocketshim.producer.arguments import RecordMaker
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames
 
@@ -50,11 +48,9 @@ class Producer(confluent_kafka.Producer):
     __slots__ = (
         *(() if confluent_kafka.Producer.__weakrefoffset__ else ("__weakref__",)),
         "_shim_at_exit",
-        "_shim_broker_clock",
         "_shim_delayed",
-        "_shim_ids",
         "_shim_in_transaction",
-        "_shim_lanes",
+        "_shim_maker",
         "_shim_names",
         "_shim_on_delivery",
         "_shim_settings",
@@ -62,10 +58,8 @@ class Producer(confluent_kafka.Producer):
     _shim_at_exit: "_Unflushed"
     _shim_settings: ProducerDropinSettings
     _shim_names: TopicNames
-    _shim_lanes: Lanes
-    _shim_ids: tuple[str, Iterator[int]]
+    _shim_maker: RecordMaker
     _shim_in_transaction: bool
-    _shim_broker_clock: BrokerClock
     _shim_on_delivery: Any
     _shim_delayed: DelayedCounts
 
@@ -73,18 +67,22 @@ class Producer(confluent_kafka.Producer):
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             values, args, kwargs = take(args, kwargs)
-            self._shim_settings = ProducerDropinSettings.make(**values)
-            self._shim_names = TopicNames(self._shim_settings.namespace)
-            self._shim_lanes = Lanes(self._shim_names.schedule)
-            self._shim_ids = (uuid.uuid4().hex[:20], itertools.count())
+            settings = self._shim_settings = ProducerDropinSettings.make(**values)
+            names = self._shim_names = TopicNames(settings.namespace)
+            self._shim_maker = RecordMaker(
+                names,
+                settings.delay_levels,
+                settings.max_delay_ms,
+                lanes=Lanes(names.schedule),
+                time=BrokerTime(SystemClock(), lambda _: None),
+            )
             self._shim_in_transaction = False
-            self._shim_broker_clock = BrokerClock()
             self._shim_delayed = DelayedCounts()
             config = args[0] if args and isinstance(args[0], dict) else {}
             self._shim_on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
             super().__init__(*args, **kwargs)
-            self._shim_at_exit = _Unflushed(self, self._shim_settings.exit_timeout_ms)
-            if self._shim_settings.exit_timeout_ms:
+            self._shim_at_exit = _Unflushed(self, settings.exit_timeout_ms)
+            if settings.exit_timeout_ms:
                 at_exit.add_producer(self._shim_at_exit)
 
     def produce(  # noqa: PLR0917 - the original's
@@ -158,8 +156,15 @@ class Producer(confluent_kafka.Producer):
             deliver_at=deliver_at,
             properties=headers,
         )
-        sent_ns, sent_ms = time.monotonic_ns(), time.time_ns() // 1_000_000
-        out = self._shim_record(message, timestamp, None if partition < 0 else partition, sent_ns, sent_ms)
+        sent_ns, sent_ms = self._shim_maker.time.read()
+        out, _ = self._shim_maker.make(
+            message,
+            self._shim_topics,
+            sent_ns,
+            sent_ms,
+            partition=None if partition < 0 else partition,
+            timestamp_ms=timestamp,
+        )
         if out.topic == self._shim_names.schedule:
             self._shim_check_transaction()
             report = self._shim_clocked(report, sent_ns, sent_ms)
@@ -189,31 +194,12 @@ class Producer(confluent_kafka.Producer):
 
         def observed(error: KafkaError | None, record: Message) -> None:
             self._shim_delayed.report(is_stored=error is None)
-            kind, append_ms = record.timestamp()
-            if error is None and kind == TIMESTAMP_LOG_APPEND_TIME:
-                self._shim_broker_clock.reported(append_ms, sent_ns, sent_ms, time.monotonic_ns())
+            if error is None:
+                self._shim_maker.time.reported(record, sent_ns, sent_ms)
             if report is not None:
                 report(error, record)
 
         return observed
-
-    def _shim_record(
-        self, message: ShimMessage, timestamp: int, partition: int | None, sent_ns: int, sent_ms: int
-    ) -> OutgoingRecord:
-        prefix, counter = self._shim_ids
-        return delayed_record(
-            message,
-            self._shim_names,
-            self._shim_settings.delay_levels,
-            uniq_key=f"{prefix}{next(counter):012X}",
-            born_ms=timestamp or sent_ms,
-            now_ms=self._shim_broker_clock.now_ms(sent_ns, sent_ms),
-            sender_ms=sent_ms,
-            lane=self._shim_lanes.choose(message.key_bytes, self._shim_topics) if is_delayed(message) else 0,
-            real_qid=partition,
-            max_delay_ms=self._shim_settings.max_delay_ms,
-            timestamp_ms=timestamp or None,
-        )
 
     def _shim_topics(self, *, timeout: float) -> Any:
         """Call `list_topics` so that a delivery callback may send a delayed message."""

@@ -1,12 +1,13 @@
 """The number of partitions of topics, looked up once a minute, and the lane of the schedule topic for a record."""
 
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.core.lane_selector import LaneSelector
+from rocketshim.core.lane_selector import lane_of
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.names import init_command
@@ -34,7 +35,7 @@ class Lanes:
         complaint: Callable[[float], str] = lambda _since_s: "",
     ) -> None:
         self._topic = topic
-        self._selector = LaneSelector()
+        self._turns = itertools.count()
         self._timeout_s = min(timeout_s, _METADATA_TIMEOUT_S)
         self._complaint = complaint
         self._known: dict[str, int] = {}  # replaced as a whole: other threads read it
@@ -68,4 +69,4 @@ class Lanes:
     def choose(self, key: bytes | None, list_topics: Callable[..., Any]) -> int:
         """Return the lane of a record by its key; raise what `count` raises."""
         lanes = max(1, self.count(self._topic, list_topics) // DelayLevels.STRIDE)
-        return self._selector.choose(key, lanes)
+        return lane_of(key, lanes, self._turns)

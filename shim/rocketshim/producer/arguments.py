@@ -1,19 +1,26 @@
-"""The arguments of a send: a `Message`, or what a `Message` is made of."""
+"""The arguments of a send: a `Message`, or what a `Message` is made of; and the first record of a message."""
 
+import itertools
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final, TypedDict
 
 from rocketshim.codecs import Codec, default_body, encode_body
 from rocketshim.core.options import advice
+from rocketshim.kafka.lanes import Lanes
+from rocketshim.kafka.reports import BrokerTime
 from rocketshim.settings import place_of
 from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
+from rocketshim_topics.hops import OutgoingRecord, delayed_record
+from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, Properties
+from rocketshim_topics.names import TopicNames
 
-__all__ = ["NO_BODY", "MessageOptions", "check_timeout", "is_delayed", "message_of", "messages_of"]
+__all__ = ["NO_BODY", "MessageOptions", "RecordMaker", "check_timeout", "is_delayed", "message_of", "messages_of"]
 
 NO_BODY: Final[Any] = object()
 """Stands for a body that was not given; None is a tombstone."""
@@ -102,3 +109,62 @@ def check_timeout(timeout_s: object) -> float:
 def is_delayed(message: Message) -> bool:
     """Return whether a message has a delay, so that it may go to the schedule topic."""
     return bool(message.delay_ms) or (message.delay_level or 0) > 0 or message.deliver_at_ms is not None
+
+
+class RecordMaker:
+    """Gives each message of one producer an id, and a delayed one its lane and its first queue. Any thread may call it.
+
+    Attributes:
+        time: what delivery reports of the schedule topic have shown; it chooses the queue of a `deliver_at`.
+    """
+
+    def __init__(
+        self, names: TopicNames, levels: DelayLevels, max_delay_ms: int, *, lanes: Lanes, time: BrokerTime
+    ) -> None:
+        self._names = names
+        self._levels = levels
+        self._max_delay_ms = max_delay_ms
+        self._lanes = lanes
+        self._ids = (uuid.uuid4().hex[:20], itertools.count())
+        self.time = time
+
+    def make(
+        self,
+        message: Message,
+        list_topics: Callable[..., Any],
+        sent_ns: int,
+        sent_ms: int,
+        *,
+        partition: int | None = None,
+        timestamp_ms: int = 0,
+    ) -> tuple[OutgoingRecord, str]:
+        """Return the record of a message, and its id.
+
+        Args:
+            message: the message.
+            list_topics: of the Kafka client; called for a delayed message if the number of lanes is not known.
+            sent_ns: the monotonic clock.
+            sent_ms: the wall clock.
+            partition: of the target; None: by key.
+            timestamp_ms: when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
+
+        Raises:
+            MessageError: see `delayed_record`.
+            TopicMissingError, BrokerUnavailableError: the number of lanes is not known.
+        """
+        prefix, counter = self._ids
+        uniq_key = f"{prefix}{next(counter):012X}"
+        out = delayed_record(
+            message,
+            self._names,
+            self._levels,
+            uniq_key=uniq_key,
+            born_ms=timestamp_ms or sent_ms,
+            now_ms=self.time.now_ms(sent_ns, sent_ms),
+            sender_ms=sent_ms,
+            lane=self._lanes.choose(message.key_bytes, list_topics) if is_delayed(message) else 0,
+            real_qid=partition,
+            max_delay_ms=self._max_delay_ms,
+            timestamp_ms=timestamp_ms or None,
+        )
+        return out, uniq_key

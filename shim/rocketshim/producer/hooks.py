@@ -6,7 +6,7 @@ it raises, or replaces the message by something else, that is logged and changes
 Source: `SendMessageHook`, `SendMessageContext` of RocketMQ.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ from rocketshim.producer.arguments import NO_BODY, message_of
 from rocketshim.producer.result import SendResult
 from rocketshim_topics import Message
 
-__all__ = ["SendHooks", "SendMessageContext", "SendMessageHook"]
+__all__ = ["SendMessageContext", "SendMessageHook", "around", "check_send_hook", "observed"]
 
 _LOG = safe_logger("rocketshim.producer")
 _BEFORE: Final = "send_message_before"
@@ -52,60 +52,50 @@ class SendMessageHook(Protocol):
         """Handle the result, before the sender gets it; mostly called in the producer's own thread. Must not block."""
 
 
-class SendHooks:
-    """The hooks of one producer.
+def check_send_hook(hook: SendMessageHook) -> SendMessageHook:
+    """Return a hook; raise ConfigError if one of its two methods is missing."""
+    check_hook(hook, (_BEFORE, _AFTER))
+    return hook
 
-    Thread-safety: hooks are added before the first send; any thread may send.
-    """
 
-    def __init__(self) -> None:
-        self._hooks: tuple[SendMessageHook, ...] = ()
+@contextmanager
+def around(hooks: Sequence[SendMessageHook], message: Message) -> Iterator[SendMessageContext]:
+    """Call the hooks before a send, and after it if the block, which sends `context.message`, raises."""
+    context = SendMessageContext(message)
+    for hook in hooks:
+        _quietly(hook, _BEFORE, context)
+    try:
+        yield context
+    except BaseException as error:
+        _call_after(hooks, context, error)
+        raise
 
-    def __bool__(self) -> bool:
-        return bool(self._hooks)
 
-    def add(self, hook: SendMessageHook) -> None:
-        """Add a hook; hooks nest in the order in which they were added.
+def observed(
+    hooks: Sequence[SendMessageHook], context: SendMessageContext, sent: Future[SendResult]
+) -> Future[SendResult]:
+    """Return a future that has the result of a send after the hooks had it."""
+    result: Future[SendResult] = Future()
+    result.set_running_or_notify_cancel()
 
-        Raises:
-            ConfigError: one of the two methods is missing.
-        """
-        check_hook(hook, (_BEFORE, _AFTER))
-        self._hooks = (*self._hooks, hook)
-
-    @contextmanager
-    def around(self, message: Message) -> Iterator[SendMessageContext]:
-        """Call the hooks before a send, and after it if the block, which sends `context.message`, raises."""
-        context = SendMessageContext(message)
-        for hook in self._hooks:
-            _quietly(hook, _BEFORE, context)
-        try:
-            yield context
-        except BaseException as error:
-            self._after(context, error)
-            raise
-
-    def observed(self, context: SendMessageContext, sent: "Future[SendResult]") -> "Future[SendResult]":
-        """Return a future that has the result of a send after the hooks had it."""
-        result: Future[SendResult] = Future()
-        result.set_running_or_notify_cancel()
-        sent.add_done_callback(lambda done: self._resolve(context, done, result))
-        return result
-
-    def _resolve(self, context: SendMessageContext, done: "Future[SendResult]", result: "Future[SendResult]") -> None:
+    def resolve(done: Future[SendResult]) -> None:
         error = done.exception()
         if error is None:
             context.result = done.result()
-        self._after(context, error)
+        _call_after(hooks, context, error)
         if error is None:
             result.set_result(done.result())
         else:
             result.set_exception(error)
 
-    def _after(self, context: SendMessageContext, error: BaseException | None) -> None:
-        context.error = error
-        for hook in reversed(self._hooks):
-            _quietly(hook, _AFTER, context)
+    sent.add_done_callback(resolve)
+    return result
+
+
+def _call_after(hooks: Sequence[SendMessageHook], context: SendMessageContext, error: BaseException | None) -> None:
+    context.error = error
+    for hook in reversed(hooks):
+        _quietly(hook, _AFTER, context)
 
 
 def _quietly(hook: SendMessageHook, method: str, context: SendMessageContext) -> None:

@@ -9,11 +9,9 @@ passed. `SendTimeoutError` means that the outcome is unknown. If you send the sa
 `Message` again, it is another message with another id.
 """
 
-import itertools
 import os
 import time
-import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import Any, Final, Self, Unpack, overload
@@ -26,26 +24,36 @@ from rocketshim.codecs import Codec, check_codec
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
-from rocketshim.kafka.clients import Clients, LastClientError, ProducerClient, confluent_clients
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER
+from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.kafka.send_errors import send_error
 from rocketshim.logs import safe_logger
-from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed, message_of, messages_of
-from rocketshim.producer.config import producer_config
-from rocketshim.producer.hooks import SendHooks, SendMessageHook
+from rocketshim.producer.arguments import (
+    NO_BODY,
+    MessageOptions,
+    RecordMaker,
+    check_timeout,
+    is_delayed,
+    message_of,
+    messages_of,
+)
+from rocketshim.producer.hooks import SendMessageHook, around, check_send_hook, observed
 from rocketshim.producer.result import PendingSend, SendResult, SendStatus
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings import ProducerOptions, ProducerSettings
 from rocketshim_topics import Message, MessageTooLargeError, TopicNames
-from rocketshim_topics.hops import OutgoingRecord, delayed_record, record_size_bytes
+from rocketshim_topics.hops import OutgoingRecord, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
 
-__all__ = ["Producer"]
+__all__ = ["MessageSender", "Producer", "producer_config"]
 
 _LOG = safe_logger("rocketshim.producer")
+_UNKNOWN_TOPIC_MS: Final = 2_000  # librdkafka waits 30 s for a topic to appear; `send` waits 3 s by default
+_CLOCK_DIFFERS_MS: Final = 1_000
 _ROOM_S: Final = 3.0
 
 
@@ -59,6 +67,11 @@ class Producer:
         clock: clock for the time of sending; None: the clock of this machine.
         codec: encodes the bodies of `send(topic, body)`; None: they are bytes.
         values: any other field of `ProducerSettings`, by name; `ProducerOptions` lists them.
+
+    Attributes:
+        settings: the settings.
+        names: the topic names of the namespace.
+        sender: what sends, for other faces of the producer, such as `AsyncProducer`. Programs do not need it.
 
     Raises:
         ConfigError: a setting does not exist or is out of range. The constructor opens no connection; the first send
@@ -80,26 +93,9 @@ class Producer:
         codec: Codec[Any] | None = None,
         **values: Unpack[ProducerOptions],
     ) -> None:
-        settings = self.settings = ProducerSettings.given(settings, values, bootstrap=bootstrap)
-        self.names = TopicNames(settings.namespace)
-        self._clients = clients
-        self._codec = None if codec is None else check_codec(codec)
-        self._clock: Clock = clock or SystemClock()
-        self._pid = os.getpid()
-        self._ids = (uuid.uuid4().hex[:20], itertools.count())
-        self._complaints = LastClientError()
-        self._lanes = Lanes(self.names.schedule, complaint=self._complaint)
-        self._sends = ProducerCounts()
-        self._hooks = SendHooks()
-        self._sender = RecordSender(
-            self._make_client,
-            thread_name="rocketshim-producer",
-            closed_text="this producer is closed; create a new one",
-            on_unconfirmed=partial(_count_unconfirmed, self._sends),
-            on_error=_log_poll_error,
-            exit_timeout_ms=settings.exit_timeout_ms,
-        )
-        self._time = BrokerTime(self._clock, _log_wrong_clock, beyond_ms=1_000)
+        self.settings = ProducerSettings.given(settings, values, bootstrap=bootstrap)
+        self.names = TopicNames(self.settings.namespace)
+        self.sender = MessageSender(self.settings, clients, clock, codec)
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -157,17 +153,18 @@ class Producer:
             ClosedError: the producer is closed; nothing was sent.
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
-        made = self._message(message, body, codec, options)
-        future = self._send(made, selector, arg, deadline)
+        made = self.sender.message(message, body, codec, options)
+        future = self.sender.send(made, selector, arg, deadline)
         try:
             return future.result(max(0.0, deadline - time.monotonic()))
         except TimeoutError as error:
-            raise SendTimeoutError(self._no_report(made.topic, deadline - timeout_s, timeout_s)) from error
+            missing = self.sender.no_report(repr(made.topic), timeout_s, deadline)
+            raise SendTimeoutError(f"{missing}; the message may or may not be stored") from error
 
     @overload
     def send_async(
         self, message: Message, *, selector: Selector | None = None, arg: Any = None
-    ) -> "Future[SendResult]": ...
+    ) -> Future[SendResult]: ...
     @overload
     def send_async(
         self,
@@ -179,7 +176,7 @@ class Producer:
         selector: Selector | None = None,
         arg: Any = None,
         **options: Unpack[MessageOptions],
-    ) -> "Future[SendResult]": ...
+    ) -> Future[SendResult]: ...
     def send_async(
         self,
         message: Message | str,
@@ -189,7 +186,7 @@ class Producer:
         selector: Selector | None = None,
         arg: Any = None,
         **options: Unpack[MessageOptions],
-    ) -> "Future[SendResult]":
+    ) -> Future[SendResult]:
         """Send a message without waiting; return a future with the result or with the error that `send` would raise.
 
         The arguments are those of `send`. Callbacks of the future run in the producer's own thread (during `flush` and
@@ -199,7 +196,8 @@ class Producer:
             MessageError, TopicMissingError, BrokerUnavailableError, ClosedError: as `send`; nothing was sent.
             BufferError: the queue of unsent messages was full for 3 s; nothing was sent.
         """
-        return self._send(self._message(message, body, codec, options), selector, arg, time.monotonic() + _ROOM_S)
+        made = self.sender.message(message, body, codec, options)
+        return self.sender.send(made, selector, arg, time.monotonic() + _ROOM_S)
 
     @overload
     def send_oneway(self, message: Message) -> None: ...
@@ -222,7 +220,8 @@ class Producer:
         Raises:
             MessageError, TopicMissingError, BrokerUnavailableError, ClosedError, BufferError: as `send_async`.
         """
-        self._send(self._message(message, body, codec, options), None, None, time.monotonic() + _ROOM_S)
+        made = self.sender.message(message, body, codec, options)
+        self.sender.send(made, None, None, time.monotonic() + _ROOM_S)
 
     def send_orderly(self, message: Message, sharding_key: str | int, *, timeout_s: float = 3.0) -> SendResult:
         """Send to the queue that all messages with this sharding key share: `send` with `SelectMessageQueueByHash`."""
@@ -236,15 +235,13 @@ class Producer:
             may be stored.
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
-        futures = [self._send(message, None, None, deadline) for message in messages_of(messages)]
+        futures = [self.sender.send(message, None, None, deadline) for message in messages_of(messages)]
         try:
             return [future.result(max(0.0, deadline - time.monotonic())) for future in futures]
         except TimeoutError as error:
             waiting = sum(not future.done() for future in futures)
-            raise SendTimeoutError(
-                f"no delivery report for {waiting} of {len(futures)} messages within {timeout_s} s"
-                f"{self._complaints.text(since_s=deadline - timeout_s)}; they may or may not be stored"
-            ) from error
+            missing = self.sender.no_report(f"{waiting} of {len(futures)} messages", timeout_s, deadline)
+            raise SendTimeoutError(f"{missing}; they may or may not be stored") from error
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic.
@@ -253,8 +250,7 @@ class Producer:
             TopicMissingError: the topic does not exist.
             BrokerUnavailableError: no broker answered within 10 s.
         """
-        self._check_process()
-        return list(self._queues(topic))
+        return list(self.sender.queues(topic))
 
     def register_send_message_hook(self, hook: SendMessageHook) -> None:
         """Register a hook that is called before and after every send; before the first send.
@@ -264,11 +260,11 @@ class Producer:
 
         Source: `DefaultMQProducerImpl#registerSendMessageHook` of RocketMQ.
         """
-        self._hooks.add(hook)
+        self.sender.hooks = (*self.sender.hooks, check_send_hook(hook))
 
     def metrics(self) -> Iterable[Metric]:
         """Return the current metrics, for `MetricsCollector`."""
-        return self._sends.metrics(self._sender.outstanding, self.settings.namespace)
+        return self.sender.metrics()
 
     def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one.
@@ -276,8 +272,7 @@ class Producer:
         Raises:
             ClosedError: the producer belongs to another process.
         """
-        self._check_process()
-        return self._sender.flush(time.monotonic() + timeout_s)
+        return self.sender.await_results(time.monotonic() + timeout_s)
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Wait up to `timeout_s` seconds for the delivery reports, then close the producer. It may be called twice.
@@ -285,8 +280,7 @@ class Producer:
         Messages without a report by then fail with `SendTimeoutError`: they may or may not be stored. So do they if
         Ctrl-C ends the wait. In a forked child it does nothing: the producer and its messages belong to the parent.
         """
-        if os.getpid() == self._pid:
-            self._sender.close(time.monotonic() + timeout_s)
+        self.sender.close(time.monotonic() + timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -294,129 +288,171 @@ class Producer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # --- internal ----------------------------------------------------------------------------------------------------
 
-    def _message(
+class MessageSender:
+    """Sends the messages of one producer; what `Producer` and `AsyncProducer` share.
+
+    Any thread of the process that made it may call every method.
+
+    Attributes:
+        hooks: called around each send, in the order in which they were added; they nest.
+        codec: encodes bodies; None: they are bytes.
+    """
+
+    def __init__(
+        self, settings: ProducerSettings, clients: Clients | None, clock: Clock | None, codec: Codec[Any] | None
+    ) -> None:
+        names = TopicNames(settings.namespace)
+        self.hooks: tuple[SendMessageHook, ...] = ()
+        self.codec = None if codec is None else check_codec(codec)
+        self._settings = settings
+        self._names = names
+        self._clock: Clock = clock or SystemClock()
+        self._pid = os.getpid()
+        complaints = LastClientError()
+        self._complaint: Callable[[float], str] = lambda since_s: (
+            f" from {settings.bootstrap}{complaints.text(since_s=since_s)}"
+        )
+        self._lanes = Lanes(names.schedule, complaint=self._complaint)
+        self._maker = RecordMaker(
+            names,
+            settings.delay_levels,
+            settings.max_delay_ms,
+            lanes=self._lanes,
+            time=BrokerTime(self._clock, _log_wrong_clock, _CLOCK_DIFFERS_MS),
+        )
+        self._counts = ProducerCounts()
+        self._sender = RecordSender(
+            lambda: (clients or confluent_clients()).producer(producer_config(settings, complaints)),
+            thread_name="rocketshim-producer",
+            closed_text="this producer is closed; create a new one",
+            on_unconfirmed=partial(_count_unconfirmed, self._counts),
+            on_error=_log_poll_error,
+            exit_timeout_ms=settings.exit_timeout_ms,
+        )
+
+    def message(
         self, given: Message | str, body: object, codec: Codec[Any] | None, options: Mapping[str, Any]
     ) -> Message:
-        return message_of(given, body, options, self._codec if codec is None else check_codec(codec))
+        """Return the message of a send; see `message_of`."""
+        return message_of(given, body, options, self.codec if codec is None else check_codec(codec))
 
-    def _may_block(self, message: Message) -> bool:
+    def may_block(self, message: Message) -> bool:
         """Return whether the next send of a message may wait for an answer of the cluster, or for a Kafka client."""
         return not self._sender.is_open or is_delayed(message)
 
-    def _no_report(self, topic: str, since_s: float, timeout_s: float) -> str:
-        return (
-            f"no delivery report for {topic!r} within {timeout_s} s from {self.settings.bootstrap}"
-            f"{self._complaints.text(since_s=since_s)}; the message may or may not be stored"
-        )
+    def send(self, message: Message, selector: Selector | None, arg: Any, until_s: float) -> "Future[SendResult]":
+        """Send a message, with the hooks around it; wait for room until a monotonic time."""
+        if not self.hooks:
+            return self.send_now(message, selector, arg, until_s)
+        with around(self.hooks, message) as context:
+            return observed(self.hooks, context, self.send_now(context.message, selector, arg, until_s))
 
-    def _send(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
-        if not self._hooks:
-            return self._send_now(message, selector, arg, deadline)
-        with self._hooks.around(message) as context:
-            return self._hooks.observed(context, self._send_now(context.message, selector, arg, deadline))
+    def send_now(self, message: Message, selector: Selector | None, arg: Any, until_s: float) -> "Future[SendResult]":
+        """Send a message without the hooks."""
+        return self.give(*self.prepare(message, selector, arg), until_s)
 
-    def _send_now(self, message: Message, selector: Selector | None, arg: Any, deadline: float) -> "Future[SendResult]":
-        return self._give(*self._prepared(message, selector, arg), deadline)
-
-    def _prepared(
+    def prepare(
         self, message: Message, selector: Selector | None = None, arg: Any = None
     ) -> tuple[OutgoingRecord, PendingSend]:
-        self._check_process()
+        """Make the record of a message."""
+        self.check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
-        out, uniq_key = self._record(message, selector, arg, sent_ns, sent_ms)
+        partition = None if selector is None else self._selected(message, selector, arg)
+        out, uniq_key = self._maker.make(message, self._sender.list_topics, sent_ns, sent_ms, partition=partition)
+        size, most = record_size_bytes(out), self._settings.max_message_bytes
+        if size + MAX_SHIM_HEADERS_BYTES > most:
+            raise MessageTooLargeError(
+                f"the message for {message.topic!r} has {size} bytes; with {MAX_SHIM_HEADERS_BYTES} bytes reserved for "
+                f"the headers of later hops it exceeds max_message_bytes={most}"
+            )
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
         return out, PendingSend(message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
 
-    def _give(
-        self, out: OutgoingRecord, send: PendingSend, room_until_s: float, *, is_last_try: bool = True
+    def give(
+        self, out: OutgoingRecord, send: PendingSend, until_s: float, *, is_last_try: bool = True
     ) -> "Future[SendResult]":
         """Give a record to the Kafka client. Unless `is_last_try`, a full queue does not count as a refusal."""
-        again_until_s = time.monotonic() + self.settings.delivery_timeout_ms / 1_000
+        again_until_s = time.monotonic() + self._settings.delivery_timeout_ms / 1_000
         try:
-            self._sender.send(
-                out, partial(self._reported, send), room_until_s=room_until_s, again_until_s=again_until_s
-            )
+            self._sender.send(out, partial(self._reported, send), room_until_s=until_s, again_until_s=again_until_s)
         except BufferError:
             if is_last_try:
-                self._sends.refuse()
+                self._counts.refuse()
             raise
         except KafkaException as error:
-            self._sends.refuse()
+            self._counts.refuse()
             raise send_error(error.args[0], out.topic) from error
         return send.future
 
-    def _reported(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
-        topic, counts = send.physical, self._sends
-        is_delayed = topic == self.names.schedule
-        if error is not None:
-            counts.failed[is_delayed] += 1
-            send.future.set_exception(send_error(error, topic))
-            return
-        counts.stored[is_delayed] += 1
-        heard_ns = self._clock.monotonic_ns()
-        counts.durations.add((heard_ns - send.sent_ns) / 1e9)
-        partition, offset = record.partition(), record.offset()
-        if is_delayed:
-            self._time.reported(record, send.sent_ns, send.sent_ms)
-        queue = MessageQueue(topic if is_delayed else send.topic, queue_id=partition)
-        result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
-        send.future.set_result(result)
+    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
+        """Return all queues of a topic."""
+        self.check_process()
+        return _queues_of(topic, self._lanes.count(self._names.physical(topic), self._sender.list_topics))
 
-    def _record(
-        self,
-        message: Message,
-        selector: Selector | None,
-        arg: Any,
-        sent_ns: int,
-        sent_ms: int,
-    ) -> tuple[OutgoingRecord, str]:
-        prefix, counter = self._ids
-        uniq_key = f"{prefix}{next(counter):012X}"
-        partition: int | None = None
-        if selector is not None:
-            select = select_function(selector)
-            queues = self._queues(message.topic)
-            chosen: Any = select(list(queues), message, arg)
-            if not isinstance(chosen, MessageQueue) or chosen not in queues[chosen.queue_id : chosen.queue_id + 1]:
-                raise TopicMissingError(f"the selector chose {chosen}, which is not a queue of {message.topic!r}")
-            partition = chosen.queue_id
-        lane = 0
-        if is_delayed(message):
-            lane = self._lanes.choose(message.key_bytes, self._sender.list_topics)
-        out = delayed_record(
-            message,
-            self.names,
-            self.settings.delay_levels,
-            uniq_key=uniq_key,
-            born_ms=sent_ms,
-            now_ms=self._time.now_ms(sent_ns, sent_ms),
-            lane=lane,
-            real_qid=partition,
-            max_delay_ms=self.settings.max_delay_ms,
-        )
-        size = record_size_bytes(out)
-        if size + MAX_SHIM_HEADERS_BYTES > self.settings.max_message_bytes:
-            raise MessageTooLargeError(
-                f"the message for {message.topic!r} has {size} bytes; with {MAX_SHIM_HEADERS_BYTES} bytes reserved for "
-                f"the headers of later hops it exceeds max_message_bytes={self.settings.max_message_bytes}"
-            )
-        return out, uniq_key
+    def no_report(self, what: str, timeout_s: float, until_s: float) -> str:
+        """Return the beginning of the error about messages without a delivery report until a monotonic time."""
+        return f"no delivery report for {what} within {timeout_s} s{self._complaint(until_s - timeout_s)}"
 
-    def _queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        return _queues_of(topic, self._lanes.count(self.names.physical(topic), self._sender.list_topics))
+    def metrics(self) -> Iterable[Metric]:
+        """Return the current metrics."""
+        return self._counts.metrics(self._sender.outstanding, self._settings.namespace)
 
-    def _complaint(self, since_s: float) -> str:
-        return f" from {self.settings.bootstrap}{self._complaints.text(since_s=since_s)}"
+    def await_results(self, until_s: float) -> int:
+        """Wait for the results of all messages until a monotonic time; return the number of those without one."""
+        self.check_process()
+        return self._sender.flush(until_s)
 
-    def _check_process(self) -> None:
+    def close(self, until_s: float) -> None:
+        """Flush and close; in a forked child do nothing: the messages belong to the parent."""
+        if os.getpid() == self._pid:
+            self._sender.close(until_s)
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a forked child."""
         if os.getpid() != self._pid:
             raise ClosedError("this producer belongs to another process; create one in each process, after the fork")
 
-    def _make_client(self) -> ProducerClient:
-        return (self._clients or confluent_clients()).producer(producer_config(self.settings, self._complaints))
+    def _selected(self, message: Message, selector: Selector, arg: Any) -> int:
+        select = select_function(selector)
+        queues = self.queues(message.topic)
+        chosen: Any = select(list(queues), message, arg)
+        if not isinstance(chosen, MessageQueue) or chosen not in queues[chosen.queue_id : chosen.queue_id + 1]:
+            raise TopicMissingError(f"the selector chose {chosen}, which is not a queue of {message.topic!r}")
+        return chosen.queue_id
+
+    def _reported(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
+        topic, counts = send.physical, self._counts
+        is_scheduled = topic == self._names.schedule
+        if error is not None:
+            counts.failed[is_scheduled] += 1
+            send.future.set_exception(send_error(error, topic))
+            return
+        counts.stored[is_scheduled] += 1
+        counts.durations.add((self._clock.monotonic_ns() - send.sent_ns) / 1e9)
+        partition, offset = record.partition(), record.offset()
+        if is_scheduled:
+            self._maker.time.reported(record, send.sent_ns, send.sent_ms)
+        queue = MessageQueue(topic if is_scheduled else send.topic, queue_id=partition)
+        result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
+        send.future.set_result(result)
+
+
+def producer_config(settings: ProducerSettings, complaints: LastClientError) -> dict[str, Any]:
+    """Return the settings of the Kafka client, which reports its errors to `complaints`."""
+    required = {
+        **PROTECTED_PRODUCER,
+        "delivery.timeout.ms": settings.delivery_timeout_ms,
+        "message.max.bytes": settings.max_message_bytes + MAX_SHIM_HEADERS_BYTES,
+    }
+    defaults = {
+        "client.id": "rocketshim",
+        "linger.ms": settings.linger_ms,
+        **complaints.settings,
+        "topic.metadata.propagation.max.ms": _UNKNOWN_TOPIC_MS,
+    }
+    return settings.client_config(required, defaults)
 
 
 @lru_cache(maxsize=100)

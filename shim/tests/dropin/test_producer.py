@@ -81,15 +81,16 @@ def test_a_message_that_breaks_a_rule_is_refused(wrong: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("level", [0, -1])
 def test_a_level_of_zero_or_less_is_not_delayed_and_asks_no_broker(level: int) -> None:
-    out = Producer(NOWHERE)._shim_record(ShimMessage("t", b"x", delay_level=level, tag="a"), 7, 2, 0, 0)
+    message = ShimMessage("t", b"x", delay_level=level, tag="a")
+    out, _ = Producer(NOWHERE)._shim_maker.make(message, print, 0, 0, partition=2, timestamp_ms=7)
     envelope = decode(out.headers, trusted=True)
     assert (out.topic, out.partition, envelope.tags, envelope.born_timestamp_ms) == ("t", 2, "a", 7)
 
 
 def test_each_message_has_an_id_of_its_own() -> None:
     producer = Producer(NOWHERE)
-    made = [producer._shim_record(ShimMessage("t", b"x"), 0, None, 0, 0) for _ in range(3)]
-    ids = {decode(out.headers, trusted=True).uniq_key for out in made}
+    made = [producer._shim_maker.make(ShimMessage("t", b"x"), print, 0, 0) for _ in range(3)]
+    ids = {decode(out.headers, trusted=True).uniq_key for out, _ in made}
     assert len(ids) == 3
 
 

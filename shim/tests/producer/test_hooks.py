@@ -149,12 +149,12 @@ def test_hooks_and_counts_see_a_send_that_waits_for_room_once(
         clients: Any = Clients(kafka.consumer, lambda config: FullThrice(kafka.producer(config)))  # type: ignore[arg-type, return-value]
         async with AsyncProducer("memory:1", clients=clients) as producer:
             producer.producer.register_send_message_hook(seen)
-            producer.producer._sender._open()
+            producer.producer.sender._sender._open()
             try:
                 await producer.send("orders", b"x", timeout_s=timeout_s)
             except BufferError:
                 assert refused
-            assert producer.producer._sends.refused == refused
+            assert producer.producer.sender._counts.refused == refused
 
     asyncio.run(main())
     assert len(seen.before) == len(seen.after) == 1
