@@ -139,7 +139,8 @@ def _members(facts: ResetFacts) -> tuple[str, ...]:
     found = set(facts.standing.members or ())
     if facts.log is not None and facts.log.last_append_ms is not None:
         idle_ms = facts.now_ms - facts.log.last_append_ms - _CLOCKS_MS
-        names = {each.owner.client_id for each in facts.log.log.members if each.lease_left_ms > idle_ms}
+        log = facts.log.log
+        names = {each.owner.client_id for each in log.members if each.end_ms - log.log_ms > idle_ms}
         found |= {name for name in names if not any(member.startswith(f"{name}@") for member in found)}
     return tuple(sorted(found))
 

@@ -93,7 +93,7 @@ def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
             "client_id": member.owner.client_id,
             "incarnation": member.owner.incarnation,
             "strategy": member.strategy,
-            "gone_in_ms": member.lease_left_ms,
+            "gone_in_ms": member.end_ms - standing.log.log_ms,
             "queues": sum(lock.owner == member.owner for lock in standing.log.locks),
         }
         for member in standing.log.members

@@ -1,8 +1,7 @@
 """Locks of queues: one owner for each queue of a group, and a token that grows from owner to owner.
 
 Kafka's group protocol gives a partition to one member, but it cannot stop a member that was frozen. So an owner needs a
-lease, and leases are records in the group's log (one partition). This page has the rules; four modules decide or keep
-nothing else, and one acts:
+lease, and leases are records in the group's log (one partition). This page has the rules.
 
 * `fold`: the records, in their order, say who owns what. Pure; every member folds the same log.
 * `holder`: what one member may rely on, and what it writes. Pure.
@@ -62,8 +61,9 @@ answer; the listener thread asks it before each call, the poll thread before it 
 poll thread, gets the lease when it is granted and once more when it is stopped (`Lease.stopped`), and answers by one
 release. Between the two it is in use or leaving: `consumer.orderly.mode`.
 
-**Two threads**, because a poll thread may wait for a commit longer (45 s, brokers gone) than a lease is relied on. They
-share the lease, a queue of commands and a queue of leases; nothing else.
+**Two threads**, because a poll thread may wait for a commit much longer than a lease is relied on (with the broker
+frozen, a synchronous commit had not returned after 4 minutes). They share the lease, a queue of commands and a queue of
+leases; nothing else.
 
 **The log is lost** when its topic has another id, when its bounds do not match what was folded, or when the offset to
 read does not exist; a record of an unknown version is as bad. Every belief ends immediately. After a re-creation

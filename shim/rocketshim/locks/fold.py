@@ -99,7 +99,7 @@ class Member:
     owner: Owner
     strategy: str | None  # name of its allocation strategy; None: Kafka's group protocol assigns its queues
     since_offset: int  # of its first heartbeat since it was last absent, as far back as this fold reaches
-    lease_left_ms: int  # log time until it counts as gone, above 0
+    end_ms: int  # log time at which it counts as gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,20 +203,13 @@ class QueueLease:
             self.note_progress(best)
 
 
-@dataclass(frozen=True, slots=True)
-class _Membership:
-    strategy: str | None
-    since_offset: int
-    end_ms: int
-
-
 class GroupMembers:
     """The members, with the log time at which each counts as gone."""
 
     __slots__ = ("_members", "_until_ms")
 
     def __init__(self) -> None:
-        self._members: dict[Owner, _Membership] = {}
+        self._members: dict[Owner, Member] = {}
         self._until_ms = _NEVER_MS  # log time before which no member expires
 
     def __len__(self) -> int:
@@ -225,7 +218,7 @@ class GroupMembers:
     def heartbeat(self, owner: Owner, strategy: str | None, offset: int, end_ms: int) -> bool:
         """Add a member, or keep it alive until `end_ms`; return whether it is new or has changed its strategy."""
         known = self._members.get(owner)
-        self._members[owner] = _Membership(strategy, known.since_offset if known else offset, end_ms)
+        self._members[owner] = Member(owner, strategy, known.since_offset if known else offset, end_ms)
         self._until_ms = min(self._until_ms, end_ms)
         return known is None or known.strategy != strategy
 
@@ -242,12 +235,9 @@ class GroupMembers:
         self._until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
         return len(self._members) < before
 
-    def alive(self, log_ms: int) -> tuple[Member, ...]:
+    def alive(self) -> tuple[Member, ...]:
         """Return the members, sorted by client id and incarnation."""
-        return tuple(
-            Member(owner, each.strategy, each.since_offset, each.end_ms - log_ms)
-            for owner, each in sorted(self._members.items())
-        )
+        return tuple(each for _, each in sorted(self._members.items()))
 
     def joined_at(self, owner: Owner) -> int | None:
         """Return the offset of a member's first heartbeat since it was last absent; None: it is not alive."""
@@ -373,7 +363,7 @@ class GroupLog:
     @property
     def members(self) -> tuple[Member, ...]:
         """Members alive after the last record, sorted by client id and incarnation."""
-        return self._members.alive(self._log_ms)
+        return self._members.alive()
 
     @property
     def client_ids(self) -> tuple[str, ...]:
