@@ -143,7 +143,8 @@ def _redrive(stage: WorkerStage, env: dict[str, str], tmp_path: Path, target: st
     with stage.sender() as sender:
         sender.send(Message("missing", b"nowhere", delay_level=1), timeout_s=DEADLINE_S)
     stage.read_until(stage.names.parked, 1)
-    assert _command(stage, env, "parked", "redrive", "--topic", "missing").returncode == 0
+    assert _command(stage, env, "parked", "plan", "--topic", "missing", "--out", str(plan)).returncode == 0
+    assert _command(stage, env, "dlq", "apply", str(plan), namespace=False).returncode == 0
     waiting.wait_until(lambda: len(stage.read(stage.names.parked)) == 2, "it is parked again", within_s=DEADLINE_S)
     del target
 

@@ -70,7 +70,7 @@ def run(admin: AdminClient, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*words: str, code: int = 0) -> str:
         capsys.readouterr()
         assert main(list(words)) == code
-        if words[1] in {"apply", "redrive"}:
+        if words[1] == "apply":
             await_ends_of_transactions(admin)
         return capsys.readouterr().out
 
@@ -153,23 +153,30 @@ def test_a_repeat_of_a_letter_that_was_sent_before_is_not_sent_too(place: Place,
         assert (made["letters"], made["held_back"]["repeat-of"]) == (0, 1), choice
 
 
-def test_parked_records_sent_again_by_a_name_are_sent_once_by_it(place: Place, run: Run) -> None:
+def test_parked_records_are_planned_and_sent_once_by_a_plan(place: Place, run: Run, tmp_path: Path) -> None:
     for target in ("orders", "orders", ""):
         place.write(place.names.parked, park_reason="target-refused", real_topic=target or None, uniq_key="m")
 
-    def redrive(*words: str, code: int = 0) -> list[int]:
-        told = json.loads(run("parked", "redrive", *words, *place.there, "--json", code=code))
-        return [told[each] for each in ("sent", "sent_before", "failed")]
+    def planned(file: str, *words: str, code: int = 0) -> int:
+        facts = run("parked", "plan", *words, *place.there, "--out", str(tmp_path / file), "--json", code=code)
+        return int(json.loads(facts)["letters"])
 
-    assert redrive("0/0", "0/7", "--dry-run", code=2) == [1, 0, 1], "0/7 is not there"
-    assert redrive("0/0", "0/1", "0/7", code=2) == [2, 0, 1]
-    assert redrive("0/0", "--again", "--plan", "monday") == [1, 0, 0]
-    assert redrive("--topic", "orders", "--again", "--plan", "monday") == [1, 1, 0], "as after a kill between the two"
-    assert redrive("--topic", "orders", "--again", "--plan", "monday") == [0, 2, 0]
-    assert redrive("--reason", "", "--again", "--plan", "tuesday", code=2) == [2, 0, 1], "the third names no target"
-    run("parked", "redrive", "0/0", "--again", "--plan", "no/name", *place.there, code=1)
+    def applied(file: str, *words: str) -> list[int]:
+        facts = json.loads(run("dlq", "apply", str(tmp_path / file), "--bootstrap", place.bootstrap, "--json", *words))
+        return [facts[each] for each in ("sent", "settled_before", "left")]
+
+    assert planned("both", "0/0", "0/1", "0/7", code=2) == 2, "0/7 is not there"
+    assert planned("one", "0/0") == 1
+    assert applied("both", "--dry-run") == [0, 0, 2]
+    assert applied("one") == [1, 0, 0]
+    assert applied("both") == [1, 1, 0]
+    assert planned("none", "--topic", "orders") == 0
+    assert planned("again", "--topic", "orders", "--again") == 2
+    assert applied("again") == [2, 0, 0]
+    assert applied("again") == [0, 2, 0], "as after a kill"
+    assert planned("rest", "--reason", "", "--again", code=2) == 2, "the third names no target"
     with TopicReader(place.bootstrap) as reader:
-        assert len(list(reader.read([place.names.schedule]))) == 6
+        assert len(list(reader.read([place.names.schedule]))) == 4
 
 
 def test_a_group_that_is_not_known_is_said_to_be_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +206,7 @@ def test_no_command_shows_a_none_where_there_is_nothing(place: Place, capsys: py
         ["dlq", "plan", "--group", group], ["dlq", "discard", "--group", group], ["dlq", "export", "--group", group],
         ["dlq", "show", "0/0", "--group", group], ["retry", "ls", "--group", group], ["delayed", "ls"],
         ["delayed", "stats"], ["delayed", "show", "2/0"], ["parked", "ls"], ["parked", "show", "0/0"],
-        ["parked", "redrive", "0/0"], ["trace", f"{place.source}/0/0"], ["doctor"], ["init", "--dry-run"],
+        ["parked", "plan", "0/0"], ["trace", f"{place.source}/0/0"], ["doctor"], ["init", "--dry-run"],
     ]  # fmt: skip
 
     def shown(words: list[str]) -> str:
@@ -228,7 +235,7 @@ def test_where_no_broker_answers_each_command_ends_and_says_so(tmp_path: Path) -
     nowhere = "127.0.0.1:1"
     verbs = [
         "init", "doctor", "send orders x --timeout 10", "delayed ls", "delayed stats", "delayed show 0/0", "parked ls",
-        "parked show 0/0", "parked redrive 0/0", "dlq stats --group g", "dlq ls --group g", "dlq show 0/0 --group g",
+        "parked show 0/0", "parked plan 0/0", "dlq stats --group g", "dlq ls --group g", "dlq show 0/0 --group g",
         "dlq plan --group g", "dlq discard --group g", "dlq export --group g", "retry ls --group g", "trace x",
         "trace orders/0/1", "group lag g", "group members g", "group locks g", "group subscriptions g",
         "group release g orders/0", "worker --allow orders",
@@ -299,7 +306,7 @@ def test_exit_codes(place: Place, run: Run, tmp_path: Path) -> None:
         (["delayed", "show", "x"], 1),
         (["parked", "ls"], 0), (["parked", "show", "0/0"], 0), (["parked", "show", "0/9"], 2),
         (["parked", "show", "x"], 1),
-        (["parked", "redrive"], 1), (["parked", "redrive", "0/0"], 2),
+        (["parked", "plan"], 1), (["parked", "plan", "0/0"], 2),
         (["group", "subscriptions", group], 2), (["group", "locks", group], 1), (["group", "members", group], 1),
         (["init", "--group", group, "--dry-run"], 0), (["init", "--partitions", "3"], 1),
         (["send", place.source, "x"], 0), (["send", place.source, "x", "--property", "x"], 1),

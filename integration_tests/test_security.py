@@ -253,7 +253,7 @@ def test_an_operator_has_every_tool(secured: Secured, tmp_path: Path, capsys: py
         (["delayed", "ls"], {0}),
         (["delayed", "stats"], {0, 2}),
         (["parked", "ls"], {0}),
-        (["parked", "redrive", "--reason", ""], {0, 2}),
+        (["parked", "plan", "--reason", ""], {0, 2}),
         (["trace", f"{NAMES.dead_letter(GROUP)}/0/0"], {0}),
         (["group", "lag", GROUP, "--count"], {0}),
         (["group", "subscriptions", GROUP], {0}),
@@ -754,7 +754,7 @@ KEY = f"-----BEGIN PRIVATE KEY-----\n{CANARY}\n-----END PRIVATE KEY-----"
 COMMANDS = [
     ["init", "--group", "g"], ["doctor", "--json"], ["send", "orders", "x"], ["worker", "--allow", "orders"],
     ["delayed", "ls"], ["delayed", "stats", "--json"], ["delayed", "show", "0/0"], ["parked", "ls", "--json"],
-    ["parked", "show", "0/0"], ["parked", "redrive", "0/0"], ["dlq", "ls", "--group", "g", "--json"],
+    ["parked", "show", "0/0"], ["parked", "plan", "0/0"], ["dlq", "ls", "--group", "g", "--json"],
     ["dlq", "show", "0/0", "--group", "g"], ["dlq", "stats", "--group", "g"], ["dlq", "plan", "--group", "g"],
     ["dlq", "discard", "--group", "g"], ["dlq", "export", "--group", "g"], ["retry", "ls", "--group", "g"],
     ["trace", "x"], ["group", "lag", "g"], ["group", "subscriptions", "g"], ["group", "locks", "g"],

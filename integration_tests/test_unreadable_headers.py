@@ -281,7 +281,7 @@ def test_listings_show_it_and_go_on_and_it_is_not_sent_again(
     assert sorted(each["cause"] for each in stats) == ["Timeout", "malformed (bad-header-key)"]
     assert len(json.loads(stage.run("trace", "good", "--json"))) == 5
     stage.run("doctor", "--group", name, "--json", code=2)
-    stage.run("parked", "redrive", "0/0", code=2)
+    stage.run("parked", "plan", "0/0", code=2)
 
     made = json.loads(stage.run("dlq", "plan", "--group", name, "--out", plan, "--json"))
     assert (made["letters"], made["held_back"]) == (1, {"malformed": 1})

@@ -290,10 +290,11 @@ def section(heading: str) -> list[list[str]]:
     return [shlex.split(" ".join(each.split())) for each in re.findall(r"`rocketshim ([^`]+)`", text)]
 
 
-def run_section(place: Place, heading: str, **filled_in: str) -> None:
+def run_section(place: Place, heading: str, folder: Path, **filled_in: str) -> None:
     """Run the commands of a section as they stand; `filled_in` are the words in capitals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ROCKETSHIM_NAMESPACE", place.namespace)
+        patch.chdir(folder)
         for command in section(heading):
             words = [filled_in.get(word.replace("/", "_"), word) for word in command]
             assert main(words) in {0, 2}, (words, place.capsys.readouterr())
@@ -305,7 +306,7 @@ def records(place: Place, topic: str) -> int:
     return sum(future.result(WAIT_S).offset for future in ends.values())
 
 
-def test_the_runbook_of_parked_records_delivers_them(place: Place) -> None:
+def test_the_runbook_of_parked_records_delivers_them(place: Place, tmp_path: Path) -> None:
     place.init()
     missing = f"{place.namespace}.missing"
     worker = patient_worker(place.bootstrap, place.namespace, "1s 2s", target_tries=1)
@@ -313,7 +314,7 @@ def test_the_runbook_of_parked_records_delivers_them(place: Place) -> None:
         place.send(missing, delay="1s")
         wait_until(lambda: worker.counts.parked != {}, "parked", within_s=WAIT_S)
         place.create(missing, 1)  # "its target did not exist: create it"
-        run_section(place, "Parked", PARTITION_OFFSET="0/0")
+        run_section(place, "Parked", tmp_path, PARTITION_OFFSET="0/0")
         wait_until(lambda: records(place, missing) == 1, "delivered", within_s=WAIT_S)
 
 
@@ -335,9 +336,7 @@ def test_the_runbook_of_dead_letters_sends_them_again(place: Place, tmp_path: Pa
     try:
         dead = place.names.dead_letter(place.group)
         wait_until(lambda: records(place, dead) == 1, "a dead letter", within_s=WAIT_S)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(tmp_path)
-            run_section(place, "NewDeadLetters", GROUP=place.group, PARTITION_OFFSET="0/0")
+        run_section(place, "NewDeadLetters", tmp_path, GROUP=place.group, PARTITION_OFFSET="0/0")
         wait_until(lambda: len(handled) == 2, "handled again", within_s=WAIT_S)
     finally:
         consumer.stop()

@@ -34,7 +34,7 @@ def cli(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
-    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str]
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:
     names, levels = TopicNames(namespace), "1s 2s 1h"
     provision.ensure_topics(admin, Layout(names, DelayLevels.parse(levels)).shared())
@@ -86,11 +86,12 @@ def test_waiting_and_parked_records_are_listed_shown_and_sent_again(
     assert narrow.wait(DEADLINE_S) == 0
     assert [(entry["reason"], entry["target"]) for entry in entries] == [("forbidden-target:not-allowed", target)]
     assert "b'soon'" in cli("parked", "show", entries[0]["place"], *there).stdout
-    dry = cli("parked", "redrive", *there, "--topic", target, "--dry-run")
-    assert dry.stdout.endswith("1 would be sent, 0 before, 0 not\n")
-    assert cli("parked", "redrive", *there).returncode == 1
-    assert cli("parked", "redrive", entries[0]["place"], *there).stdout.endswith("1 sent, 0 before, 0 not\n")
-    assert cli("parked", "redrive", "--reason", "", *there).stdout.endswith("0 sent, 1 before, 0 not\n")
+    assert ": send 1 of 1 parked records\n" in cli("parked", "plan", *there, "--topic", target).stdout
+    assert cli("parked", "plan", *there).returncode == 1
+    assert cli("parked", "plan", entries[0]["place"], *there, "--out", str(tmp_path / "plan")).returncode == 0
+    for done in ("sent: 1, before this run: 0,", "sent: 0, before this run: 1,"):
+        assert cli("dlq", "apply", str(tmp_path / "plan"), "--bootstrap", broker.bootstrap).stdout.startswith(done)
+    assert ": send 0 of 0 parked records\n" in cli("parked", "plan", "--reason", "", *there).stdout
     assert (len(parked()), len(parked("--all"))) == (0, 1)
 
     wide = worker(target)

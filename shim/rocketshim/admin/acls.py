@@ -130,7 +130,7 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
 
 
 def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
-    yield _topic(names.schedule, "READ", "WRITE", "DESCRIBE_CONFIGS", why="delayed, trace; parked redrive; doctor")
+    yield _topic(names.schedule, "READ", "WRITE", "DESCRIBE_CONFIGS", why="delayed, trace; dlq apply (parked); doctor")
     yield _topic(names.parked, "READ", "DESCRIBE_CONFIGS", why="parked; doctor")
     yield _topic(names.redrive_log, "READ", "WRITE", "DESCRIBE_CONFIGS", why="what was redriven; doctor")
     ours = f"{names.prefix}rmq."

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
-from rocketshim.admin.parked import parked_record, redriven_parked
+from rocketshim.admin.parked import ParkedRecord, parked_record, redriven_parked
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import Make, Redriver, read_log
@@ -84,30 +84,44 @@ def _classified(
             yield dead_letter, is_wanted
 
 
-def plan_parked(reader: TopicReader, names: TopicNames, reason: str) -> RedrivePlan:
-    """Plan to send parked records with this reason to the worker again; those that were sent again are left out.
+def plan_parked(
+    reader: TopicReader,
+    names: TopicNames,
+    wants: Callable[[ParkedRecord], bool],
+    choice: Mapping[str, str],
+    *,
+    again: bool = False,
+) -> RedrivePlan:
+    """Plan to send parked records to the worker again.
 
-    A record that names no target is held back: the worker would only park it again.
+    Records that were sent again are left out. One that names no target is held back: the worker would park it again.
+
+    Args:
+        reader: reads the parking topic and the redrive log.
+        names: of the namespace's topics.
+        wants: whether the user selected a record.
+        choice: the selection as the user wrote it.
+        again: include records that were sent again before.
     """
     log = read_log(reader, names.redrive_log, names.parked)
     letters, held_back = [], []
     for message in reader.read([names.parked]):
         entry, digest = parked_record(message), record_digest(message)
         position = (message.partition(), message.offset())
-        if entry.reason != reason or log.settled(*position, digest) is not None:
+        if not wants(entry) or (not again and log.settled(*position, digest) is not None):
             continue
-        if log.may_have_lost(message):
-            held_back.append(HeldBack(*position, "marks-lost", reason))
+        if log.may_have_lost(message) and not again:
+            held_back.append(HeldBack(*position, "marks-lost", entry.reason))
         elif entry.target:
-            letters.append(PlannedLetter(*position, digest, names.schedule, reason, entry.uniq_key or ""))
+            letters.append(PlannedLetter(*position, digest, names.schedule, entry.reason, entry.uniq_key or ""))
         else:
-            held_back.append(HeldBack(*position, "no-target", reason))
+            held_back.append(HeldBack(*position, "no-target", entry.reason))
     return RedrivePlan(
         source=names.parked,
         cluster_id=reader.cluster_id(),
         created_ms=time.time_ns() // 1_000_000,
-        rules=RedriveRules(namespace=names.namespace),
-        choice={"reason": reason},
+        rules=RedriveRules(namespace=names.namespace, again=again),
+        choice=dict(choice),
         letters=tuple(sorted(letters)),
         held_back=tuple(sorted(held_back)),
         log_end=log.end,

@@ -1,22 +1,18 @@
-"""`rocketshim parked ls | show | redrive`: show the messages that the worker could not deliver, and send them again."""
+"""`rocketshim parked ls | show | plan`: show the messages that the worker could not deliver, and send them again."""
 
 import json
-import re
-import uuid
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table
 
-from rocketshim.admin.parked import parked_record, redriven_parked
+from rocketshim.admin.parked import ParkedRecord, parked_record
 from rocketshim.admin.record_view import as_read, time_text
-from rocketshim.admin.redrive import Redriver, read_log
-from rocketshim.admin.redrive_planning import ensure_log
+from rocketshim.admin.redrive import read_log
+from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.cli.app import FINDING
-from rocketshim.cli.options import SELECTION, Connected, Connection, DryRun, Json
+from rocketshim.cli.options import SELECTION, Connected, Json
 from rocketshim.cli.records import (
     Coordinates,
     Everything,
@@ -29,15 +25,14 @@ from rocketshim.cli.records import (
     show_raw,
     show_table,
 )
-from rocketshim.core.redrive_progress import RedriveProgress
-from rocketshim.errors import ConfigError, MessageError
-from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.cli.redrive import Again, Out, check_out, hand_over
+from rocketshim.errors import ConfigError
 from rocketshim_topics import TopicNames
-from rocketshim_topics.redrive_log import RedriveLog, record_digest
-from rocketshim_topics.redrive_plan import PlannedLetter
+from rocketshim_topics.redrive_log import RedriveLog
 
 app = typer.Typer(
-    help="Show parked records (malformed, forbidden, or refused by their target), and send them again.",
+    help="Show parked records (malformed, forbidden, or refused by their target), and send them again (plan; then: "
+    "rocketshim dlq apply).",
     epilog="Example: rocketshim parked ls --bootstrap localhost:9092",
     no_args_is_help=True,
 )
@@ -54,15 +49,8 @@ Topic = Annotated[
 ]
 
 
-def _select(
-    reader: TopicReader, names: TopicNames, reason: str | None, topic: str | None, *, follow: bool = False
-) -> Iterator[Any]:
-    for message in reader.read([names.parked], follow=follow):
-        if message is None:
-            continue
-        entry = parked_record(message)
-        if (reason is None or entry.reason.startswith(reason)) and _goes_to(entry.target, topic, names):
-            yield message
+def _is_selected(entry: ParkedRecord, names: TopicNames, reason: str | None, topic: str | None) -> bool:
+    return (reason is None or entry.reason.startswith(reason)) and _goes_to(entry.target, topic, names)
 
 
 def _goes_to(target: str | None, topic: str | None, names: TopicNames) -> bool:
@@ -94,7 +82,9 @@ def ls(
     with at.reader() as reader:
         log = read_log(reader, names.redrive_log, names.parked)
         shown = hidden = 0
-        for message in _select(reader, names, reason, topic, follow=follow):
+        for message in reader.read([names.parked], follow=follow):
+            if message is None or not _is_selected(entry := parked_record(message), names, reason, topic):
+                continue
             plan = _redriven_by(log, message)
             if plan is not None and not everything:
                 hidden += 1
@@ -103,7 +93,6 @@ def ls(
                 say_limit(limit)
                 break
             shown += 1
-            entry = parked_record(message)
             if as_json:
                 typer.echo(json.dumps({**asdict(entry), "plan": plan}))
             elif follow:
@@ -151,8 +140,11 @@ def show(
     show_raw(asdict(parked_record(message)), message)
 
 
-@app.command(epilog="Example: rocketshim parked redrive --topic orders --reason target-refused --dry-run")
-def redrive(
+@app.command(
+    epilog="Example: rocketshim parked plan --topic orders --reason target-refused --out plan.json; "
+    "then: rocketshim dlq apply plan.json"
+)
+def plan(
     *,
     coordinates: Annotated[
         list[str] | None,
@@ -161,132 +153,30 @@ def redrive(
     at: Connected,
     reason: Reason = None,
     topic: Topic = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Also send records that were sent before; needs --plan.")
-    ] = False,
-    plan_name: Annotated[
-        str | None,
-        typer.Option(
-            "--plan",
-            metavar="NAME",
-            help="Name of this redrive. Each record is sent once per name, so you can repeat the same command.",
-        ),
-    ] = None,
-    dry_run: DryRun = False,
+    again: Again = False,
+    out: Out = None,
     as_json: Json = False,
 ) -> None:
-    """Send parked records to the worker again, due immediately: each once, even if you run, stop or kill this often.
+    """Plan which parked records to send to the worker again, due immediately. Sends nothing.
 
-    Exit code 2 if a record could not be sent: it does not exist, names no target, or was parked without its body.
+    Exit code 2 if a record does not exist, or names no target.
     """
     if not coordinates and reason is None and topic is None:
         raise ConfigError("select records by PARTITION/OFFSET, --reason or --topic (--reason '' means all)")
-    if plan_name is not None and not re.fullmatch(r"[A-Za-z0-9_-]{1,100}", plan_name):
-        raise ConfigError(f"--plan {plan_name!r:.110}: write a name of 1 to 100 letters, digits, - and _")
-    if again and plan_name is None:
-        raise ConfigError("--again needs --plan NAME, so that each record is sent once if you repeat the command")
-    names = at.names
-    plan = f"parked-{plan_name or uuid.uuid4().hex[:12]}"
-    wanted = {parse_coordinates(text, "parked ls") for text in coordinates or ()}
+    check_out(out)
+    missing = {"{}/{}".format(*parse_coordinates(text, "parked ls")) for text in coordinates or ()}
+    places = frozenset(missing)
+
+    def wants(entry: ParkedRecord) -> bool:
+        is_wanted = (not places or entry.place in places) and _is_selected(entry, at.names, reason, topic)
+        missing.difference_update([entry.place] if is_wanted else ())
+        return is_wanted
+
+    choice = {"records": " ".join(sorted(places)), "reason": reason, "topic": topic}
     with at.reader() as reader:
-        picked = _Selection(names, read_log(reader, names.redrive_log, names.parked), again=again, plan=plan)
-        for message in _select(reader, names, reason, topic):
-            position = (message.partition(), message.offset())
-            if not wanted or position in wanted:
-                picked.add(message)
-    for partition, offset in sorted(wanted - picked.seen):
-        picked.refuse(f"{partition}/{offset} does not exist (any more), or the other options exclude it")
-    progress = RedriveProgress(picked.letters)
-    if not dry_run:
-        _send(at, progress, picked)
-    if _report(picked, progress, dry_run=dry_run, as_json=as_json):
+        made = plan_parked(reader, at.names, wants, {name: what for name, what in choice.items() if what}, again=again)
+    hand_over(made, out, as_json=as_json)
+    for place in sorted(missing):
+        echo_safe(f"{place} does not exist (any more), or the other options exclude it", err=True)
+    if missing or any(each.reason == "no-target" for each in made.held_back):
         raise typer.Exit(FINDING)
-
-
-def _report(picked: "_Selection", progress: RedriveProgress, *, dry_run: bool, as_json: bool) -> int:
-    """Print what was done; return how many records could not be sent."""
-    left = len(picked.refused) + (0 if dry_run else progress.failed + progress.waiting)
-    facts = {
-        "sent": len(picked.letters) if dry_run else progress.sent,
-        "sent_before": picked.sent_before + progress.settled,
-        "failed": left,
-        "dry_run": dry_run,
-        "failures": dict(progress.failures),
-    }
-    if as_json:
-        typer.echo(json.dumps(facts))
-        return left
-    for letter in picked.letters if dry_run else ():
-        echo_safe(f"would send {letter.partition}/{letter.offset}, parked as {letter.cause}")
-    for cause, count in progress.failures.most_common():
-        echo_safe(f"  {count:7} failed: {cause}")
-    done = "would be sent" if dry_run else "sent"
-    typer.echo(f"{facts['sent']} {done}, {facts['sent_before']} before, {left} not")
-    return left
-
-
-class _Selection:
-    """The parked records to send, and those that cannot be sent."""
-
-    def __init__(self, names: TopicNames, log: RedriveLog, *, again: bool, plan: str) -> None:
-        self.again = again
-        self.plan = plan
-        self.log_end = log.end
-        self.letters: list[PlannedLetter] = []
-        self.refused: list[str] = []
-        self.seen: set[tuple[int, int]] = set()
-        self.sent_before = 0
-        self._names = names
-        self._log = log
-
-    def add(self, message: Any) -> None:
-        """Add a record that the user selected, unless it was sent before or cannot be sent."""
-        position = (message.partition(), message.offset())
-        entry, digest = parked_record(message), record_digest(message)
-        redriven = self._log.settled(*position, digest)
-        self.seen.add(position)
-        if self._log.is_done(self.plan, *position) or (redriven is not None and not self.again):
-            self.sent_before += 1
-            return
-        if self._log.may_have_lost(message) and not self.again:
-            self.refuse(
-                f"{position[0]}/{position[1]} may have been sent before: the redrive log has lost its first records "
-                "(marks-lost). To send it nevertheless: --again --plan NAME, with a new name"
-            )
-            return
-        try:
-            redriven_parked(message, self._names)
-        except MessageError as error:
-            self.refuse(str(error))
-            return
-        self.letters.append(PlannedLetter(*position, digest, self._names.schedule, entry.reason, entry.uniq_key or ""))
-
-    def refuse(self, why: str) -> None:
-        """Note and print that a record cannot be sent, and why."""
-        self.refused.append(why)
-        echo_safe(why, err=True)
-
-
-def _send(at: Connection, progress: RedriveProgress, picked: _Selection) -> None:
-    """Send the selected records.
-
-    The marks in the redrive log prevent repeats of what this plan has sent and, unless `again`, what another plan has.
-    """
-    if not picked.letters:
-        return
-    names = at.names
-    ensure_log(at.bootstrap, names, client=at.client)
-    redriver = Redriver(
-        at.bootstrap,
-        names.redrive_log,
-        source=names.parked,
-        plan=picked.plan,
-        state="redriven",
-        make=lambda message, _: redriven_parked(message, names),
-        again=picked.again,
-        log_end=picked.log_end,
-        progress=progress,
-        client=at.client,
-    )
-    with closing(redriver):
-        redriver.run()

@@ -1,4 +1,4 @@
-"""`rocketshim dlq plan | apply | discard`: send dead letters again, or discard them, by a plan that you can read first.
+"""`rocketshim dlq plan | apply | discard`: send records again, or discard them, by a plan that you can read first.
 
 `plan` and `discard` only read the cluster and write a file. `apply` does exactly what the file says. It reads from the
 cluster what is already done (`rocketshim.admin.redrive`), so it may be stopped and repeated at any time.
@@ -31,6 +31,7 @@ from rocketshim.cli.records import (
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.errors import ConfigError
+from rocketshim_topics import TopicNames
 from rocketshim_topics.redrive_plan import (
     DEFAULT_MAX_REPLAYS,
     RedrivePlan,
@@ -52,9 +53,7 @@ Out = Annotated[
         "--out", "-o", dir_okay=False, help="Write the plan to this file. Without it, only show what the plan would do."
     ),
 ]
-Again = Annotated[
-    bool, typer.Option("--again", help="Also plan dead letters that were sent again or discarded before.")
-]
+Again = Annotated[bool, typer.Option("--again", help="Also plan records that were sent again or discarded before.")]
 
 
 def plan(
@@ -103,13 +102,23 @@ def _plan(
     *,
     as_json: bool,
 ) -> None:
-    if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
-        raise ConfigError(f"--out {out}: cannot write there; create the folder, or choose another file")
+    check_out(out)
     with at.reader() as reader, at.reader() as sources:
         source = dead_letter_topic_of(reader, at.names, *group_and_topic)
         redrive_plan = make_plan(reader, sources, source, rules, choice, watch=counting)
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
+    hand_over(redrive_plan, out, as_json=as_json)
+
+
+def check_out(out: Path | None) -> None:
+    """Refuse a file that cannot be written, before a broker is asked."""
+    if out is not None and not os.access(out if out.exists() else out.parent, os.W_OK):
+        raise ConfigError(f"--out {out}: cannot write there; create the folder, or choose another file")
+
+
+def hand_over(redrive_plan: RedrivePlan, out: Path | None, *, as_json: bool) -> None:
+    """Write a plan to its file, and print a summary of it."""
     if out is not None:
         try:
             _write_private(out, redrive_plan.to_json())
@@ -146,7 +155,9 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
     summary = redrive_plan.summary()
     verb = "discard" if redrive_plan.rules.action == "discard" else "send"
     total = summary["letters"] + len(redrive_plan.held_back)
-    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} dead letters"]
+    is_parked = redrive_plan.source == TopicNames(redrive_plan.rules.namespace).parked
+    what = "parked records" if is_parked else "dead letters"
+    lines = [f"plan {redrive_plan.id}: {verb} {summary['letters']} of {total} {what}"]
     lines += [f"  {count:7} {cause}" for cause, count in summary["by_cause"].items()]
     lines += [f"  {count:7} to {topic}" for topic, count in summary["by_target"].items()]
     lines += [f"  {count:7} held back: {reason}" for reason, count in summary["held_back"].items()]
@@ -155,9 +166,10 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
     if any(each.reason.startswith("no-topic:") for each in redrive_plan.held_back):
         lines.append("  choose an existing target: --group GROUP for its retry topic, or --to-source")
     if any(each.reason == "marks-lost" for each in redrive_plan.held_back):
+        discard_them = "" if is_parked else "mark them as not to be sent (dlq discard), or "
         lines.append(
-            "  marks-lost: the redrive log has lost its first records, so these may have been sent before; mark them "
-            "as not to be sent (dlq discard), or plan them nevertheless (--again)"
+            "  marks-lost: the redrive log has lost its first records, so these may have been sent before; "
+            f"{discard_them}plan them nevertheless (--again)"
         )
     return lines
 
@@ -165,7 +177,8 @@ def _summary_lines(redrive_plan: RedrivePlan) -> list[str]:
 def apply(
     *,
     file: Annotated[
-        Path, typer.Argument(exists=True, dir_okay=False, help="A plan that `dlq plan` or `dlq discard` wrote.")
+        Path,
+        typer.Argument(exists=True, dir_okay=False, help="A plan of `dlq plan`, `dlq discard` or `parked plan`."),
     ],
     at: AtBrokers,
     rate: Rate = None,
@@ -174,7 +187,7 @@ def apply(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Apply a plan: process each dead letter exactly once, even if you run, stop or kill this command often.
+    """Apply a plan: process each of its records exactly once, even if you run, stop or kill this command often.
 
     Exit code 2 if dead letters could not be sent, or were dead-lettered again while the command was running.
     """
@@ -247,7 +260,9 @@ def _report(redrive_plan: RedrivePlan, progress: RedriveProgress, *, dry_run: bo
         typer.echo(f"          the first {_MOST_NAMED}; --json has all")
     if progress.dead_again:
         typer.echo(f"  {progress.dead_again:7} of those sent are dead again")
-    if progress.sent and redrive_plan.rules.action != "discard":
+    if progress.sent and redrive_plan.source == TopicNames(redrive_plan.rules.namespace).parked:
+        typer.echo("what is parked again later: rocketshim parked ls")
+    elif progress.sent and redrive_plan.rules.action != "discard":
         source = shlex.quote(redrive_plan.source)
         typer.echo(f"what dies again later: rocketshim dlq stats --topic {source} --since 10m")
     if progress.stopped_by == "failures" and progress.waiting:

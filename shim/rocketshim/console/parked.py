@@ -47,6 +47,7 @@ def make_plan(request: Request, form: Form) -> Response:
     """Store a plan for the parked records with one reason; it is reviewed and applied as for dead letters."""
     console = Console.of(request)
     with console.reader() as reader:
-        plan = plan_parked(reader, console.names, form.get("reason", ""))
+        reason = form.get("reason", "")
+        plan = plan_parked(reader, console.names, lambda entry: entry.reason == reason, {"reason": reason})
     console.plans.save(plan)
     return RedirectResponse(console.url("plans", plan.id), 303)

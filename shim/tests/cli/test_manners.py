@@ -255,7 +255,7 @@ def test_a_closed_output_ends_the_command_quietly() -> None:
     "words",
     [
         [], ["dlq"], ["dlq", "ls"], ["dlq", "plan", "--group", "g"], ["trace", "x"], ["doctor"], ["group", "lag", "g"],
-        ["delayed", "ls"], ["parked", "redrive", "0/0"], ["retry", "ls", "--group", "g"], ["send", "orders", "x"],
+        ["delayed", "ls"], ["parked", "plan", "0/0"], ["retry", "ls", "--group", "g"], ["send", "orders", "x"],
         ["init"], ["worker", "--allow", "orders"],
     ],
 )  # fmt: skip

@@ -56,7 +56,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "dead letters of a reserved group": (["dlq", "stats", "--group", "DEFAULT_CONSUMER", *AT], "RocketMQ reserves it"),
     "a plan that is missing": (["dlq", "apply", "nope.json", *AT], "file 'nope.json' does not exist"),
     "a plan that is none": (["dlq", "apply", "shop.py", *AT], "this is not a redrive plan of version 1"),
-    "parked records without a selection": (["parked", "redrive", *AT], "select records by PARTITION/OFFSET"),
+    "parked records without a selection": (["parked", "plan", *AT], "select records by PARTITION/OFFSET"),
     "a reset to nowhere": (["group", "reset", "g", *AT], "Missing option '--to'"),
     "a reset to a word": (["group", "reset", "g", "--to", "soon", *AT], "a duration before now (30m, 2h, 3d)"),
     "a blank group": (["group", "lag", "  ", *AT], "give a text that is not blank"),

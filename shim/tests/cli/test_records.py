@@ -88,7 +88,7 @@ def test_a_key_that_is_not_utf_8_is_found_as_it_was_typed() -> None:
     [
         ("delayed show {}/0", "write PARTITION/OFFSET, as `rocketshim delayed ls` shows it"),
         ("parked show 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
-        ("parked redrive 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
+        ("parked plan 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
         ("group release payments orders/{}", "write TOPIC/PARTITION, as `rocketshim group locks` shows it"),
         ("group reset payments --topic orders/{} --to 0", "is not a topic name"),
         ("topic peek orders/{}", "is not a topic name"),

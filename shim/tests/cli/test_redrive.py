@@ -8,12 +8,10 @@ from pathlib import Path
 import pytest
 
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.redrive import read_log
 from rocketshim.admin.redrive_planning import plan_parked
 from rocketshim.cli import main
 from rocketshim.cli.options import Connection
-from rocketshim.cli.parked import _Selection
-from rocketshim.cli.redrive import _plan, _report, _write_private
+from rocketshim.cli.redrive import _plan, _report, _write_private, hand_over
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -50,19 +48,15 @@ def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: p
     kafka = InMemoryKafka(VirtualClock())
     kafka.create_topic(names.parked)
     kafka.create_topic(names.redrive_log, config={"message.timestamp.type": "LogAppendTime"})
-    parked = kafka.append(names.parked, b"x", headers=[("PARK_REASON", b"forbidden"), ("REAL_TOPIC", b"orders")])
+    kafka.append(names.parked, b"x", headers=[("PARK_REASON", b"forbidden"), ("REAL_TOPIC", b"orders")])
     kafka.append(names.redrive_log, b"{}")
     kafka.truncate(names.redrive_log, before_offset=1)
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        log = read_log(reader, names.redrive_log, names.parked)
-        plan = plan_parked(reader, names, "forbidden")
+        plan = plan_parked(reader, names, lambda _: True, {})
+        nevertheless = plan_parked(reader, names, lambda _: True, {}, again=True)
     assert (plan.letters, [each.reason for each in plan.held_back], plan.log_end) == ((), ["marks-lost"], 1)
-    picked = _Selection(names, log, again=False, plan="parked-a")
-    picked.add(parked)
-    assert picked.letters == []
-    assert "0/0 may have been sent before" in capsys.readouterr().err
-    nevertheless = _Selection(names, log, again=True, plan="parked-b")
-    nevertheless.add(parked)
+    hand_over(plan, None, as_json=False)
+    assert "may have been sent before; plan them nevertheless (--again)" in capsys.readouterr().out
     assert len(nevertheless.letters) == 1
 
 

@@ -178,8 +178,13 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "that had them may write to their target",
             "they were not delivered; their target is missing from the allow-lists, or the workers' lists differ",
             "start all workers with the same --allow list, then "
-            + facts.command("parked", "redrive", "--reason", NOT_ALLOWED),
+            + facts.command("parked", "plan", "--reason", NOT_ALLOWED, "--out", "FILE")
+            + f" and {_apply(facts)}",
         )
+
+
+def _apply(facts: Facts) -> str:
+    return shlex.join(["rocketshim", "dlq", "apply", "FILE", "--bootstrap", facts.bootstrap])
 
 
 def lost_marks(facts: Facts) -> Iterator[Finding]:
@@ -187,11 +192,11 @@ def lost_marks(facts: Facts) -> Iterator[Finding]:
     groups = {facts.names.dead_letter(group): group for group in facts.groups}
     for topic, count in sorted(facts.marks_lost.items()):
         if topic == facts.names.parked:
-            again = facts.command("parked", "redrive", "PARTITION/OFFSET", "--again", "--plan", "NAME")
-            ways_out = [facts.command("parked", "ls"), f"send those that are still wanted: {again}"]
+            again = facts.command("parked", "plan", "PARTITION/OFFSET", "--again", "--out", "FILE")
+            ways_out = [facts.command("parked", "ls"), f"send those that are still wanted: {again}", _apply(facts)]
         else:
             only = [f"--group={groups[topic]}", "--out", "FILE"]
-            apply = shlex.join(["rocketshim", "dlq", "apply", "FILE", "--bootstrap", facts.bootstrap])
+            apply = _apply(facts)
             ways_out = [
                 f"send what is newer: {facts.command('dlq', 'plan', *only)}",
                 apply,
