@@ -27,7 +27,8 @@ def show(request: Request) -> Response:
     console, group = Console.of(request), request.path_params["group"]
     snapshot = console.snapshot()
     standing = None if snapshot is None else next((each for each in snapshot.groups if each.group == group), None)
-    members, problem = described(console, group)
+    is_known = standing is not None and standing.members is not None
+    members, problem = (standing, None) if is_known else described(console, group)
     locks = _locks(console, group)
     if standing is None and locks is None and (members is None or not members.partitions):
         raise HTTPException(404, "This group has committed nothing, and has no topics of rocketshim here.")

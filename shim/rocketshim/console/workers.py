@@ -1,5 +1,7 @@
 """The workers: what they say of themselves, the members of their group, and how late the delay levels are."""
 
+from dataclasses import replace
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,7 +16,11 @@ def show(request: Request) -> Response:
     """Show the workers and the delay levels."""
     console = Console.of(request)
     snapshot, group = console.snapshot(), console.names.worker_group
-    members, problem = described(console, group)
+    if snapshot is None or snapshot.worker is None:
+        members, problem = described(console, group)
+    else:
+        partitions = tuple(queue.standing for queue in snapshot.queues)
+        members, problem = replace(snapshot.worker, partitions=partitions), None
     return console.page(
         request,
         "workers.html",

@@ -151,8 +151,8 @@ class TopicReader:
         found = self.bounds_of(partitions)
         return {key: found.get(key) or self.bounds(*key) for key in partitions}
 
-    def positions(self, group: str, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
-        """Return the committed positions of a group, which is not joined; absent: nothing is committed.
+    def committed(self, group: str, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, TopicPartition]:
+        """Return what a group, which is not joined, has committed: position and metadata; absent: nothing.
 
         A new client asks, because a client knows the positions of one group only.
         """
@@ -168,7 +168,11 @@ class TopicReader:
             raise self.typed(error) from error
         finally:
             consumer.close()
-        return {TopicPartitionKey.of(each): each.offset for each in found}
+        return {TopicPartitionKey.of(each): each for each in found}
+
+    def positions(self, group: str, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, int]:
+        """Return the committed positions of a group, as `committed`."""
+        return {key: each.offset for key, each in self.committed(group, partitions).items()}
 
     def first_records(
         self,

@@ -10,6 +10,7 @@ Each request blocks for about 10 s at most.
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,7 @@ from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
 
-__all__ = ["GroupReader", "count", "oldest_ms", "operations_of", "typed_error"]
+__all__ = ["GroupReader", "count", "described_group", "oldest_ms", "operations_of", "owners_of", "typed_error"]
 
 _Offsets = dict[TopicPartitionKey, int]
 
@@ -107,7 +108,7 @@ class GroupReader:
         return [
             GroupStanding(name)  # not visible, or its coordinator is moving
             if isinstance(found, KafkaException)
-            else GroupStanding(name, found.state.name, _members(found))
+            else described_group(name, found)
             for name, found in described.items()
         ]
 
@@ -183,11 +184,7 @@ class GroupReader:
 def _standing(
     group: str, described: Any, committed: Iterable[TopicPartition], lows: _Offsets, ends: _Offsets
 ) -> GroupStanding:
-    owners = {
-        TopicPartitionKey.of(item): _member(member)
-        for member in described.members
-        for item in member.assignment.topic_partitions
-    }
+    owners = owners_of(described)
     standings = []
     for item in sorted(committed, key=TopicPartitionKey.of):
         partition = TopicPartitionKey.of(item)
@@ -201,7 +198,22 @@ def _standing(
                 metadata=item.metadata,
             )
         )
-    return GroupStanding(group, described.state.name, _members(described), tuple(standings), operations_of(described))
+    return replace(described_group(group, described), partitions=tuple(standings))
+
+
+def described_group(group: str, described: Any) -> GroupStanding:
+    """Return the group that Kafka described, without its partitions."""
+    members = tuple(sorted(map(_member, described.members)))
+    return GroupStanding(group, described.state.name, members, operations=operations_of(described))
+
+
+def owners_of(described: Any) -> dict[TopicPartitionKey, str]:
+    """Return the member of each partition of a group that Kafka described."""
+    return {
+        TopicPartitionKey.of(item): _member(member)
+        for member in described.members
+        for item in member.assignment.topic_partitions
+    }
 
 
 def operations_of(described: Any) -> frozenset[str] | None:
@@ -230,10 +242,6 @@ def oldest_ms(
 def _waiting(standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, tuple[int, int]]:
     """Return the first offset and the end of what waits in each partition."""
     return {TopicPartitionKey.of(each): each.unread for each in standings}
-
-
-def _members(described: Any) -> tuple[str, ...]:
-    return tuple(sorted(map(_member, described.members)))
 
 
 def _member(member: Any) -> str:

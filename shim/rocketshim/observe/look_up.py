@@ -1,9 +1,9 @@
 """Look up the offsets and group positions of an installation, for snapshots.
 
 One round makes a fixed number of requests: the topics, the bounds of all partitions (two to each leader), the ends of
-dead letters and parked records a day ago (one to each leader), and each group's positions (one to each coordinator).
-Append times cost one small fetch for each partition whose position moved and that has unread records. Nothing is
-committed, and no group is joined.
+dead letters and parked records a day ago (one to each leader), each group's positions, and the members of all groups
+(one to each coordinator). Append times cost one small fetch for each partition whose position moved and that has unread
+records. Nothing is committed, and no group is joined.
 
 Which topics a group reads is only known from its commits on all topics. That is much to ask on large clusters, so each
 group is asked so in every tenth round, a tenth of the groups in each; the rounds between ask for the topics found.
@@ -22,12 +22,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+from confluent_kafka import KafkaException, TopicPartition
+
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import BrokerUnavailableError, NotAuthorizedError, RocketshimError
-from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
+from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
+from rocketshim.observe.groups import described_group, owners_of
 from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
@@ -37,9 +42,12 @@ __all__ = ["OffsetLookup"]
 
 _LOG = safe_logger("rocketshim.observe")
 _TIMEOUT_S: Final = 30.0
+_DESCRIBE_S: Final = 10.0
 _DAY_MS: Final = 86_400_000
 _ALL_TOPICS_EVERY: Final = 10
 _SMALL_FETCHES: Final = {"fetch.message.max.bytes": 16_384, "queued.max.messages.kbytes": 1_024}
+
+_Commits = dict[TopicPartitionKey, TopicPartition]
 
 
 class OffsetLookup:
@@ -68,6 +76,10 @@ class OffsetLookup:
         self._names = names
         self._groups = groups
         self._clock = clock or SystemClock()
+        self._make_admin = (clients or confluent_clients()).admin
+        self._admin: Any = None
+        complaints = {**LastClientError().settings, "client.id": "rocketshim-read"}
+        self._admin_settings = merge(client or {}, defaults=complaints, required={"bootstrap.servers": bootstrap})
         small = {**(client or {}), **_SMALL_FETCHES}
         self._new_reader = partial(TopicReader, bootstrap, client=small, clients=clients, patience_s=_TIMEOUT_S)
         self._reader = self._new_reader()
@@ -92,9 +104,12 @@ class OffsetLookup:
         by_topic = groups_of(names, topics, self._groups)
         groups = tuple(group for topic, group in by_topic.items() if has_that_group(names, topic, group))
         self._read_by = {group: self._read_by[group] for group in groups if group in self._read_by}
-        positions = self._positions_of(groups, topics)
+        committed = self._committed(groups, topics)
         schedule = _partitions(names.schedule, topics)
-        positions[names.worker_group] = self._reader.positions(names.worker_group, schedule)
+        committed[names.worker_group] = self._reader.committed(names.worker_group, schedule)
+        between()
+        described = self._described(list(committed))
+        positions = {group: {key: each.offset for key, each in found.items()} for group, found in committed.items()}
         self._rounds += 1
         wanted = {key for each in positions.values() for key in each}
         wanted.update(*(_partitions(topic, topics) for topic in (names.schedule, names.parked, *by_topic)))
@@ -105,7 +120,16 @@ class OffsetLookup:
             positions[names.worker_group].setdefault(key, bounds.get(key, (0, 0))[0])
         kept = {key for topic in (names.parked, *by_topic) for key in _partitions(topic, topics)} & bounds.keys()
         day_ago = self._reader.offsets_at_times(dict.fromkeys(kept, self._clock.wall_ms() - _DAY_MS))
-        offsets = Offsets(topics, bounds, positions, groups, day_ago=day_ago)
+        offsets = Offsets(
+            topics,
+            bounds,
+            positions,
+            {(group, key): each.metadata for group, found in committed.items() for key, each in found.items()},
+            {(group, key): name for group, found in described.items() for key, name in owners_of(found).items()},
+            {group: described_group(group, found) for group, found in described.items()},
+            groups,
+            day_ago=day_ago,
+        )
         self._times = self._first_unread_ms(offsets)
         return replace(offsets, first_unread_ms=self._times)
 
@@ -113,11 +137,21 @@ class OffsetLookup:
         """Close the client."""
         self._reader.close()
 
-    def _positions_of(
-        self, groups: tuple[str, ...], topics: Mapping[str, int]
-    ) -> dict[str, dict[TopicPartitionKey, int]]:
-        """Return the committed positions of the groups; leave out those that cannot be had."""
-        positions: dict[str, dict[TopicPartitionKey, int]] = {}
+    def _described(self, groups: list[str]) -> dict[str, Any]:
+        """Return the descriptions of the groups that the principal may describe; a Kafka in memory has none."""
+        if self._make_admin is None:
+            return {}
+        self._admin = admin = self._admin or self._make_admin(self._admin_settings)
+        admin.poll(0)  # for its log lines
+        found = described_groups(lambda: admin, groups, _DESCRIBE_S)
+        known = {group: each for group, each in found.items() if not isinstance(each, KafkaException)}
+        if len(known) < len(found):  # a late answer is dropped with its client
+            self._admin = None
+        return known
+
+    def _committed(self, groups: tuple[str, ...], topics: Mapping[str, int]) -> dict[str, _Commits]:
+        """Return what the groups have committed; leave out those for which it cannot be had."""
+        committed: dict[str, _Commits] = {}
         failed: RocketshimError | None = None
         for group in groups:
             self._between()
@@ -125,7 +159,7 @@ class OffsetLookup:
                 self._left_out[group] -= 1
                 continue
             try:
-                positions[group] = self._positions(group, topics)
+                committed[group] = self._commits_of(group, topics)
             except RocketshimError as error:
                 if not isinstance(error, NotAuthorizedError):
                     if failed is not None:
@@ -133,16 +167,15 @@ class OffsetLookup:
                     failed = error
                 self._left_out[group] = _ALL_TOPICS_EVERY
                 _LOG.warning("observe.group-unknown", extra={"group": group, "error": str(error)})
-        return positions
+        return committed
 
-    def _positions(self, group: str, topics: Mapping[str, int]) -> dict[TopicPartitionKey, int]:
-        """Return a group's committed positions."""
+    def _commits_of(self, group: str, topics: Mapping[str, int]) -> _Commits:
         turn = zlib.crc32(group.encode())
         if group not in self._read_by or (self._rounds + turn) % _ALL_TOPICS_EVERY == 0:
             asked = [name for name in topics if not name.startswith("__")]
         else:
             asked = sorted(self._read_by[group] & topics.keys())
-        found = self._reader.positions(group, (key for name in asked for key in _partitions(name, topics)))
+        found = self._reader.committed(group, (key for name in asked for key in _partitions(name, topics)))
         self._read_by[group] = {key.topic for key in found}
         return found
 

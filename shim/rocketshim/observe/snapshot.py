@@ -37,35 +37,6 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
-    """What one round of look-ups found.
-
-    * `bounds`: first offset and end of each partition of interest; absent: its leader did not answer.
-    * `positions`: group to its committed positions.
-    * `groups`: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
-    * `first_unread_ms`: append time of the first unread record by partition and position, epoch ms; absent: unknown.
-    * `day_ago`: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
-    """
-
-    topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
-    bounds: Mapping[TopicPartitionKey, tuple[int, int]] = field(default_factory=dict)
-    positions: Mapping[str, Mapping[TopicPartitionKey, int]] = field(default_factory=dict)
-    groups: tuple[str, ...] = ()
-    first_unread_ms: Mapping[tuple[TopicPartitionKey, int], int] = field(default_factory=dict)
-    day_ago: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
-
-    def unread(self) -> list[tuple[TopicPartitionKey, int]]:
-        """Return partition and position of everything that has unread records, each once."""
-        wanted: dict[tuple[TopicPartitionKey, int], None] = {}
-        for positions in self.positions.values():
-            for key, position in positions.items():
-                low, end = self.bounds.get(key, (0, 0))
-                if max(low, position) < end:
-                    wanted[key, position] = None
-        return list(wanted)
-
-
-@dataclass(frozen=True, slots=True)
 class PartitionStanding:
     """A group in one partition. `behind` is a distance in offsets, and so an upper bound.
 
@@ -146,6 +117,40 @@ class GroupStanding:
         for each in self.partitions:
             found.setdefault(each.topic, []).append(each)
         return {topic: replace(self, partitions=tuple(partitions)) for topic, partitions in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """What one round of look-ups found.
+
+    * `bounds`: first offset and end of each partition of interest; absent: its leader did not answer.
+    * `positions`: group to its committed positions.
+    * `metadata`, `owners`: of each commit, and the member of each partition; absent: none, or not known.
+    * `described`: group to its state and members, without partitions; absent: not known.
+    * `groups`: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
+    * `first_unread_ms`: append time of the first unread record by partition and position, epoch ms; absent: unknown.
+    * `day_ago`: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
+    """
+
+    topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
+    bounds: Mapping[TopicPartitionKey, tuple[int, int]] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[TopicPartitionKey, int]] = field(default_factory=dict)
+    metadata: Mapping[tuple[str, TopicPartitionKey], str | None] = field(default_factory=dict)
+    owners: Mapping[tuple[str, TopicPartitionKey], str] = field(default_factory=dict)
+    described: Mapping[str, GroupStanding] = field(default_factory=dict)
+    groups: tuple[str, ...] = ()
+    first_unread_ms: Mapping[tuple[TopicPartitionKey, int], int] = field(default_factory=dict)
+    day_ago: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+
+    def unread(self) -> list[tuple[TopicPartitionKey, int]]:
+        """Return partition and position of everything that has unread records, each once."""
+        wanted: dict[tuple[TopicPartitionKey, int], None] = {}
+        for positions in self.positions.values():
+            for key, position in positions.items():
+                low, end = self.bounds.get(key, (0, 0))
+                if max(low, position) < end:
+                    wanted[key, position] = None
+        return list(wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,6 +270,7 @@ class Snapshot:
     at_ms: int  # when it was taken, epoch ms of this machine
     queues: tuple[DelayQueue, ...] = ()  # the delay queues, by partition
     groups: tuple[GroupStanding, ...] = ()  # the consumer groups, by name; the worker's group is not among them
+    worker: GroupStanding | None = None  # state and members of the worker's group; its partitions are the queues
     dead: tuple[TopicSnapshot, ...] = ()  # the dead-letter topics, by name
     parked: TopicSnapshot | None = None  # the parking topic; None: it does not exist
     workers: tuple[WorkerSnapshot, ...] = ()  # the workers that were asked
@@ -317,10 +323,11 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
             if (standing := _standing(offsets, names.worker_group, TopicPartitionKey(names.schedule, number)))
         ),
         groups=tuple(
-            GroupStanding(group, partitions=_standings(offsets, group))
+            replace(offsets.described.get(group) or GroupStanding(group), partitions=_standings(offsets, group))
             for group in sorted(offsets.positions)
             if group in offsets.groups
         ),
+        worker=offsets.described.get(names.worker_group),
         dead=tuple(dead),
         parked=_topic(offsets, names.parked, None) if names.parked in offsets.topics else None,
         unknown=tuple(sorted(_wanted(offsets, names) - offsets.bounds.keys())),
@@ -344,7 +351,14 @@ def _standing(offsets: Offsets, group: str, key: TopicPartitionKey) -> Partition
     if bounds is None:
         return None
     position = offsets.positions.get(group, {}).get(key, bounds[0])
-    return PartitionStanding(*key, position, *bounds, first_unread_ms=offsets.first_unread_ms.get((key, position)))
+    return PartitionStanding(
+        *key,
+        position,
+        *bounds,
+        member=offsets.owners.get((group, key)),
+        metadata=offsets.metadata.get((group, key)),
+        first_unread_ms=offsets.first_unread_ms.get((key, position)),
+    )
 
 
 def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:

@@ -1,8 +1,10 @@
 """Look-ups of offsets, positions and append times, over the in-memory Kafka."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -89,6 +91,45 @@ def test_a_probe_is_never_late(world: World) -> None:
     world.kafka.append(NAMES.schedule, b"a", partition=0, headers=HEADERS)
     world.clock.advance(1_500)
     assert world.snapshot().late_ms == 500
+
+
+class Describing:
+    """An admin client that describes the worker's group and the group `pay`, and refuses every other one."""
+
+    def describe_consumer_groups(self, groups: list[str], **_: object) -> "dict[str, Future[Any]]":
+        answers: dict[str, Future[Any]] = {group: Future() for group in groups}
+        for group, answer in answers.items():
+            owned = [TopicPartition("orders", 1), TopicPartition(NAMES.schedule, 0)]
+            member = SimpleNamespace(
+                client_id="shop", host="/10.0.0.1", assignment=SimpleNamespace(topic_partitions=owned)
+            )
+            known = SimpleNamespace(state=SimpleNamespace(name="STABLE"), members=[member], authorized_operations=None)
+            if group in {"pay", NAMES.worker_group}:
+                answer.set_result(known)
+            else:
+                answer.set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
+        return answers
+
+    def poll(self, _: float) -> int:
+        return 0
+
+
+def test_one_look_knows_members_and_subscriptions_of_groups_as_far_as_the_cluster_tells(world: World) -> None:
+    world.kafka.create_topic(NAMES.retry("ship"), 1)
+    for number in (0, 1):
+        world.commit("pay", "orders", number, 0)
+    clients = replace(world.clients, admin=lambda _: Describing())
+    lookup = OffsetLookup("memory:1", NAMES, clients=clients, clock=world.clock)
+    found = snapshot_of(0, NAMES, LEVELS, lookup.look_up())
+    lookup.close()
+    paying, shipping = found.groups
+    assert (paying.state, paying.members) == ("STABLE", ("shop@10.0.0.1",))
+    assert [(each.topic, each.member) for each in paying.partitions] == [("orders", None), ("orders", "shop@10.0.0.1")]
+    assert (shipping.state, shipping.members) == ("UNKNOWN", None)
+    assert found.worker is not None
+    assert found.worker.members == ("shop@10.0.0.1",)
+    assert [queue.standing.member for queue in found.queues] == ["shop@10.0.0.1", None]
+    assert world.snapshot().worker is None, "a Kafka in memory does not tell"
 
 
 def test_nothing_is_kept_of_groups_that_are_gone(world: World) -> None:
