@@ -567,8 +567,8 @@ class Redriver:
         def on_delivery(error: KafkaError | None, message: Any) -> None:
             self._note_unconfirmed(error, message)
             if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
-                heard_ns = self._clock.monotonic_ns()
-                self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, heard_ns)
+                reported_ns = self._clock.monotonic_ns()
+                self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, reported_ns)
 
         _hand_over(producer, self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
 

@@ -146,7 +146,7 @@ def require_console() -> None:
     try:
         import uvicorn  # noqa: F401, PLC0415
 
-        from rocketshim.console import connections, server_app  # noqa: F401, PLC0415
+        from rocketshim.console import server_app  # noqa: F401, PLC0415
     except ModuleNotFoundError as error:
         raise missing_extra("the console", error, "console") from error
 
@@ -155,8 +155,7 @@ def _serve(settings: ConsoleSettings) -> None:
     require_console()
     import uvicorn  # noqa: PLC0415 - an extra, and not needed for --new-user
 
-    from rocketshim.console.connections import ImpatientProtocol  # noqa: PLC0415
-    from rocketshim.console.server_app import make_app  # noqa: PLC0415
+    from rocketshim.console.server_app import ImpatientProtocol, make_app  # noqa: PLC0415
 
     token = Token()
     app = make_app(settings, token=token)

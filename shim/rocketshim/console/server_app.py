@@ -5,11 +5,12 @@ Decides: Who may change something in the console? Operators (`console.people`), 
     counts only from a trusted address: `console.people.ProxyUsers.person`.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -19,8 +20,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from rocketshim.console import dead, doctor, groups, login, message, overview, parked, plans, retrying, waiting, workers
+from rocketshim.console import dead, login, message, observed, parked, plans, waiting
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.guard import Guard
@@ -37,7 +39,7 @@ from rocketshim.errors import (
 from rocketshim.kafka.clients import Clients
 from rocketshim.logs import safe_logger
 
-__all__ = ["make_app"]
+__all__ = ["ImpatientProtocol", "make_app"]
 
 Page = Callable[[Request], Response]
 Write = Callable[[Request, Form], Response]
@@ -45,16 +47,16 @@ Write = Callable[[Request, Form], Response]
 _LOG = safe_logger("rocketshim.console")
 
 _PAGES: Final[dict[str, Page]] = {
-    "/": overview.show,
-    "/tiles": overview.tiles,
+    "/": observed.overview,
+    "/tiles": observed.tiles,
     "/waiting": waiting.show,
     "/waiting/records": waiting.listed,
-    "/retrying/{group}": retrying.show,
-    "/groups": groups.listed,
-    "/groups/{group}": groups.show,
+    "/retrying/{group}": waiting.retries,
+    "/groups": observed.groups,
+    "/groups/{group}": observed.group,
     "/parked": parked.show,
-    "/workers": workers.show,
-    "/doctor": doctor.show,
+    "/workers": observed.workers,
+    "/doctor": observed.doctor,
     "/dead": dead.topics,
     "/dead/{topic}": dead.causes,
     "/dead/{topic}/letters": dead.letters,
@@ -105,7 +107,7 @@ def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token
         lifespan=_lifespan,
     )
     app.state.console = console
-    app.state.doctor = doctor.DoctorVisits(console)
+    app.state.doctor = observed.DoctorVisits(console)
     return app
 
 
@@ -159,3 +161,33 @@ def _explain_status(request: Request, error: Exception) -> Response:
 def _apologise(request: Request, error: Exception) -> Response:
     _LOG.error("console.page-failed", exc_info=error, extra={"path": request.url.path})
     return PlainTextResponse("This is a bug in rocketshim; the console's log has the details.\n", 500)
+
+
+class ImpatientProtocol(H11Protocol):
+    """The HTTP protocol of uvicorn, which ends a connection after 10 to 20 s without progress.
+
+    The server accepts a limited number of connections, and uvicorn ends only those that wait for another request.
+    Looking twice at each finds the others that get nowhere: the same request is not complete, or the same bytes are not
+    sent. A page that takes long is not among them.
+    """
+
+    CHECK_S: ClassVar[float] = 10.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """Begin to look at the connection."""
+        super().connection_made(transport)
+        self._look(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Look at it no longer."""
+        self._next_look.cancel()
+        super().connection_lost(exc)
+
+    def _look(self, before: tuple[object, int] | None) -> None:
+        unsent = self.transport.get_write_buffer_size()
+        request: RequestResponseCycle | None = self.cycle
+        is_awaited = request is None or request.response_complete or request.more_body
+        now = (request, unsent)
+        if now == before and (is_awaited or unsent):
+            self.transport.abort()
+        self._next_look = self.loop.call_later(self.CHECK_S, self._look, now)

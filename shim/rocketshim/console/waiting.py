@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rocketshim.admin.record_filter import selecting
+from rocketshim.admin.record_view import RecordView
 from rocketshim.console.context import Console
 from rocketshim.console.reading import ReadRecords, read_newest
 from rocketshim.console.selection import Selection
@@ -23,7 +24,7 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.wire import headers_shown
 
-__all__ = ["Bar", "leaving", "listed", "show", "waiting_for_group"]
+__all__ = ["Bar", "leaving", "listed", "retries", "show"]
 
 _ON_A_PAGE: Final = 50
 _EDGES: Final = (
@@ -83,6 +84,26 @@ def listed(request: Request) -> Response:
     )
 
 
+def retries(request: Request) -> Response:
+    """Show a group's retries."""
+    console, group = Console.of(request), request.path_params["group"]
+    cursor = request.query_params.get("from")
+    with console.reader() as reader:
+        topic = console.names.retry(group)
+        read = read_newest(console, reader, [topic], lambda _: True, results=_ON_A_PAGE, cursor=cursor)
+    waiting, waiting_read = _waiting_for_group(console, group)
+    return console.page(
+        request,
+        "retrying.html",
+        group=group,
+        waiting=waiting,
+        waiting_read=waiting_read,
+        entries=[RecordView.of(record) for record in read.records],
+        read=read,
+        command=console.command("retry ls", group=group),
+    )
+
+
 def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> list[Bar]:
     """Return the histogram of when waiting records leave their queues, without reading one.
 
@@ -106,7 +127,7 @@ def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> l
     return [*bars, Bar("later", later)] if later else bars
 
 
-def waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord], ReadRecords]:
+def _waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord], ReadRecords]:
     """Return the newest waiting retries of a group."""
     return _waiting(console, lambda _, entry: entry.group == group)
 

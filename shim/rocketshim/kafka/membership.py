@@ -72,7 +72,7 @@ class _Question:
         self._admin.poll(0)  # for its log lines
         if not asked.done():
             if waited_ms >= _GIVE_UP_MS:
-                self.give_up()
+                self.drop_client()
             return None
         self._asked = None
         error = asked.exception()  # not raised: its traceback would keep the client alive
@@ -81,14 +81,14 @@ class _Question:
             return None
         return asked.result()
 
-    def give_up(self) -> None:
+    def drop_client(self) -> None:
         """Drop the client with an open question; the next question makes a new one."""
         self._admin = self._asked = None
 
     def close(self) -> None:
         """Drop the client, and ask nothing any more. Idempotent."""
         self._make_admin = None
-        self.give_up()
+        self.drop_client()
 
 
 class MemberCheck:
@@ -113,7 +113,7 @@ class MemberCheck:
         * `is_known`: it is known whether the member has partitions: ask nothing, keep no client, return False.
         """
         if is_known:
-            self._question.give_up()
+            self._question.drop_client()
             return False
         described = self._question.answer(now_ms)
         if described is None or described.state is not ConsumerGroupState.STABLE:

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from rocketshim.console.connections import ImpatientProtocol
+from rocketshim.console.server_app import ImpatientProtocol
 
 DEADLINE_S = 60.0
 HEAD = b" HTTP/1.1\r\nhost: x\r\n"

@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.doctor import Finding, Severity
-from rocketshim.console import context, groups, workers
+from rocketshim.console import context, observed
 from rocketshim.console.rendering import Templates
 from rocketshim.console.waiting import Bar, leaving
 from rocketshim.kafka.topic_reader import TopicReader
@@ -185,7 +185,7 @@ def test_a_group_that_the_snapshot_does_not_have_shows_what_it_has_committed(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = GroupStanding("pay.v2", "STABLE", ("c@h",), (PartitionStanding("orders", 3, 7, 0, 9, "c@h"),))
-    monkeypatch.setattr(groups, "described", lambda *_: (found, None))
+    monkeypatch.setattr(observed, "_described", lambda *_: (found, None))
     seen = text_of(stage.browser().get("/groups/pay.v2").text)
     assert "orders 3 7 9 2 – 0" in seen
     assert "has committed nothing" not in seen
@@ -195,7 +195,7 @@ def test_the_queues_of_workers_with_one_name_are_counted_once(stage: Stage, monk
     name = "rocketshim-worker@10.0.0.1"
     rows = tuple(PartitionStanding(NAMES.schedule, number, 0, 0, 0, name) for number in range(32))
     found = GroupStanding(NAMES.worker_group, "STABLE", (name, name, "other@h"), rows)
-    monkeypatch.setattr(workers, "described", lambda *_: (found, None))
+    monkeypatch.setattr(observed, "_described", lambda *_: (found, None))
     seen = text_of(stage.browser().get("/workers").text)
     assert "3 members" in seen
     assert f"{name}, 2 members of this name, 32 queues with a position other@h, 0 queues" in seen

@@ -7,8 +7,63 @@ The doctor changes nothing on the cluster. Only with `probe` it writes one recor
 rocketshim skips these records.
 """
 
-from rocketshim.admin.doctor.checks import CHECKS, examine
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from rocketshim.admin.doctor import acls as rights
+from rocketshim.admin.doctor import clients, groups, queues, topics
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.observe.finding import Finding, Severity
 
 __all__ = ["CHECKS", "Facts", "Finding", "Severity", "examine"]
+
+Check = Callable[[Facts], Iterator[Finding]]
+
+
+def _unread(facts: Facts) -> Iterator[Finding]:
+    for what in facts.unread:
+        yield Finding(
+            "not-looked-at",
+            Severity.NOTE,
+            "doctor",
+            what,
+            "the checks that need it were skipped",
+            "run the doctor as a principal with the ACLs that `rocketshim acls --role operator` prints",
+        )
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    topics.missing_topics,
+    topics.settings,
+    topics.partition_counts,
+    topics.leaders,
+    topics.copies,
+    topics.user_topics,
+    topics.offsets_retention,
+    topics.auto_creation,
+    queues.worker,
+    queues.backlog,
+    queues.level_table,
+    queues.parked,
+    queues.lost_marks,
+    queues.clocks,
+    queues.open_transactions,
+    groups.subscriptions,
+    groups.lost_records,
+    groups.unread_retries,
+    groups.partitioner,
+    clients.client_settings,
+    clients.poll_interval,
+    clients.session_timeouts,
+    clients.transaction_timeout,
+    rights.rights,
+    _unread,
+)
+
+_ORDER: Final = list(Severity)
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Return the findings of all checks, the most severe first."""
+    found = [finding for check in CHECKS for finding in check(facts)]
+    return sorted(found, key=lambda finding: _ORDER.index(finding.severity))

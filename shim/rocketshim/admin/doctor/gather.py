@@ -11,7 +11,7 @@ The functions block for seconds. Use them from one thread.
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from itertools import islice
 from statistics import median_low
@@ -25,10 +25,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 
 from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
-from rocketshim.admin.doctor.scope import groups_with_retries, topics_to_read
 from rocketshim.admin.redrive import read_log
 from rocketshim.core.worker_notes import NOT_ALLOWED
-from rocketshim.errors import BrokerUnavailableError, RocketshimError, TopicMissingError
+from rocketshim.errors import BrokerUnavailableError, ConfigError, RocketshimError, TopicMissingError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import LATEST, answer_of
@@ -87,8 +86,8 @@ def gather(
         brokers = cluster.brokers()
         visible = cluster.reader.topics()
         user_topics = tuple(names.physical(topic) for topic in topics)
-        found = tuple(dict.fromkeys([*map(check_group, groups), *groups_with_retries(names, visible)]))
-        described = cluster.topics([name for name in topics_to_read(names, found, user_topics) if name in visible])
+        found = tuple(dict.fromkeys([*map(check_group, groups), *_groups_with_retries(names, visible)]))
+        described = cluster.topics([name for name in _topics_to_read(names, found, user_topics) if name in visible])
         standings = cluster.standings([names.worker_group, *found])
         sources = {name: described[name] for name in user_topics if name in described}
         schedule = {name: topic for name, topic in described.items() if name == names.schedule}
@@ -124,6 +123,25 @@ _REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.key
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _groups_with_retries(names: TopicNames, visible: Iterable[str]) -> list[str]:
+    """Return the groups whose retry topic exists. Groups with an encoded topic name are not found."""
+    prefix = names.retry_prefix
+    found = []
+    for suffix in sorted(name.removeprefix(prefix) for name in visible if name.startswith(prefix)):
+        with suppress(ConfigError):  # another program's topic, whose suffix is not a group name
+            if names.retry(suffix) == prefix + suffix:
+                found.append(suffix)
+    return found
+
+
+def _topics_to_read(names: TopicNames, groups: Iterable[str], user_topics: Iterable[str]) -> list[str]:
+    """Return the topics to read, each once."""
+    ours = [names.schedule, names.parked, names.redrive_log]
+    for group in groups:
+        ours += [names.retry(group), names.dead_letter(group), names.group_log(group)]
+    return list(dict.fromkeys([*ours, *user_topics]))
 
 
 def _layout(names: TopicNames, levels: DelayLevels, sources: list[TopicFacts]) -> Layout:

@@ -34,6 +34,7 @@ from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.errors import ConsumerError, TopicMissingError
 from rocketshim.kafka.client_config import (
     CONSUMER_DEFAULTS,
+    KAFKA_SESSION_MS,
     METADATA_REFRESH,
     PROTECTED_CONSUMER,
     PROTECTED_PRODUCER,
@@ -55,7 +56,6 @@ __all__ = ["GroupTopics", "PushAssembly", "producer_config"]
 _LOG = safe_logger("rocketshim.consumer")
 _CLUSTER_ID_S: Final = 10.0
 _CAREFUL_WINDOW: Final = 64
-_SESSION_MS: Final = 45_000  # Kafka's default
 _SESSION_MIN_MS: Final = 6_000  # the broker's default minimum
 _HEARTBEAT_MS: Final = 500  # members learn of a departure by heartbeat: a clean stop hands over within 1 s
 
@@ -284,9 +284,9 @@ def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, ord
     }
     own: dict[str, Any] = {}
     if brokers_assign(settings.client):  # a member that misses a revocation makes others wait for this time
-        own = {"max.poll.interval.ms": _SESSION_MS + settings.revoke_drain_ms}
+        own = {"max.poll.interval.ms": KAFKA_SESSION_MS + settings.revoke_drain_ms}
     elif orderly:  # the queues of a dead member are reassigned when its session ends: no later than its locks do
-        session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), _SESSION_MS)
+        session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), KAFKA_SESSION_MS)
         own = {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
     return numbered(settings.client_config(required, {**CONSUMER_DEFAULTS, **own}))
 
