@@ -122,7 +122,7 @@ class LeaseEvent:
         return self.log_ms if self.kind == "release" else self.log_ms + self.lease_ms
 
 
-class QueueLease:
+class FoldedQueue:
     """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far.
 
     `anchor` and `mark_expired` make it known: a record confirms an earlier one, or all possible leases have expired.
@@ -271,7 +271,7 @@ class GroupLog:
         self._start_log_ms = 0
         self._longest_lease_ms = 0
         self._granting_from_ms = 0
-        self._queues: dict[MessageQueue, QueueLease] = {}
+        self._queues: dict[MessageQueue, FoldedQueue] = {}
         self._members = GroupMembers()
 
     # --- records in ---------------------------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class GroupLog:
 
     def lock(self, queue: MessageQueue) -> QueueLock:
         """Return the state of one queue after the last record, also of a queue that was never named."""
-        state = self._queues.get(queue) or QueueLease(known=self._complete)
+        state = self._queues.get(queue) or FoldedQueue(known=self._complete)
         if state.unjudged is None:
             owner = state.owner_at(self._log_ms)
             return QueueLock(
@@ -404,7 +404,7 @@ class GroupLog:
         known = self._free_from_ms(state) <= self._log_ms
         running = [e for e in state.unjudged if e.kind == "renew" and e.may_hold_until_ms > self._log_ms]
         likely = max(running, key=lambda e: (e.token, e.offset), default=None)
-        seen = QueueLease(known=False)
+        seen = FoldedQueue(known=False)
         seen.guess_progress(state.unjudged)
         return QueueLock(
             queue=queue,
@@ -418,7 +418,7 @@ class GroupLog:
 
     def claimable_in_ms(self, queue: MessageQueue, owner: Owner) -> int:
         """Return the log time that must pass before a claim of `owner` is granted, as far as is known now; 0: now."""
-        state = self._queues.get(queue) or QueueLease(known=self._complete)
+        state = self._queues.get(queue) or FoldedQueue(known=self._complete)
         free_from_ms = self._granting_from_ms
         if state.unjudged is not None:
             free_from_ms = max(free_from_ms, self._free_from_ms(state))
@@ -481,7 +481,7 @@ class GroupLog:
         self._granting_from_ms = 0
         self._queues.clear()
 
-    def _free_from_ms(self, state: QueueLease) -> int:
+    def _free_from_ms(self, state: FoldedQueue) -> int:
         """Return the log time from which a queue whose state is not known is certainly free."""
         before_ms = self._start_log_ms + (self._longest_lease_ms or LEASE_MAX_MS)
         return max([before_ms, *(event.may_hold_until_ms for event in state.unjudged or ())])
@@ -489,11 +489,11 @@ class GroupLog:
     def _judge(self, event: LeaseEvent, queue: MessageQueue, void: bool) -> Judgement:
         state = self._queues.get(queue)
         if void:
-            seen = state or QueueLease(known=True)
+            seen = state or FoldedQueue(known=True)
             token = None if event.kind == "claim" else event.token
             return _judgement(queue, LeaseOutcome.VOID, token, seen)
         if state is None:
-            state = self._queues[queue] = QueueLease(known=self._complete)
+            state = self._queues[queue] = FoldedQueue(known=self._complete)
         if state.unjudged is not None and self._free_from_ms(state) <= event.log_ms:
             state.mark_expired()
         if state.unjudged is not None and not state.anchor(event):
@@ -533,5 +533,5 @@ class GroupLog:
             )
 
 
-def _judgement(queue: MessageQueue, outcome: LeaseOutcome, token: int | None, state: QueueLease) -> Judgement:
+def _judgement(queue: MessageQueue, outcome: LeaseOutcome, token: int | None, state: FoldedQueue) -> Judgement:
     return Judgement(queue, outcome, token, state.next_offset, state.reconsume_counts, state.position_token)
