@@ -5,7 +5,7 @@ queues are shared out, never who may consume.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, Literal, assert_never
 
@@ -203,48 +203,6 @@ class FoldedQueue:
             self.note_progress(best)
 
 
-class GroupMembers:
-    """The members, with the log time at which each counts as gone."""
-
-    __slots__ = ("_members", "_until_ms")
-
-    def __init__(self) -> None:
-        self._members: dict[Owner, Member] = {}
-        self._until_ms = _NEVER_MS  # log time before which no member expires
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    def heartbeat(self, owner: Owner, strategy: str | None, offset: int, end_ms: int) -> bool:
-        """Add a member, or keep it alive until `end_ms`; return whether it is new or has changed its strategy."""
-        known = self._members.get(owner)
-        self._members[owner] = Member(owner, strategy, known.since_offset if known else offset, end_ms)
-        self._until_ms = min(self._until_ms, end_ms)
-        return known is None or known.strategy != strategy
-
-    def leave(self, owner: Owner) -> bool:
-        """Remove a member; return whether it was one."""
-        return self._members.pop(owner, None) is not None
-
-    def forget_expired(self, log_ms: int) -> bool:
-        """Remove expired members; return whether any were removed. Scan only when one of them may have expired."""
-        if log_ms < self._until_ms:
-            return False
-        before = len(self._members)
-        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > log_ms}
-        self._until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
-        return len(self._members) < before
-
-    def alive(self) -> tuple[Member, ...]:
-        """Return the members, sorted by client id and incarnation."""
-        return tuple(each for _, each in sorted(self._members.items()))
-
-    def joined_at(self, owner: Owner) -> int | None:
-        """Return the offset of a member's first heartbeat since it was last absent; None: it is not alive."""
-        known = self._members.get(owner)
-        return None if known is None else known.since_offset
-
-
 class GroupLog:
     """State of a group's log up to an offset.
 
@@ -256,7 +214,7 @@ class GroupLog:
 
     __slots__ = (
         "_base", "_complete", "_first_append_ms", "_granting_from_ms", "_last_append_ms", "_log_ms",
-        "_longest_lease_ms", "_members", "_next_offset", "_queues", "_start_log_ms",
+        "_longest_lease_ms", "_members", "_members_until_ms", "_next_offset", "_queues", "_start_log_ms",
     )  # fmt: skip
 
     def __init__(self, start_offset: int) -> None:
@@ -272,7 +230,8 @@ class GroupLog:
         self._longest_lease_ms = 0
         self._granting_from_ms = 0
         self._queues: dict[MessageQueue, FoldedQueue] = {}
-        self._members = GroupMembers()
+        self._members: dict[Owner, Member] = {}
+        self._members_until_ms = _NEVER_MS  # log time before which no member expires
 
     # --- records in ---------------------------------------------------------------------------------------------
 
@@ -291,17 +250,18 @@ class GroupLog:
         self._longest_lease_ms = max(self._longest_lease_ms, record.lease_ms)
         self._infer_base()
         owner = Owner(record.client_id, record.incarnation)
-        members_changed = self._members.forget_expired(self._log_ms)
+        members_changed = self._forget_members()
         judgements: tuple[Judgement, ...] = ()
         match record:
             case ClaimRecord() | RenewRecord() | ReleaseRecord():
                 void = record.base != self._base
                 judgements = tuple(self._judge(event, queue, void) for queue, event in self._events(record, owner))
             case MemberRecord():
-                end_ms = self._log_ms + record.lease_ms
-                members_changed |= self._members.heartbeat(owner, record.strategy, offset, end_ms)
+                members_changed |= self._keep_alive(
+                    Member(owner, record.strategy, offset, self._log_ms + record.lease_ms)
+                )
             case LeaveRecord():
-                members_changed |= self._members.leave(owner)
+                members_changed |= self._members.pop(owner, None) is not None
             case _:
                 assert_never(record)
         return Folded(offset, owner, record.seq, judgements, restarted, members_changed)
@@ -310,7 +270,7 @@ class GroupLog:
         """Skip a malformed record: it is void, but it moves log time."""
         restarted = self._advance(offset, append_ms, None)
         self._infer_base()
-        return Folded(offset, None, None, (), restarted, self._members.forget_expired(self._log_ms))
+        return Folded(offset, None, None, (), restarted, self._forget_members())
 
     def unreadable(self, offset: int, append_ms: int) -> Folded:
         """Skip a record of an unknown version: the owners are no longer known.
@@ -320,9 +280,7 @@ class GroupLog:
         self._advance(offset, append_ms, None)
         self._infer_base()
         self._begin()
-        return Folded(
-            offset, None, None, (), began_anew=True, members_changed=self._members.forget_expired(self._log_ms)
-        )
+        return Folded(offset, None, None, (), began_anew=True, members_changed=self._forget_members())
 
     def why_lost(self, low_offset: int, high_offset: int) -> str | None:
         """Return why a log with these bounds does not continue what was folded; None: it does.
@@ -363,7 +321,7 @@ class GroupLog:
     @property
     def members(self) -> tuple[Member, ...]:
         """Members alive after the last record, sorted by client id and incarnation."""
-        return self._members.alive()
+        return tuple(each for _, each in sorted(self._members.items()))
 
     @property
     def client_ids(self) -> tuple[str, ...]:
@@ -377,8 +335,8 @@ class GroupLog:
         strategies is None (Kafka's group protocol), the members cannot work together at all. Two different strategies
         only give an unfair distribution.
         """
-        joined_at = self._members.joined_at(owner)
-        before = self._next_offset if joined_at is None else joined_at
+        mine = self._members.get(owner)
+        before = self._next_offset if mine is None else mine.since_offset
         others = [m for m in self.members if m.strategy != strategy and m.since_offset < before]
         return min(others, key=lambda m: m.since_offset, default=None)
 
@@ -456,6 +414,23 @@ class GroupLog:
         if self._base is None:
             self._base = max(append_ms, carried_base or 0) if offset == 0 else carried_base
         return gap
+
+    def _keep_alive(self, member: Member) -> bool:
+        """Add a member, or keep it alive; return whether it is new or has changed its strategy."""
+        known = self._members.get(member.owner)
+        since_offset = known.since_offset if known else member.since_offset
+        self._members[member.owner] = replace(member, since_offset=since_offset)
+        self._members_until_ms = min(self._members_until_ms, member.end_ms)
+        return known is None or known.strategy != member.strategy
+
+    def _forget_members(self) -> bool:
+        """Remove expired members; return whether any were removed. Scan only when one of them may have expired."""
+        if self._log_ms < self._members_until_ms:
+            return False
+        before = len(self._members)
+        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > self._log_ms}
+        self._members_until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
+        return len(self._members) < before
 
     def _infer_base(self) -> None:
         """Use the first append time as the base if the fold has seen a lease's length of log time without one.
