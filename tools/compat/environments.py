@@ -29,9 +29,11 @@ def lowest(interpreter: str, folder: Path) -> Path:
     Packages that only the tests need have their newest version.
     """
     python = _environment(interpreter, folder)
-    _pip(python, "--editable", f".[{_EXTRAS}]", "--group", "dev")
-    words = ["pip", "install", "--quiet", "--python", str(python), "--resolution", "lowest-direct"]
-    subprocess.run([python, "-m", "uv", *words, "--editable", f".[{_EXTRAS}]"], cwd=ROOT, check=True)
+    pins = folder / "lowest.txt"
+    extras = [word for extra in _EXTRAS.split(",") for word in ("--extra", extra)]
+    words = ["pip", "compile", "--quiet", "--resolution", "lowest-direct", "--no-header", "--no-annotate", *extras]
+    subprocess.run([python, "-m", "uv", *words, "pyproject.toml", "-o", str(pins)], cwd=ROOT, check=True)
+    _pip(python, "--editable", f".[{_EXTRAS}]", "--group", "dev", "--constraint", str(pins))
     return python
 
 
