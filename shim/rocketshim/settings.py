@@ -237,6 +237,8 @@ class ConnectionSettings(Settings):
             ConfigError: both are given, or an object of another class, or see `make`.
         """
         owner = cls.__name__.removesuffix("Settings")
+        if any(isinstance(value, Settings) for value in connection.values()):
+            raise ConfigError(f"{owner}: give the settings object by name: settings=...")
         if settings is None:
             return cls.make(**{name: value for name, value in connection.items() if value is not None}, **values)
         if values or any(value is not None for value in connection.values()):

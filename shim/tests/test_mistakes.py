@@ -480,6 +480,11 @@ MISTAKES = {
         lambda: shim.Producer(NOBODY).send_batch([b"x"]), MessageError, "give a Message(topic"
     ),
     "a send after close": Mistake(send_after_close, ClosedError, "this producer is closed; create a new one"),
+    "a settings object that is not named": Mistake(
+        lambda: shim.PushConsumer(shim.PushConsumerSettings.make(bootstrap=NOBODY, group="g")),  # type: ignore[arg-type]
+        ConfigError,
+        "give the settings object by name: settings=",
+    ),
     "an awaited send": Mistake(lambda: asyncio.run(awaited_send()), TypeError, "SendResult"),
     # listeners
     "a listener without a topic": Mistake(
