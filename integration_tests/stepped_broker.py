@@ -1,29 +1,26 @@
 """A real broker whose wall clock a test can set: the fixture `stepped_broker`.
 
 Kafka reads its wall clock by one class, `org.apache.kafka.common.utils.SystemTime`; append times come from there. The
-broker is started with our own class in front of it (`SystemTime.java`, compiled here: this needs a JDK, not just a
-Java runtime), which adds an offset that the test writes into a file mapped by both. Only the wall clock is stepped: the
-monotonic one, by which Kafka times sessions and requests, goes on as on a machine whose clock somebody sets.
+broker is started with our own class in front of it (`SystemTime.java`, compiled here), which adds an offset that the
+test writes into a file mapped by both. Only the wall clock is stepped: the monotonic one, by which Kafka times sessions
+and requests, goes on as on a machine whose clock somebody sets.
 """
 
 import mmap
-import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rocketshim_local import LocalCluster
-from rocketshim_local.startup_kit import startup_kit
+
+from .java_classes import options_with
 
 __all__ = ["SteppedBroker", "stepped_broker_in"]
 
 _PROPERTIES = {"metadata.max.idle.interval.ms": "0"}
 """No empty records in the cluster's own log, by default two a second: when the clock is set back within the 25 ms in
 which the controller waits for more after a record, it writes nothing before the clock is again where it was."""
-
-_SOURCE = Path(__file__).with_name("SystemTime.java")
 
 
 class SteppedBroker:
@@ -58,13 +55,9 @@ class SteppedBroker:
 @contextmanager
 def stepped_broker_in(folder: Path) -> Iterator[SteppedBroker]:
     """Run such a broker for the length of the block; its class and its offset lie in `folder`."""
-    kit = startup_kit()
-    javac = shutil.which("javac")
-    assert javac is not None, "no javac on PATH: install a JDK of at least Java 17"
-    classes, offset_file = folder / "classes", folder / "offset"
-    subprocess.run([javac, "--release", "17", "-cp", kit.class_path, "-d", classes, _SOURCE], check=True)
+    offset_file = folder / "offset"
     offset_file.write_bytes(bytes(8))
-    options = [f"-Drocketshim.clock.offset={offset_file}", "-Xshare:off", "-cp", f"{classes}:{kit.class_path}"]
+    options = [f"-Drocketshim.clock.offset={offset_file}", *options_with("SystemTime", folder)]
     with (
         offset_file.open("r+b") as file,
         mmap.mmap(file.fileno(), 8) as offset,

@@ -181,7 +181,7 @@ ONE_BROKER = {
     "retention": ("SCHEDULE_TOPIC_XXXX", "error"),
     "retention-bytes": ("SCHEDULE_TOPIC_XXXX", "error"),
     "message-size": ("rmq.retry.payments", "error"),
-    "segment": ("rmq.group.payments", "warning"),
+    "segment": ("rmq.group.payments", "note"),
     "partition-count": ("SCHEDULE_TOPIC_XXXX", "error"),
     "target-compacted": ("orders", "warning"),
     "worker-missing": ("rmq.sched", "error"),

@@ -36,7 +36,7 @@ from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["HEADROOM_BYTES", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
+__all__ = ["HEADROOM_BYTES", "SPEED_ONLY", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
 
 HEADROOM_BYTES: Final = 65_536
 """How much larger than the largest source record a record on the shim's topics may be, in bytes."""
@@ -45,7 +45,9 @@ _DAY_MS: Final = 86_400_000
 _KAFKA_DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
 _APPEND_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
 _AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "max.message.bytes"})
-_AT_MOST: Final = frozenset({"segment.ms"})
+SPEED_ONLY: Final = frozenset({"segment.ms"})
+"""Settings that only cost speed if they are larger. Some managed clusters refuse them."""
+
 _FATAL: Final = frozenset({"message.timestamp.type", "cleanup.policy"})
 _UNLIMITED: Final = -1
 
@@ -108,6 +110,11 @@ class Difference:
     fatal: bool
     will_change: bool
 
+    @property
+    def is_note(self) -> bool:
+        """Whether it costs speed only, so that a cluster which refuses this setting is as good as any."""
+        return self.setting in SPEED_ONLY
+
     def __str__(self) -> str:
         """Return the difference as a text for a person."""
         return f"{self.topic}: {self.setting} is {self.found}, should be {self.wanted}"
@@ -150,7 +157,7 @@ class Plan:
             detail = f": {spec.partitions} partitions{replicas}, {settings}" if spec.name in missing else ""
             lines.append(f"{verb}  {spec.name} ({spec.purpose}){detail}")
             lines.extend(
-                f"{'change' if each.will_change else 'differs'}  {each}"
+                f"{'change' if each.will_change else 'note' if each.is_note else 'differs'}  {each}"
                 for each in self.differences
                 if each.topic == spec.name
             )
@@ -351,12 +358,12 @@ def _partition_differences(spec: TopicSpec, is_now: int, *, grow: bool, fix: boo
 def _is_fine(setting: str, is_now: str, wanted: str) -> bool:
     if is_now == wanted:
         return True
-    if setting not in _AT_LEAST and setting not in _AT_MOST:
+    if setting not in _AT_LEAST and setting not in SPEED_ONLY:
         return False
     try:
         number, limit = int(is_now), int(wanted)
     except ValueError:
         return False
-    if setting in _AT_MOST:
+    if setting in SPEED_ONLY:
         return number <= limit
     return number == _UNLIMITED or (limit != _UNLIMITED and number >= limit)

@@ -8,6 +8,8 @@ the plan was asked to (`grow`, `fix`).
   create a topic.
 * The error of each future is checked. "Already exists" means that another client was faster; the topic is then read
   again and compared.
+* A setting that only costs speed (`Difference.is_note`) is left out if the cluster refuses it, and nobody waits for it.
+  Some managed clusters refuse `segment.ms`, others ignore it.
 * A controller refuses as a whole a request that creates more than 10,000 topics, partitions and settings together
   (measured, Kafka 4). Therefore several requests create many topics.
 * After a creation every partition must have a leader, in as many answers as there are brokers. The client chooses which
@@ -19,8 +21,9 @@ Each call blocks, for about `timeout_s` (default 30 s) at most; call it from a t
 # ruff: noqa: SLF001  # librdkafka's own error codes begin with an underscore
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
@@ -42,10 +45,11 @@ from rocketshim_topics.errors import (
     TopicMissingError,
 )
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
-from rocketshim_topics.layout import Plan, TopicSpec, TopicState, compare
+from rocketshim_topics.layout import SPEED_ONLY, Difference, Plan, TopicSpec, TopicState, compare
 
 __all__ = ["apply", "create_on_use", "ensure_topics", "plan", "read_topics"]
 
+_REFUSED: Final = frozenset({KafkaError.POLICY_VIOLATION, KafkaError.INVALID_CONFIG})
 _MOVED: Final = frozenset({KafkaError.NOT_CONTROLLER, KafkaError._DESTROY_BROKER})  # ask again, elsewhere
 _LOOK_AGAIN_S: Final = 0.05
 _GRACE_S: Final = 5.0
@@ -200,6 +204,31 @@ def _create(
     """Create topics. Return the names created, and the specs of topics that another client had created."""
     if not specs:
         return (), ()
+    errors = _create_all(admin, specs, timeout_s)
+    refused = {name for name, error in errors.items() if error.code() in _REFUSED}
+    plain = [_without_speed_only(spec) for spec in specs if spec.name in refused and SPEED_ONLY & spec.config.keys()]
+    for spec in plain:
+        del errors[spec.name]
+    errors |= _create_all(admin, plain, timeout_s)
+    raced = tuple(
+        spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
+    )
+    real = {name: error for name, error in errors.items() if error.code() != KafkaError.TOPIC_ALREADY_EXISTS}
+    ways_out = {
+        spec.name: "; if the cluster allows only other settings, create the topic yourself. What it should have: "
+        f"{spec.init_command} --dry-run. Which differences matter: rocketshim doctor"
+        for spec in specs
+    }
+    _raise_first(real, "create", ways_out)
+    return tuple(spec.name for spec in specs if spec.name not in errors), raced
+
+
+def _without_speed_only(spec: TopicSpec) -> TopicSpec:
+    return replace(spec, config={name: value for name, value in spec.config.items() if name not in SPEED_ONLY})
+
+
+def _create_all(admin: AdminClient, specs: Sequence[TopicSpec], timeout_s: float) -> dict[str, KafkaError]:
+    """Create topics in as many requests as are needed; return the errors by topic."""
     topics = [
         NewTopic(
             spec.name,
@@ -212,17 +241,7 @@ def _create(
     errors: dict[str, KafkaError] = {}
     for some in _in_requests(topics):
         errors |= _create_some(admin, some, timeout_s)
-    raced = tuple(
-        spec for spec in specs if (error := errors.get(spec.name)) and error.code() == KafkaError.TOPIC_ALREADY_EXISTS
-    )
-    real = {name: error for name, error in errors.items() if error.code() != KafkaError.TOPIC_ALREADY_EXISTS}
-    ways_out = {
-        spec.name: "; if the cluster allows only other settings, create the topic yourself. What it should have: "
-        f"{spec.init_command} --dry-run. Which differences matter: rocketshim doctor"
-        for spec in specs
-    }
-    _raise_first(real, "create", ways_out)
-    return tuple(spec.name for spec in specs if spec.name not in errors), raced
+    return errors
 
 
 def _create_some(admin: AdminClient, topics: list[NewTopic], timeout_s: float) -> dict[str, KafkaError]:
@@ -248,7 +267,8 @@ def _in_requests(topics: list[NewTopic]) -> Iterator[list[NewTopic]]:
             request, count = [], 0
         request.append(topic)
         count += changes
-    yield request
+    if request:
+        yield request
 
 
 def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
@@ -257,18 +277,25 @@ def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
     if partitions:
         futures = admin.create_partitions(partitions, operation_timeout=timeout_s, request_timeout=timeout_s)
         _raise_first(_errors(futures, timeout_s), "add partitions to")
+    settings = [each for each in changes if each.setting != "partitions"]
+    _raise_first(_alter(admin, [each for each in settings if not each.is_note], timeout_s), "change settings of")
+    errors = _alter(admin, [each for each in settings if each.is_note], timeout_s)
+    _raise_first({name: error for name, error in errors.items() if error.code() not in _REFUSED}, "change settings of")
+
+
+def _alter(admin: AdminClient, changes: list[Difference], timeout_s: float) -> dict[str, KafkaError]:
+    """Change settings; return the errors by topic. Of a topic, all are changed or none."""
     settings: dict[str, list[ConfigEntry]] = {}
     for each in changes:
-        if each.setting != "partitions":
-            entry = ConfigEntry(each.setting, each.wanted, incremental_operation=AlterConfigOpType.SET)
-            settings.setdefault(each.topic, []).append(entry)
-    if settings:
-        resources = [
-            ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries) for name, entries in settings.items()
-        ]
-        altered = admin.incremental_alter_configs(resources, request_timeout=timeout_s)
-        by_name = {resource.name: future for resource, future in altered.items()}
-        _raise_first(_errors(by_name, timeout_s), "change settings of")
+        entry = ConfigEntry(each.setting, each.wanted, incremental_operation=AlterConfigOpType.SET)
+        settings.setdefault(each.topic, []).append(entry)
+    if not settings:
+        return {}
+    resources = [
+        ConfigResource(ResourceType.TOPIC, name, incremental_configs=entries) for name, entries in settings.items()
+    ]
+    altered = admin.incremental_alter_configs(resources, request_timeout=timeout_s)
+    return _errors({resource.name: future for resource, future in altered.items()}, timeout_s)
 
 
 def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ...], timeout_s: float) -> None:
@@ -301,7 +328,7 @@ def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ..
 
 def _await_settings(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
     """Wait until changed settings can be read. The controller answers before the brokers have them."""
-    wanted = {(each.topic, each.setting) for each in planned.differences if each.will_change}
+    wanted = {(each.topic, each.setting) for each in planned.differences if each.will_change and not each.is_note}
     specs = [spec for spec in planned.specs if any(topic == spec.name for topic, _ in wanted)]
     until = time.monotonic() + timeout_s
     while True:

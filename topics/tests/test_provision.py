@@ -44,7 +44,9 @@ class Cluster:
         configs: int | None = None,
         led: bool = True,
         broker: dict[str, str] | None = None,
+        refuses: tuple[str, ...] = (),
     ) -> None:
+        self.refuses = set(refuses)
         self.broker = broker or {}
         self.led = led
         self.describe = describe
@@ -65,6 +67,10 @@ class Cluster:
         return answered(SimpleNamespace(nodes=[SimpleNamespace(id=1)]))
 
     def create_topics(self, topics: list[Any], **_: Any) -> dict[str, Future[Any]]:
+        if refused := [topic for topic in topics if self.refuses & topic.config.keys()]:
+            accepted = [topic for topic in topics if topic not in refused]
+            answers = self.create_topics(accepted) if accepted else {}
+            return answers | {topic.topic: answered(KafkaError.POLICY_VIOLATION) for topic in refused}
         if sum(1 + topic.num_partitions + len(topic.config) for topic in topics) > 10_000:
             return {topic.topic: answered(KafkaError.POLICY_VIOLATION) for topic in topics}
         self.asked += [topic.topic for topic in topics]
@@ -108,8 +114,20 @@ def test_refusal_is_a_typed_error_that_names_the_topic(code: int, error: type[Cl
         assert isinstance(caught.value.__cause__, KafkaException)
 
 
+def test_a_setting_that_only_costs_speed_is_left_out_where_it_is_refused() -> None:
+    cluster, (*_, log) = Cluster(refuses=("segment.ms",)), LAYOUT.for_group("payments", with_log=True)
+    assert apply(cluster, plan(cluster, [log])) == (log.name,)  # type: ignore[arg-type]
+    assert cluster.asked == [log.name]
+
+
+def test_a_setting_that_matters_is_not_left_out() -> None:
+    cluster, (*_, log) = Cluster(refuses=("cleanup.policy",)), LAYOUT.for_group("payments", with_log=True)
+    with pytest.raises(ClusterError, match="What it should have: rocketshim init --group payments --with-log"):
+        apply(cluster, plan(cluster, [log]))  # type: ignore[arg-type]
+    assert cluster.asked == []
+
+
 def test_a_refused_setting_names_the_way_out() -> None:
-    """Managed clusters limit settings: `segment.ms` is at least four hours on some."""
     cluster = Cluster(create=KafkaError.POLICY_VIOLATION)
     with pytest.raises(ClusterError, match="What it should have: rocketshim init --group payments"):
         ensure_topics(cluster, SPECS)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ from rocketshim.cli.options import ConnectedWithLevels, DryRun, Json
 from rocketshim.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rocketshim_topics.layout import Plan
+    from rocketshim_topics.layout import Difference, Plan
 
 app = typer.Typer()
 
@@ -96,17 +96,19 @@ def init(
     is_applied = not dry_run and not planned.is_done
     if is_applied:
         provision.apply(admin, planned)
+        for refused in () if as_json else provision.plan(admin, planned.missing).differences:
+            typer.echo(f"note  {refused}: this cluster sets it otherwise")
     if as_json:
         typer.echo(json.dumps(_facts(planned, is_applied=is_applied)))
     else:
         typer.echo(_end(planned, is_applied=is_applied))
-    raise typer.Exit(FINDING if any(not each.will_change for each in planned.differences) else 0)
+    raise typer.Exit(FINDING if any(_is_left(each) for each in planned.differences) else 0)
 
 
 def _end(planned: "Plan", *, is_applied: bool) -> str:
     """Return what was done, and what corrects the differences that are left."""
     text = "done" if is_applied else "nothing to do" if planned.is_done else "dry run: nothing was changed"
-    left = {each.topic for each in planned.differences if not each.will_change}
+    left = {each.topic for each in planned.differences if _is_left(each)}
     ours = {spec.name: spec.init_command for spec in planned.specs if spec.grows}
     commands = dict.fromkeys(f"{command} --fix" for name, command in ours.items() if name in left)
     if commands:
@@ -114,6 +116,10 @@ def _end(planned: "Plan", *, is_applied: bool) -> str:
     if left - ours.keys():
         text += "; init does not change your own topics"
     return text
+
+
+def _is_left(difference: "Difference") -> bool:
+    return not difference.will_change and not difference.is_note
 
 
 def _facts(planned: "Plan", *, is_applied: bool) -> dict[str, Any]:

@@ -273,7 +273,7 @@ def _cost(facts: Facts, spec: TopicSpec, each: Difference) -> tuple[Severity, st
                 "a hop: the topic refuses its retry, and it becomes a dead letter without its body"
             )
         case _:
-            return Severity.WARNING, "old records stay longer than they should: a new member reads more when it starts"
+            return Severity.NOTE, "old records stay longer: a new member reads more when it starts"
 
 
 def _below(found: str, limit: int) -> bool:

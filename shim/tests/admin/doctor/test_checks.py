@@ -123,7 +123,7 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("retention-bytes", "rmq.retry.g", Severity.ERROR,
      {"topics": with_config("rmq.retry.g", retention_bytes="1000")}),
     ("message-size", "rmq.dlq.g", Severity.ERROR, {"topics": with_config("rmq.dlq.g", max_message_bytes="1048588")}),
-    ("segment", "rmq.group.g", Severity.WARNING, {"topics": with_config("rmq.group.g", segment_ms="604800000")}),
+    ("segment", "rmq.group.g", Severity.NOTE, {"topics": with_config("rmq.group.g", segment_ms="604800000")}),
     ("partition-count", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
      {"topics": topics(SCHEDULE_TOPIC_XXXX=TopicFacts((WELL,) * 40)) }),
     ("partition-count", "rmq.group.g", Severity.ERROR, {"topics": topics(rmq__group__g=TopicFacts((WELL,) * 2))}),
