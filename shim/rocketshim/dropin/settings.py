@@ -16,7 +16,7 @@ from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import METADATA_REFRESH, PROTECTED_PRODUCER, flat, merge
+from rocketshim.kafka.client_config import GROUP_METADATA_REFRESH, METADATA_REFRESH, PROTECTED_PRODUCER, flat, merge
 from rocketshim.kafka.clients import real_clients
 from rocketshim.settings import Levels, Settings, with_environment
 from rocketshim_topics.levels import DelayLevels
@@ -209,7 +209,7 @@ def client_facts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClientF
     """
     if len(args) > 1 or not all(isinstance(each, dict) for each in args):
         raise TypeError("expected configuration dict")
-    config = flat({**METADATA_REFRESH, **(args[0] if args else {}), **kwargs})
+    config = flat({**GROUP_METADATA_REFRESH, **(args[0] if args else {}), **kwargs})
     group = config.get("group.id")
     if not group:
         raise ConfigError("rocketshim.retry.enable needs a group.id: retries belong to a group")

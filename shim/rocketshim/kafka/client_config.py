@@ -26,6 +26,7 @@ __all__ = [
     "CODE_KEYS",
     "CONSUMER_DEFAULTS",
     "CONSUMER_ONLY",
+    "GROUP_METADATA_REFRESH",
     "KAFKA_SESSION_MS",
     "METADATA_REFRESH",
     "PROTECTED_CONSUMER",
@@ -63,8 +64,11 @@ PROTECTED_CONSUMER: Final[Mapping[str, Any]] = {
 }
 """Required settings of every consumer that this library creates."""
 
-METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 10_000}
-"""How soon a client notices a topic's new partitions; librdkafka's own default is five minutes.
+METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 5_000}
+"""How soon a producer notices a topic's new partitions; librdkafka's own default is five minutes."""
+
+GROUP_METADATA_REFRESH: Final[Mapping[str, Any]] = {"topic.metadata.refresh.interval.ms": 10_000}
+"""How soon a consumer notices a topic's new partitions.
 
 It must be longer than two requests take. The leader of a group asks for metadata when it has joined, and joins again if
 other metadata arrive before the answer. With 3 s and with 5 s, and a link on which a request takes 3 s, it never got a
@@ -77,7 +81,7 @@ CONSUMER_DEFAULTS: Final[Mapping[str, Any]] = {
     "queued.max.messages.kbytes": 16_384,
     "fetch.message.max.bytes": 1_048_576,
     "fetch.queue.backoff.ms": 10,
-    **METADATA_REFRESH,
+    **GROUP_METADATA_REFRESH,
 }
 """Default settings of consumers, which the user may override. librdkafka's own defaults prefetch 64 MB for a consumer,
 and fetching pauses for a second when the prefetch queue is full. A fast listener empties the queue in less time than

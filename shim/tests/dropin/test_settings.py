@@ -88,7 +88,7 @@ def test_the_inner_producer_inherits_only_the_connection() -> None:
     assert (made["linger.ms"], made["delivery.timeout.ms"], made["acks"], made["enable.idempotence"]) == (
         9, 500, "all", True,
     )  # fmt: skip
-    assert made["topic.metadata.refresh.interval.ms"] == 10_000
+    assert made["topic.metadata.refresh.interval.ms"] == 5_000
     with pytest.raises(ConfigError, match="acks"):
         inner_producer_config(config, ConsumerDropinSettings.make(producer={"acks": 1}))
 
