@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim.consumer.reader.commits import Committer
+from rocketshim.core.partition import Partition
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.lookups import found_topics
@@ -76,6 +77,7 @@ def test_a_refused_offset_does_not_hide_those_that_are_stored_with_it(
 ) -> None:
     """librdkafka reports the error of one partition for every partition of its commit."""
     good, bad = TopicPartitionKey(topic(), 0), TopicPartitionKey(topic(), 0)
+    partitions: dict[TopicPartitionKey, Partition] = {}
     sizes, answers = {good: 1, bad: 9_000}, []  # Kafka accepts 4,096 characters
 
     def answered(error: KafkaError | None, partitions: list[TopicPartition]) -> None:
@@ -88,18 +90,19 @@ def test_a_refused_offset_does_not_hide_those_that_are_stored_with_it(
         lambda: 0,
         lambda positions: [TopicPartition(*key, at, sizes[key] * "m") for key, at in positions.items()],
         Ownership(lambda: 0),
+        partitions,
     )
     try:
         for asynchronous in (True, False):
             for key in (good, bad):
-                commits.positions.adopt(key, 0)
-            queues = [ProcessQueue[Any](*key) for key in (good, bad)]
-            for queue in queues:
+                partitions[key] = Partition(key)
+                partitions[key].begin(0)
+                partitions[key].queue = queue = ProcessQueue[Any](*key)
                 queue.skip_to(5)
-            commits.commit(queues, asynchronous=asynchronous)
+            commits.commit(partitions.values(), asynchronous=asynchronous)
             while commits.outstanding:
                 consumer.poll(0.05)
-            assert [commits.positions.stored(key) for key in (good, bad)] == [5, 0]
+            assert [each.stored for each in partitions.values()] == [5, 0]
         assert answers == [KafkaError.OFFSET_METADATA_TOO_LARGE]
     finally:
         consumer.close()

@@ -220,7 +220,7 @@ def _believes(_: Any) -> Any:
 
 def _no_commit_when_revoked(_: Any) -> Any:
     def finish(self: Any, keys: Any, deadline_ms: int) -> None:
-        self._dispatch.drain([self.by_key[key] for key in keys if key in self.by_key], self.owned, deadline_ms)
+        self._dispatch.drain([queue for key in keys if (queue := self.get(key))], self.owned, deadline_ms)
 
     return finish
 

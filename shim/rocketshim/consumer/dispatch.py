@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer_metrics import DispatchCounts, OrderlyCounts
 from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.partition import QueueT
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim.locks.log_thread import GroupLogThread

@@ -7,7 +7,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.queues import AssignedQueues
-from rocketshim.consumer.reader.partition_queue import QueueT
+from rocketshim.core.partition import QueueT
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Mode"]

@@ -11,7 +11,7 @@ the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
   leave a queue, the loop checks whether it may be resumed.
 * No message of a partition is handed out before its start is known and committed (`PartitionReader.start`).
 * Commits are the offsets after the longest finished prefixes, every `commit_interval_ms`, and at revoke, suspend
-  and close. `core.commit_positions` prevents them from going backwards.
+  and close. `core.partition` prevents them from going backwards.
 * Closing: no new call begins, and the loop commits. Running calls may finish until the deadline while the group is
   still served; a rebalance does not wait for them. Then the loop commits again, and leaves the group.
 """
@@ -29,9 +29,9 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.at_exit import at_exit
 from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
-from rocketshim.consumer.reader.partition_queue import QueueT
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.consumer.state import state_of
+from rocketshim.core.partition import QueueT
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
@@ -203,8 +203,7 @@ class PollLoop(Generic[QueueT]):
         self._fetch()
 
     def _knows_its_starts(self) -> bool:
-        assigned, positions = self.reader.assigned, self.queues.commits.positions
-        return assigned is not None and all(positions.sent(key) >= 0 for key in assigned)
+        return self.reader.assigned is not None and all(each.sent >= 0 for each in self.reader.partitions.values())
 
     def close(self) -> None:
         """Finish running calls within the deadline, commit, leave the group. A second call is safe."""
@@ -339,7 +338,7 @@ class PollLoop(Generic[QueueT]):
         """Have the next commits carry the subscription, and read by it."""
         source = self._parts.source
         self.reader.starts.subscribe(source.digest(), source.text())
-        self.queues.commits.commit_again(self.queues.by_key)  # even if no message arrives
+        self.queues.commits.commit_again(self.reader.partitions)  # even if no message arrives
         self.queues.commit()
         if self._watch.refresh():
             self.reader.subscribe(self._watch.topics)

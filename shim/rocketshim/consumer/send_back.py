@@ -21,11 +21,11 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
-from rocketshim.consumer.reader.partition_queue import Work
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.clock import Clock
 from rocketshim.core.lane_selector import lane_of
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
+from rocketshim.core.partition import Work
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient
 from rocketshim.kafka.record_sender import OwnedSender

@@ -6,9 +6,9 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicPartition
 
 from rocketshim.consumer.mode import Mode
-from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
+from rocketshim.core.partition import PartitionQueue
 from rocketshim.errors import ConsumerError
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -22,7 +22,8 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
 
     def of_queue(queue: PartitionQueue, unpaused: str = "") -> ConsumerQueueState:
         key = TopicPartitionKey.of(queue)
-        position, committed = queue.next_offset, commits.positions.stored(key)
+        partition, position = reader.partitions.get(key), queue.next_offset
+        committed = -1 if partition is None else partition.stored
         try:
             _, high = reader.client().get_watermark_offsets(TopicPartition(*key), cached=True)
         except (KafkaException, TypeError, ConsumerError):
@@ -39,7 +40,7 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
             msg_count=queue.msg_count,
             msg_bytes=queue.msg_bytes,
             oldest_in_work_ms=queue.oldest_in_work_ms(now_ms),
-            paused="|".join(reason.name or "" for reason in reader.pauses.why(key)) or unpaused,
+            paused="|".join(reason.name or "" for reason in (partition.pauses if partition else ())) or unpaused,
             reconsume_times=times,
             failing_ms=failing_ms,
         )

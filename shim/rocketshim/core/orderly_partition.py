@@ -141,7 +141,6 @@ class OrderlyPartition:
         perform: called with the actions of the core.
 
     Attributes:
-        paused: used by `flow_control`.
         withheld: no further run starts.
         out: the run that a listener thread has.
         reported: the progress last reported to the group's log.
@@ -168,7 +167,6 @@ class OrderlyPartition:
         self.partition = partition
         self.epoch = epoch
         self.lease = lease
-        self.paused = False
         self.withheld = False
         self.out: OrderlyTask | None = None
         self.reported: Progress | None = None

@@ -144,7 +144,6 @@ class ProcessQueue(Generic[MessageT]):
         "epoch",
         "msg_count",
         "partition",
-        "paused",
         "topic",
     )  # fmt: skip
 
@@ -153,7 +152,6 @@ class ProcessQueue(Generic[MessageT]):
         self.partition = partition
         self.epoch = epoch
         self.dropped = False
-        self.paused = False
         self.msg_count = 0
         self._bytes = 0  # of all messages that are not done
         self._pending: deque[Sequence[MessageT]] = deque()  # runs as they were put

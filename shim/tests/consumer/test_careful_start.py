@@ -185,7 +185,7 @@ def test_a_revoked_partition_gives_back_what_waits_for_a_commit(
     b = bench(lambda message: seen.append(message.body), care=careful())
     kafka.fail_commits(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE), count=1)
     b.turn(2)
-    b.loop.release(list(b.loop.queues.by_key))
+    b.loop.release(list(b.loop.reader.partitions))
     assert found(kafka) == Handling(is_open=False)
     assert not b.loop.dispatch.awaits_commit
     assert b.loop.dispatch.in_flight == 0
@@ -195,7 +195,7 @@ def test_a_seek_ends_the_care(kafka: InMemoryKafka, bench: Make, seen: list[Any]
     left(kafka, Handling(is_open=True, begun=((0, 2),)))
     send(kafka, 3)
     b = bench(lambda message: seen.append(message.body), care=careful())
-    b.loop.queues.seek({key: 1 for key in b.loop.queues.by_key if key.topic == "orders"})
+    b.loop.queues.seek({key: 1 for key in b.loop.reader.partitions if key.topic == "orders"})
     b.run(6)
     assert seen == [b"1", b"2"]
     assert found(kafka) == OPEN

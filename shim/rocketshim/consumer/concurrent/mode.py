@@ -42,18 +42,18 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run to its queue; a log that was cut begins a new epoch."""
-        queue = self.queues.by_key.get(key)
+        queue = self.queues.get(key)
         if queue is None:
             return  # it was revoked meanwhile
-        expected = max(queue.next_put, self.queues.commits.positions.sent(key))
+        expected = max(queue.next_put, self._reader.partitions[key].sent)
         wanted = self._reader.from_position(key, run, expected)
         if wanted is None:
             first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
             self._reader.care.end_care(key)
             self.queues.begin(key, first)
-            self.queues.by_key[key].put(run)
-        else:
+            wanted, queue = run, self.queues.get(key)
+        if queue is not None:
             queue.put(wanted)
 
     def turn(self, now_ms: int) -> float:

@@ -34,9 +34,9 @@ from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.consumer.queues import AssignedQueues
-from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.orderly_partition import OrderlyPartition, Progress
+from rocketshim.core.partition import PauseReason
 from rocketshim.core.timer import Timer
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread
@@ -201,8 +201,8 @@ class OrderlyMode(Mode[OrderlyPartition]):
         run.withhold()
         self._ended[key] = run
         if key in self._assigned:
-            self._reader.pauses.hold([key], PauseReason.LOCK)
-            self.queues.commits.positions.forget(key)
+            self._reader.pause([key], PauseReason.LOCK)
+            self._reader.partitions[key].begin(-1)
             self._reader.care.forget(key)
 
     def _end_drained(self) -> None:
@@ -234,7 +234,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             return
         if len(self._leases) == len(self.queues):
             return
-        stopped = self._leases.keys() - self.queues.by_key.keys() - self._restarts.keys()
+        stopped = {key for key in self._leases if self.queues.get(key) is None} - self._restarts.keys()
         waiting = sorted(filter(self._owns, stopped))
         keys, timeout_s = self._rotation.pick(waiting, began_ms)
         if not keys:
@@ -297,16 +297,16 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:
         self.queues.begin(key, offset)
-        self._reader.pauses.release([key], PauseReason.LOCK)
+        self._reader.unpause([key], PauseReason.LOCK)
 
     # --- fetched messages --------------------------------------------------------------------------------------------
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run; a log that was cut ends the run, which starts again when it is drained."""
-        queue = self.queues.by_key.get(key)
+        queue = self.queues.get(key)
         if queue is None:
             return
-        wanted = self._reader.from_position(key, run, max(queue.next_put, self.queues.commits.positions.sent(key)))
+        wanted = self._reader.from_position(key, run, max(queue.next_put, self._reader.partitions[key].sent))
         if wanted is None:
             self._restarts[key] = first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})

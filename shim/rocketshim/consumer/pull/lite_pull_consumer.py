@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final, Self, Unpack
 
 from rocketshim.consumer.pull.partitions import PullPartitions, QueuesListener
-from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.core.clock import Clock
+from rocketshim.core.partition import PauseReason
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector
@@ -275,13 +275,13 @@ class LitePullConsumer:
         """
         with self._session.call():
             self._session.check_open()
-            self._partitions.reader.pauses.hold(self._partitions.assigned(queues), PauseReason.USER)
+            self._partitions.reader.pause(self._partitions.assigned(queues), PauseReason.USER)
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
         """Hand out messages of paused queues again; ignore queues that are not assigned."""
         with self._session.call():
             self._session.check_open()
-            self._partitions.reader.pauses.release(self._partitions.assigned(queues), PauseReason.USER)
+            self._partitions.reader.unpause(self._partitions.assigned(queues), PauseReason.USER)
 
     # --- positions ---------------------------------------------------------------------------------------------------
 

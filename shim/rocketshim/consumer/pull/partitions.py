@@ -225,7 +225,7 @@ class PullPartitions:
         """Return the partition of a queue; raise ConsumerError if it is not assigned or its start is not known."""
         key = self.lookup.key_of(queue)
         self.session.check_open()
-        if key not in self.positions or self.reader.is_waiting(key):
+        if key not in self.positions or self.reader.partitions[key].is_waiting:
             raise ConsumerError(f"{queue} is not assigned to this consumer, or its start is unknown; see assignment()")
         return key
 
@@ -248,13 +248,9 @@ class PullPartitions:
             self.reader.look_at_group()
 
     def skip_invisible(self) -> None:
-        """Have the next commits pass what no reader sees behind the last messages: markers, aborted records.
-
-        Only between two fetches: in a callback, the client's position may be behind messages that are not handed out.
-        """
-        asked = [TopicPartition(*key) for key in self.positions.assigned_keys() if not self.reader.is_waiting(key)]
-        for item in self.reader.client().position(asked) if asked else ():
-            self.positions.skip_to(TopicPartitionKey.of(item), item.offset)  # negative: nothing was read yet
+        """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
+        for item in self.reader.read_to():
+            self.positions.skip_to(TopicPartitionKey.of(item), item.offset)
 
     def fetch(self, wait_s: float) -> list[MessageView]:
         """Return the messages that arrive; wait for the first one for this time in seconds."""
@@ -263,7 +259,7 @@ class PullPartitions:
             for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
                 if key not in self.positions:
                     continue
-                if self.reader.pauses.why(key):  # paused after these records were fetched
+                if self.reader.partitions[key].pauses:  # paused after these records were fetched
                     self.reader.client().seek(TopicPartition(*key, self.positions.position(key)))
                     continue
                 wanted = self.reader.from_position(key, run, self.positions.position(key))

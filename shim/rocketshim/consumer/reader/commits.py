@@ -1,4 +1,4 @@
-"""Offset commits of one consumer; `core.commit_positions` decides which offsets may be sent. Owned by the poll thread.
+"""Offset commits of one consumer; `core.partition` decides which offsets may be sent. Owned by the poll thread.
 
 A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
 (`fatal`). If Kafka refuses an offset of one partition, librdkafka reports its error for every partition of the commit;
@@ -7,15 +7,14 @@ Under leases, positions that do not move are committed again each hour (`core.ti
 committed again if its metadata has changed (`core.careful_start`): soon, because a call may wait for it.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
-from rocketshim.consumer.reader.partition_queue import PartitionQueue
 from rocketshim.core.careful_start import CarefulStart, Handling
-from rocketshim.core.commit_positions import CommitPositions
+from rocketshim.core.partition import Partition
 from rocketshim.core.timer import RENEWAL_MS, Timer
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.kafka.lookups import check_answers, in_parts
@@ -51,6 +50,7 @@ class Committer:
         now_ms: Callable[[], int],
         as_offsets: Callable[[Mapping[TopicPartitionKey, int]], list[TopicPartition]],
         ownership: Ownership,
+        partitions: Mapping[TopicPartitionKey, Partition],
         *,
         store: LocalOffsetStore | None = None,
         care: CarefulStart | None = None,
@@ -64,7 +64,7 @@ class Committer:
         self._sent_handlings: dict[TopicPartitionKey, Handling | None] = {}
         self._sent: list[TopicPartition] = []  # the last commit
         self._not_before_ms = self._last_ms = 0
-        self.positions = CommitPositions()
+        self._partitions = partitions
         self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
         self._again: set[TopicPartitionKey] = set()  # to commit, even if their offsets have not moved
         self.outstanding = 0  # commits without an answer yet; librdkafka may repeat one after a later one: none follows
@@ -72,8 +72,8 @@ class Committer:
         self.failing_since_ms: int | None = None
         self.fatal: KafkaException | None = None
 
-    def commit(self, queues: Collection[PartitionQueue], *, asynchronous: bool) -> None:
-        """Commit the finished offsets of these queues, and again those that were refused.
+    def commit(self, partitions: Iterable[Partition], *, asynchronous: bool) -> None:
+        """Commit the finished offsets of these partitions, and again those that were refused.
 
         If not `asynchronous`, also commit again those that were sent without an answer.
         """
@@ -81,18 +81,21 @@ class Committer:
         if asynchronous and self.outstanding:
             return
         if asynchronous and self._ownership.needs_lease and self._renewal.is_due(self._now_ms()):
-            self.commit_again(map(TopicPartitionKey.of, queues))
-        self._again = {key for key in self._again | self._care.dirty if self.positions.sent(key) >= 0}
+            self.commit_again(self._partitions)
+        self._again = {key for key in self._again | self._care.dirty if self._has_begun(key)}
         if not self._again and not self.outstanding:
             self.failing_since_ms = None  # this consumer no longer reads what was refused
         due: dict[TopicPartitionKey, int] = {}
-        for queue in queues:
-            key, offset = TopicPartitionKey.of(queue), queue.next_offset
-            if offset is not None and self.positions.may_send(key, offset, again=not asynchronous):
-                due[key] = offset
-            elif key in self._again:
-                due[key] = self.positions.sent(key)
+        for partition in partitions:
+            offset = None if partition.queue is None else partition.queue.next_offset
+            if offset is not None and partition.may_send(offset, again=not asynchronous):
+                due[partition.key] = offset
+            elif partition.key in self._again:
+                due[partition.key] = partition.sent
         self._send(due, asynchronous=asynchronous)
+
+    def _has_begun(self, key: TopicPartitionKey) -> bool:
+        return key in self._partitions and self._partitions[key].sent >= 0
 
     def is_urgent(self) -> bool:
         """Return whether a commit is to be made before the next interval, for the care of a partition."""
@@ -115,7 +118,8 @@ class Committer:
         self._last_ms = self._now_ms()
         self._sent_handlings = {key: self._care.handling(key) for key in owned}
         self._sent = offsets = self._as_offsets(owned)
-        self.positions.send(owned)
+        for key, offset in owned.items():
+            self._partitions[key].sent = offset
         self._again.difference_update(owned)
         try:
             if asynchronous:
@@ -136,10 +140,12 @@ class Committer:
         hidden = self._stored_among(self._sent) if error and error.code() in _OF_ONE_PARTITION else ()
         for item in partitions:
             key = TopicPartitionKey.of(item)
+            if (partition := self._partitions.get(key)) is None:
+                continue  # revoked meanwhile
             if (error is None and item.error is None) or key in hidden:
-                self.positions.confirm(key, item.offset)
+                partition.confirm(item.offset)
                 self._care.stored(key, self._sent_handlings.get(key))  # a refusal of another partition does not count
-            elif self.positions.refuse(key, item.offset):
+            elif partition.refuse(item.offset):
                 self._again.add(key)
         if errors:
             self._refused(errors)

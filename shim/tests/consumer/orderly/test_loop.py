@@ -941,7 +941,7 @@ def test_a_closing_member_serves_the_group_while_a_queue_that_it_has_given_up_ha
 
     def let_the_other_turn() -> None:
         b.turn()
-        assigned.append(len(b.loop.reader._assigned))
+        assigned.append(len(b.loop.reader.partitions))
 
     a.pool.on_wait = let_the_other_turn
     stage.members.pop("a")
@@ -1314,7 +1314,7 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     for place in a.loop.queues:
         place.__class__ = Looked
     Looked.times = 0
-    a.mode.give_up(list(a.loop.queues.by_key))
+    a.mode.give_up(list(a.loop.reader.partitions))
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.reader.commits import Committer
 from rocketshim.core.careful_start import CarefulStart, Handling
+from rocketshim.core.partition import Partition
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.timer import RENEWAL_MS
 from rocketshim.locks.lease import Lease, Ownership
@@ -44,11 +45,34 @@ def offsets_with(metadata: str) -> Callable[[Mapping[TopicPartitionKey, int]], l
     return lambda positions: [TopicPartition(*key, at, metadata=metadata) for key, at in positions.items()]
 
 
-def committer(client: Any, *, needs_lease: bool = False) -> Committer:
+class Bench:
+    """A committer, and the partitions that it knows."""
+
+    def __init__(self, client: Any, metadata: str, ownership: Ownership, now_ms: Any = lambda: 0, **parts: Any) -> None:
+        self.partitions: dict[TopicPartitionKey, Partition] = {}
+        self.commits = Committer(lambda: client, now_ms, offsets_with(metadata), ownership, self.partitions, **parts)
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> None:
+        """Assign a partition, perhaps again."""
+        self.partitions[key] = Partition(key)
+        self.partitions[key].begin(offset)
+
+    def commit(self, queues: list[Any], *, asynchronous: bool) -> None:
+        for queue in queues:
+            if (partition := self.partitions.get(TopicPartitionKey.of(queue))) is not None:
+                partition.queue = queue
+        keys = list(map(TopicPartitionKey.of, queues))
+        self.commits.commit([self.partitions[key] for key in keys if key in self.partitions], asynchronous=asynchronous)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.commits, name)
+
+
+def committer(client: Any, *, needs_lease: bool = False) -> Bench:
     ownership = Ownership(lambda: 0, needs_lease=needs_lease)
     ownership.leases[KEY] = Lease(MessageQueue(KEY.topic, queue_id=KEY.partition), 1, 1)
-    made = Committer(lambda: client, lambda: client.now_ms, offsets_with("of orders"), ownership)
-    made.positions.adopt(KEY, 0)
+    made = Bench(client, "of orders", ownership, lambda: client.now_ms)
+    made.begin(KEY, 0)
     return made
 
 
@@ -72,7 +96,7 @@ def test_a_position_is_sent_once_with_its_metadata(client: Any, *, asynchronous:
 
 def test_a_position_below_the_start_is_not_sent(client: Any) -> None:
     commits = committer(client)
-    commits.positions.adopt(KEY, 9)
+    commits.begin(KEY, 9)
     commits.commit([queue_done_to(4)], asynchronous=False)
     assert client.commits == []
 
@@ -128,11 +152,11 @@ def test_a_position_that_does_not_move_is_committed_again_each_hour(client: Any)
 def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
     commits, queue = committer(client), queue_done_to(4)
     commits.commit([queue], asynchronous=True)
-    commits.positions.forget(KEY)
-    commits.positions.adopt(KEY, 6)
+    del commits.partitions[KEY]
+    commits.begin(KEY, 6)
     client.now_ms = 5
     commits.answered(KafkaError(KafkaError.ILLEGAL_GENERATION), [TopicPartition(*KEY, 4)])
-    assert commits.positions.sent(KEY) == 6
+    assert commits.partitions[KEY].sent == 6
     commits.commit([queue], asynchronous=True)
     assert client.commits == [(4, "of orders")]
 
@@ -140,7 +164,7 @@ def test_an_answer_after_a_new_assignment_changes_nothing(client: Any) -> None:
 def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
     commits, queue = committer(client), queue_done_to(4)
     commits.commit([queue], asynchronous=True)
-    commits.positions.forget(KEY)
+    del commits.partitions[KEY]
     client.now_ms = 5
     commits.answered(None, [TopicPartition(*KEY, 4)])
     commits.commit([queue], asynchronous=True)
@@ -148,9 +172,9 @@ def test_an_answer_for_a_revoked_partition_is_ignored(client: Any) -> None:
 
 
 def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> None:
-    commits = Committer(lambda: client, lambda: 0, offsets_with("new"), Ownership(lambda: 0))
-    commits.positions.adopt(KEY, 3)
-    commits.positions.adopt(TopicPartitionKey("orders", 1), -1)  # its start is not known
+    commits = Bench(client, "new", Ownership(lambda: 0))
+    commits.begin(KEY, 3)
+    commits.begin(TopicPartitionKey("orders", 1), -1)  # its start is not known
     keys = [KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)]
     commits.commit_again(keys)
     for _ in range(2):
@@ -160,12 +184,12 @@ def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> N
 
 
 def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> None:
-    commits = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0, needs_lease=True))
-    commits.positions.adopt(KEY, 3)
+    commits = Bench(client, "", Ownership(lambda: 0, needs_lease=True))
+    commits.begin(KEY, 3)
     commits.commit_again([KEY])
     commits.commit([ProcessQueue(*KEY)], asynchronous=True)
-    stored = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0), store=client)
-    stored.positions.adopt(KEY, 3)
+    stored = Bench(client, "", Ownership(lambda: 0), store=client)
+    stored.begin(KEY, 3)
     stored.commit_again([KEY])
     stored.commit([ProcessQueue(*KEY)], asynchronous=True)
     assert client.commits == []
@@ -196,7 +220,7 @@ def test_a_refused_commit_of_a_partition_that_is_gone_is_no_longer_failing(clien
     commits.commit([queue_done_to(4)], asynchronous=asynchronous)
     commits.commit([], asynchronous=True)
     assert commits.failing_since_ms == 7
-    commits.positions.forget(KEY)
+    del commits.partitions[KEY]
     commits.commit([], asynchronous=True)
     assert commits.failing_since_ms is None
 
@@ -226,9 +250,9 @@ def test_an_error_that_many_partitions_share_is_logged_once(client: Any, caplog:
 def test_the_refusal_of_one_partition_does_not_hide_what_is_stored_of_another(client: Any) -> None:
     refused = TopicPartitionKey("gone", 0)
     care = CarefulStart(window=8)
-    commits = Committer(lambda: client, lambda: 0, offsets_with(""), Ownership(lambda: 0), care=care)
+    commits = Bench(client, "", Ownership(lambda: 0), care=care)
     for key in (KEY, refused):
-        commits.positions.adopt(key, 0)
+        commits.begin(key, 0)
         care.begin(key, 0, Handling(is_open=True))
     care.next({KEY: [0], refused: [0]}, {}, lambda: False, 0)  # both are to be noted
     commits.commit([ProcessQueue[Any](*KEY), ProcessQueue[Any](*refused)], asynchronous=True)
@@ -259,14 +283,14 @@ class AllOrNothing(Client):
 @pytest.mark.parametrize("asynchronous", [True, False])
 def test_what_is_stored_beside_a_refused_offset_counts_as_stored(*, asynchronous: bool) -> None:
     client, gone = AllOrNothing(), TopicPartitionKey("gone", 0)
-    commits = Committer(lambda: client, lambda: 0, offsets_with("m"), Ownership(lambda: 0))  # type: ignore[arg-type, return-value]
+    commits = Bench(client, "m", Ownership(lambda: 0))
     queues = [queue_done_to(4), ProcessQueue[Any](*gone)]
     for key in (KEY, gone):
-        commits.positions.adopt(key, 0)
+        commits.begin(key, 0)
     commits.commit_again([gone])
     commits.commit(queues, asynchronous=asynchronous)
     if asynchronous:
         error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
         commits.answered(error, [PartitionResult.of(KEY, 4, error=error), PartitionResult.of(gone, 0, error=error)])
-    assert commits.positions.stored(KEY) == 4
+    assert commits.partitions[KEY].stored == 4
     assert commits.failed == 1

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.pauses import PauseReason
 from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.core.partition import PauseReason
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.locks.lease import Ownership
 from rocketshim.testing import InMemoryKafka
@@ -106,7 +106,7 @@ def test_a_partition_is_paused_until_its_start_is_known_and_committed(kafka: InM
     b.open()
     places = [("orders", 0), (b.names.retry("g"), 0)]
     for _ in range(5):
-        assert [b.loop.reader.pauses.why(place) for place in places] == [PauseReason.UNRESOLVED] * 2
+        assert [b.loop.reader.partitions[place].pauses for place in places] == [PauseReason.UNRESOLVED] * 2
         b.clock.advance(1_000)
         b.run(2)
         assert b.committed() is None
@@ -114,7 +114,7 @@ def test_a_partition_is_paused_until_its_start_is_known_and_committed(kafka: InM
     starts.left = 0
     b.clock.advance(1_000)
     b.turn(2)
-    assert [b.loop.reader.pauses.why(place) for place in places] == [PauseReason(0)] * 2
+    assert [b.loop.reader.partitions[place].pauses for place in places] == [PauseReason(0)] * 2
     assert b.committed() == 0
     b.run()
     b.commit_now()
@@ -157,7 +157,7 @@ def test_a_partition_that_is_revoked_while_it_waits_is_not_looked_up(unopened: M
     b.clock.advance(1_000)
     b.turn(2)
     assert starts.left == 0
-    assert ("orders", 0) not in b.loop.queues.by_key
+    assert ("orders", 0) not in b.loop.reader.partitions
     assert [queue.topic for queue in b.loop.queues] == [b.names.retry("g")]
 
 

@@ -1,0 +1,74 @@
+"""One partition that a consumer is assigned: why it is not read, what is committed, and its queue. Pure.
+
+`PartitionReader` makes it when the partition is assigned, and forgets it when it is not any more. Kafka accepts offsets
+that go backwards without an error (our measurement). So the check is here: within an assignment an offset is sent only
+if it is above every offset sent before. An offset that was sent and refused is sent again with the next commit.
+"""
+
+from enum import Flag, auto
+from typing import Any, TypeVar
+
+from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
+from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim_topics.coordinates import TopicPartitionKey
+
+__all__ = ["Partition", "PartitionQueue", "PauseReason", "QueueT", "Work"]
+
+PartitionQueue = ProcessQueue[Any] | OrderlyPartition
+Work = Chunk[Any] | OrderlyTask
+QueueT = TypeVar("QueueT", bound=PartitionQueue)
+
+
+class PauseReason(Flag):
+    """Why a partition is not read."""
+
+    FLOW = auto()
+    """Too much of it is buffered (`core.flow_control`)."""
+    SUSPENDED = auto()
+    """The whole consumer is suspended."""
+    UNRESOLVED = auto()
+    """Its start offset is not known yet."""
+    USER = auto()
+    """The program has paused it."""
+    LOCK = auto()
+    """This process does not have its queue lock (orderly mode)."""
+
+
+class Partition:
+    """An assigned partition; the thread of its consumer owns it."""
+
+    __slots__ = ("fresh_in", "is_waiting", "key", "pauses", "queue", "sent", "stored")
+
+    def __init__(self, key: TopicPartitionKey) -> None:
+        self.key = key
+        self.pauses = PauseReason(0)
+        self.is_waiting = False  # until its start is known
+        self.fresh_in = -1  # the fetch before which it was assigned or sought: what that one has read is stale
+        self.sent = self.stored = -1  # offsets; -1: it has not begun
+        self.queue: PartitionQueue | None = None  # what was read; None: it is not read by a push consumer
+
+    def begin(self, start: int) -> None:
+        """Begin at an offset, which counts as committed; -1: it is not known yet."""
+        self.sent = self.stored = start
+
+    def may_send(self, offset: int, *, again: bool = False) -> bool:
+        """Return whether an offset may be sent: it is above every one that was sent in this assignment.
+
+        With `again`, also the last one that was sent, if its answer is missing: it may still be refused.
+        """
+        return 0 <= self.sent < offset or (again and offset == self.sent > self.stored)
+
+    def confirm(self, offset: int) -> None:
+        """Note that an offset is stored; ignore one that is above what was sent in this assignment, or after a seek."""
+        if offset <= self.sent:
+            self.stored = max(self.stored, offset)
+
+    def refuse(self, offset: int) -> bool:
+        """Note that an offset was refused; return whether no later one and no other assignment has replaced it.
+
+        Then it may be sent again.
+        """
+        if self.sent < 0 or self.sent != offset:
+            return False
+        self.sent = self.stored
+        return True
