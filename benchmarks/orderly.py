@@ -254,7 +254,7 @@ def takeover(bootstrap: str, number: int) -> float:
         threading.Thread(target=goes.stdout.read, daemon=True).start()
         loop = stay._loop  # noqa: SLF001 - how many queues it holds
         assert loop is not None
-        while len(loop.queues) > 3:
+        while len(loop.mode.queues) > 3:
             time.sleep(0.01)
         time.sleep(1)
         stopped_at.append(time.monotonic())

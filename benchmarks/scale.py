@@ -141,7 +141,7 @@ def held(consumers: list[Any], options: dict[str, Any]) -> int:
             consumer.poll(0)
         return sum(len(consumer.assignment()) for consumer in consumers)
     loops = [consumer._loop for consumer in consumers]  # noqa: SLF001 - what it holds this instant
-    return sum(queue.topic == options["topic"] for loop in loops for queue in loop.queues)
+    return sum(queue.topic == options["topic"] for loop in loops for queue in loop.mode.queues)
 
 
 def done(consumers: list[Any]) -> int:
@@ -554,8 +554,8 @@ def pattern_row(now: Row, name: str, matching: int, pattern: str) -> None:
     began = time.monotonic()
     consumer.start()
     loop: Any = consumer._loop  # noqa: SLF001 - what it holds this instant
-    whole = now.wait(lambda: len(loop.queues) > matching)
-    counted["queues"] = len(loop.queues)
+    whole = now.wait(lambda: len(loop.mode.queues) > matching)
+    counted["queues"] = len(loop.mode.queues)
     took = f"{time.monotonic() - began:.1f} s" if whole else f"{counted['queues']} in time"
     before = cpu_s(os.getpid())
     time.sleep(IDLE_S)

@@ -1,43 +1,69 @@
-"""What concurrent and orderly consumption do differently; the poll loop calls it."""
+"""What the poll loop does with the partitions that a push consumer reads: concurrent and orderly consumption.
 
-from collections.abc import Collection, Iterable
-from typing import Any, Protocol
+A `Mode` has their queues: epochs, pauses, seeks, and the commits of them. Each partition has one queue from its begin
+until it is forgotten. A new begin of the same partition (its start became known, a seek, a log that was cut) drops the
+old queue: results of its messages no longer count. The two modes differ in the queue, and in what starts and ends it.
+
+Owned by the poll thread.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Final, Generic, cast
 
 from confluent_kafka import TopicPartition
 
-from rocketshim.consumer.dispatch import Dispatch
-from rocketshim.consumer.queues import AssignedQueues
-from rocketshim.core.partition import QueueT
+from rocketshim.consumer.dispatch import Dispatch, LoopParts
+from rocketshim.consumer.reader.commits import Committer
+from rocketshim.core.flow_control import must_pause, per_queue_limits, should_resume
+from rocketshim.core.partition import Partition, PauseReason, QueueT
+from rocketshim.errors import ConsumerError
+from rocketshim.kafka.lookups import offsets_at
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Mode"]
 
+_TIMEOUT_S: Final = 10.0
+_MAX_IN_FLIGHT: Final = 10_000
 
-class Mode(Protocol[QueueT]):
-    """Concurrent or orderly consumption. Owned by the poll thread.
 
-    Attributes:
-        dispatch: the listeners.
-        queues: the queues that are read.
-        commit_interval_ms: how often the queues are committed.
-    """
+class Mode(ABC, Generic[QueueT]):
+    """The queues that are read now, their listeners (`dispatch`) and their commits."""
 
-    dispatch: Dispatch[QueueT, Any, Any]
-    queues: AssignedQueues[QueueT]
-    commit_interval_ms: int
+    def __init__(self, parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any]) -> None:
+        reader = parts.reader
+        self.commits = Committer(
+            reader.client,
+            reader.now_ms,
+            reader.starts.as_offsets,
+            reader.ownership,
+            reader.partitions,
+            store=reader.store,
+            care=reader.care,
+        )
+        self.commit_interval_ms = parts.settings.persist_consumer_offset_interval_ms
+        self.dispatch = dispatch
+        self._reader = reader
+        self._parts = parts
+        self._limits = parts.limits
+        self._epoch = 0
+
+    # --- what the modes do differently -------------------------------------------------------------------------------
 
     @property
     def ended(self) -> Iterable[QueueT]:
         """Return the queues that are read no longer while a listener still has messages of them."""
         return ()
 
-    def take_up(self, partitions: list[TopicPartition]) -> None:
-        """Accept partitions that were assigned. Raises as `PartitionOwner.take_up`."""
+    @abstractmethod
+    def accept(self, partitions: list[TopicPartition]) -> None:
+        """Accept partitions that were assigned. Raises as `PartitionOwner.accept`."""
 
-    def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Give up what the mode has of partitions that are no longer assigned. Never raises."""
+    def revoke(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Release what the mode has of partitions that are no longer assigned. Never raises."""
         del keys
 
+    @abstractmethod
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run to its queue.
 
@@ -45,6 +71,7 @@ class Mode(Protocol[QueueT]):
         and a new epoch starts where the log continues: messages may be repeated, but none is lost.
         """
 
+    @abstractmethod
     def turn(self, now_ms: int) -> float:
         """Do what is due now, and return how long the loop may wait for messages, in seconds.
 
@@ -58,3 +85,164 @@ class Mode(Protocol[QueueT]):
 
     def close(self) -> None:
         """Clean up: the loop has left the group."""
+
+    # --- queues ------------------------------------------------------------------------------------------------------
+
+    @property
+    def queues(self) -> list[QueueT]:
+        """The queues that are read now."""
+        return [cast("QueueT", each.queue) for each in self.partitions]
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no listener has a message of a queue, and no failed message is on its way."""
+        return all(queue.settled for queue in self.queues)
+
+    @property
+    def partitions(self) -> list[Partition]:
+        """The partitions that have a queue."""
+        return [each for each in list(self._reader.partitions.values()) if each.queue is not None]
+
+    def get(self, key: TopicPartitionKey) -> QueueT | None:
+        """Return the queue of a partition; None: it is not read now."""
+        partition = self._reader.partitions.get(key)
+        return None if partition is None else cast("QueueT | None", partition.queue)
+
+    def owned(self) -> Iterable[QueueT]:
+        """Return the queues whose messages may be handed out now."""
+        ownership = self._reader.ownership
+        if not ownership.needs_lease:
+            return self.queues
+        return [cast("QueueT", each.queue) for each in self.partitions if ownership.owns(each.key)]
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> None:
+        """Begin a new epoch of a partition, from this offset on; what the former queue was too full of is gone."""
+        self._drop(key)
+        self._epoch += 1
+        partition = self._reader.partitions[key]
+        partition.queue = self.dispatch.make_queue(key, self._epoch)
+        # else nobody resumes it (test_a_log_that_was_cut_while_its_queue_was_full_is_read): the new queue is not full
+        self._reader.unpause([key], PauseReason.FLOW)
+        partition.begin(offset)
+        self._share_limits()
+
+    def take_out(self, key: TopicPartitionKey) -> QueueT | None:
+        """Remove a queue without dropping it: what it has in progress still counts. None: there is none."""
+        queue = self.get(key)
+        if queue is not None:
+            self._reader.partitions[key].queue = None
+            self._share_limits()
+        return queue
+
+    def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
+        """Drop the queues of partitions that are no longer assigned. Never raises."""
+        for key in keys:
+            self._drop(key)
+            self._reader.care.forget(key)
+        self._share_limits()
+
+    def _drop(self, key: TopicPartitionKey) -> None:
+        queue = self.take_out(key)
+        if queue is not None:
+            self.dispatch.withhold([queue])
+            queue.drop()
+
+    def is_too_full(self) -> bool:
+        """Return whether more is buffered than may be, in a queue that is not paused or in all together."""
+        return self._listeners_are_full or any(map(self._must_pause, self.partitions))
+
+    def pause_full(self) -> None:
+        """Pause the queues that have too much; pause all queues if listeners together have too many messages."""
+        is_full = self._listeners_are_full
+        full = [each.key for each in self.partitions if is_full or self._must_pause(each)]
+        self._reader.pause(full, PauseReason.FLOW)
+
+    def resume_drained(self) -> None:
+        """Resume the queues that were paused and have little again."""
+        if self.dispatch.in_flight * 2 > _MAX_IN_FLIGHT:
+            return
+        ready = [
+            each.key
+            for each in self._reader.partitions.values()
+            if each.pauses
+            and (queue := each.queue) is not None
+            and should_resume(queue, self._limits, is_waiting=queue.is_waiting)
+        ]
+        self._reader.unpause(ready, PauseReason.FLOW)
+
+    def is_full(self, queue: QueueT) -> bool:
+        """Return whether a queue is above a threshold."""
+        return must_pause(queue, self._limits)
+
+    @property
+    def _listeners_are_full(self) -> bool:
+        return self.dispatch.in_flight >= _MAX_IN_FLIGHT
+
+    def _must_pause(self, partition: Partition) -> bool:
+        queue = partition.queue
+        return queue is not None and must_pause(queue, self._limits) and PauseReason.FLOW not in partition.pauses
+
+    def _share_limits(self) -> None:
+        """Divide the thresholds of a topic among all assigned queues."""
+        settings = self._parts.settings
+        count, size_bytes = settings.pull_threshold_for_topic, settings.pull_threshold_size_for_topic_bytes
+        self._limits = per_queue_limits(self._parts.limits, count, size_bytes, len(self.partitions))
+
+    def leave(self, keys: Collection[TopicPartitionKey], deadline_ms: int) -> None:
+        """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
+        leaving = [each for each in self.partitions if each.key in keys]
+        self.dispatch.drain([cast("QueueT", each.queue) for each in leaving], self.owned, deadline_ms)
+        self._reader.care.give_back(each.key for each in leaving)
+        self.commits.commit(leaving, asynchronous=False)
+
+    def skip_invisible(self) -> None:
+        """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
+        for item in self._reader.read_to():
+            partition = self._reader.partitions[TopicPartitionKey.of(item)]
+            if partition.queue is not None and item.offset > partition.sent:
+                partition.queue.skip_to(item.offset)
+
+    def give_back(self) -> None:
+        """Have the last commit of a closing consumer say that nothing of its partitions is in progress."""
+        self._reader.care.give_back(each.key for each in self.partitions)
+
+    def commit(self) -> None:
+        """Commit what is finished, without waiting for the answer."""
+        self.commits.commit(self.partitions, asynchronous=True)
+
+    def position(self, key: TopicPartitionKey) -> int | None:
+        """Return the offset that was last sent, or the start; None: the partition is not read now."""
+        return None if self.get(key) is None else self._reader.partitions[key].sent
+
+    def seek(self, targets: Mapping[TopicPartitionKey, int]) -> None:
+        """Continue at other offsets, in a new epoch: buffered messages are discarded, running calls no longer count.
+
+        Raises:
+            ConsumerError: a queue is not assigned to this consumer; nothing was moved.
+            KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
+        """
+        owns = self._reader.ownership.owns
+        absent = [str(key) for key in targets if self.get(key) is None or not owns(key)]
+        if absent:
+            raise ConsumerError(
+                f"{', '.join(absent)}: not read by this consumer now; nothing was moved. Seek in the consumer that "
+                "reads them"
+            )
+        for key, offset in targets.items():
+            self._reader.care.end_care(key)
+            self._reader.starts.commit({key: offset})
+            self._reader.partitions[key].begin(offset)  # also a lower one
+            self._reader.seek(key, offset)  # if it fails, the next commit restores the group's offset
+            self.begin(key, offset)
+            self._reader.unpause([key], PauseReason.UNRESOLVED)
+
+    def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
+        """Continue the queues of a topic at the first message of a time or later, else at their end.
+
+        Raises:
+            ConsumerError, KafkaException: no queue of the topic is read now, or see `seek`.
+        """
+        keys = [each.key for each in self.partitions if each.key.topic == topic]
+        if not keys:
+            raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
+        self.seek(offsets_at(self._reader.lookups, keys, timestamp_ms, _TIMEOUT_S))

@@ -1,7 +1,7 @@
 """The poll thread of a push consumer: it owns the Kafka consumer, the queues, the commits and the rebalance callbacks.
 
 One turn processes the results of the listener threads and the delivery reports, does what is due, hands out pending
-messages, and fetches. `PartitionReader` reads, `AssignedQueues` has what was read and commits it, and `Dispatch` has
+messages, and fetches. `PartitionReader` reads, a `Mode` has what was read and commits it, and `Dispatch` has
 the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
 
 * User code is never called here, and nothing here blocks on a listener for longer than a fraction of a second.
@@ -81,7 +81,6 @@ class PollLoop(Generic[QueueT]):
         self.state: ConsumerState | None = None
         self.reader = parts.reader
         self.mode = mode
-        self.queues = mode.queues
         self.dispatch = mode.dispatch
         self._parts = parts
         self._settings = settings
@@ -102,7 +101,7 @@ class PollLoop(Generic[QueueT]):
     @property
     def error(self) -> BaseException | None:
         """Return why the loop ends, or has ended; None: no error."""
-        known = (self._error, self.reader.error, self.dispatch.died, self.queues.commits.fatal)
+        known = (self._error, self.reader.error, self.dispatch.died, self.mode.commits.fatal)
         return next((error for error in known if error is not None), None)
 
     def _fail(self, error: BaseException) -> None:
@@ -173,7 +172,7 @@ class PollLoop(Generic[QueueT]):
     def open(self) -> None:
         """Make the clients and subscribe, without network calls except the look-up of topics that match patterns."""
         self.dispatch.send_back.open()
-        self.reader.open(self, self.queues.commits.answered)
+        self.reader.open(self, self.mode.commits.answered)
         self._watch.look(self.reader.lookups, self._now_ms())
         self.reader.subscribe(self._watch.topics)
         if (log := self._parts.log) is not None:
@@ -185,7 +184,7 @@ class PollLoop(Generic[QueueT]):
         """Do one iteration of the loop. Raises ConsumerError if it cannot continue."""
         now_ms = self._now_ms()
         self.dispatch.take()
-        self.queues.resume_drained()
+        self.mode.resume_drained()
         try:
             self._do_due(now_ms)
             self._idle_s = self.mode.turn(now_ms)
@@ -193,9 +192,9 @@ class PollLoop(Generic[QueueT]):
             self._fail(error)
         while self._asked.qsize():
             self._perform(*self._asked.get())
-        self.dispatch.hand_out(self.queues.owned())
-        if self.queues.commits.is_urgent():
-            self.queues.commit()
+        self.dispatch.hand_out(self.mode.owned())
+        if self.mode.commits.is_urgent():
+            self.mode.commit()
         if (reason := self.error) is not None:
             raise ConsumerError(f"the consumer cannot go on: {safe_text(reason)}") from reason
         if not self.has_begun.is_set() and self._knows_its_starts():
@@ -229,19 +228,21 @@ class PollLoop(Generic[QueueT]):
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
         consumer = self.reader.client()
         if self.error is None:  # else a turn may have ended before it put everything into the queues
-            self.queues.skip_invisible()
+            self.mode.skip_invisible()
         if self._unsubscribes:  # with KIP-848 no member waits for one that leaves while it joins
             self._poll_while(lambda: self.reader.is_joining and self.error is None, deadline_ms)
         self.reader.suspend()
-        self.dispatch.withhold(self.queues)
-        self.queues.commit()  # the process may be killed while it waits
-        while self.error is None and any(not each.settled for each in self.queues) and self._now_ms() < deadline_ms:
+        self.dispatch.withhold(self.mode.queues)
+        self.mode.commit()  # the process may be killed while it waits
+        while (
+            self.error is None and any(not each.settled for each in self.mode.queues) and self._now_ms() < deadline_ms
+        ):
             self.dispatch.wait(_BUSY_S)
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
-        commits, until_ms = self.queues.commits, max(deadline_ms, self._now_ms() + 1_000)
+        commits, until_ms = self.mode.commits, max(deadline_ms, self._now_ms() + 1_000)
         self._poll_while(lambda: commits.outstanding > 0, until_ms)  # one without an answer would prevent the last one
-        self.queues.give_back()
-        self.queues.commit()
+        self.mode.give_back()
+        self.mode.commit()
         self._poll_while(lambda: commits.outstanding > 0, until_ms)
         while self.error is None and not self.mode.finish() and self._now_ms() < deadline_ms:
             self.dispatch.wait(_BUSY_S)
@@ -257,7 +258,7 @@ class PollLoop(Generic[QueueT]):
 
     def _leave(self, deadline_ms: int) -> None:
         """Leave the group and close the client; abandon the client if no broker answers."""
-        unanswered = self.queues.commits.outstanding
+        unanswered = self.mode.commits.outstanding
         timeout_s = max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000)
         try:
             parting = self.reader.leave(timeout_s, unsubscribe=self._unsubscribes)
@@ -290,8 +291,8 @@ class PollLoop(Generic[QueueT]):
             reader.subscribe(self._watch.topics)
         reader.follow_assigner()
         if self._commit.is_due(now_ms):
-            self.queues.skip_invisible()
-            self.queues.commit()
+            self.mode.skip_invisible()
+            self.mode.commit()
         reader.start_waiting()
         reader.look_at_group()
         if membership and membership.has_no_partitions(reader.client().memberid(), now_ms, is_known=reader.is_member):
@@ -322,7 +323,7 @@ class PollLoop(Generic[QueueT]):
     def suspend(self) -> None:
         """Read nothing until the reader is resumed; messages that were read are still processed."""
         self.reader.suspend()
-        self.queues.commit()
+        self.mode.commit()
 
     def subscribe(self, subscription: Subscription) -> None:
         """Add a subscription, or replace the one of the same topic."""
@@ -338,15 +339,15 @@ class PollLoop(Generic[QueueT]):
         """Have the next commits carry the subscription, and read by it."""
         source = self._parts.source
         self.reader.starts.subscribe(source.digest(), source.text())
-        self.queues.commits.commit_again(self.reader.partitions)  # even if no message arrives
-        self.queues.commit()
+        self.mode.commits.commit_again(self.reader.partitions)  # even if no message arrives
+        self.mode.commit()
         if self._watch.refresh():
             self.reader.subscribe(self._watch.topics)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
     def _fetch(self) -> None:
-        if self.queues.is_too_full():
+        if self.mode.is_too_full():
             self._catch_up()
             return
         has_results = self.dispatch.pool.results.qsize() > 0
@@ -386,42 +387,42 @@ class PollLoop(Generic[QueueT]):
         way to the broker, which mostly takes milliseconds.
         """
         began_ms = self._now_ms()
-        while self.queues.is_too_full():
+        while self.mode.is_too_full():
             longest_ms = _SATURATED_MS if self.dispatch.is_saturated else _CATCH_UP_MS
             longest_ms = 0 if self.dispatch.awaits_commit else longest_ms  # its answer comes with a poll
             left_ms = began_ms + longest_ms - self._now_ms()
             if left_ms <= 0 or self._stop_by_ms is not None:
-                self.queues.pause_full()
+                self.mode.pause_full()
                 self._put_fetched(1, 0)  # it was fetched before the pause took effect
                 return
             self.dispatch.wait(min(left_ms, _CATCH_UP_MS) / 1_000)
-            self.queues.resume_drained()
-            self.dispatch.hand_out(self.queues.owned())
+            self.mode.resume_drained()
+            self.dispatch.hand_out(self.mode.owned())
 
     # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
 
-    def take_up(self, partitions: list[TopicPartition]) -> None:
+    def accept(self, partitions: list[TopicPartition]) -> None:
         """Accept partitions."""
-        self.mode.take_up(partitions)
+        self.mode.accept(partitions)
         self._compare.next_ms = 0  # their commits may carry another subscription
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
         """Begin a partition."""
-        self.queues.begin(key, offset)
+        self.mode.begin(key, offset)
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return where to read a partition again."""
-        return self.queues.position(key)
+        return self.mode.position(key)
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
         """Wait for the listeners of partitions that leave, and commit; a closing consumer only commits."""
         drain_ms = 0 if self.reader.is_closing else self._settings.revoke_drain_ms
-        self.queues.finish(keys, self._now_ms() + drain_ms)
+        self.mode.leave(keys, self._now_ms() + drain_ms)
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Give up partitions."""
-        self.mode.give_up(keys)
-        self.queues.forget(keys)
+        """Release partitions that are no longer assigned."""
+        self.mode.revoke(keys)
+        self.mode.forget(keys)
 
     def client_error(self, message: Any) -> None:
         """End the loop if the error is fatal; else log it."""

@@ -17,7 +17,7 @@ __all__ = ["state_of"]
 
 def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) -> ConsumerState:
     """Return the state of the consumer of a poll loop; its thread calls it."""
-    dispatch, commits = mode.dispatch, mode.queues.commits
+    dispatch, commits = mode.dispatch, mode.commits
     counts, since_ms = dispatch.counts, commits.failing_since_ms
 
     def of_queue(queue: PartitionQueue, unpaused: str = "") -> ConsumerQueueState:

@@ -65,7 +65,7 @@ def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
     """Return whether the queue is above a threshold.
 
     Decides: When is a consumer's queue paused, and when resumed? By the settings pull_threshold_…, here and in
-        `core.flow_control.should_resume`; the poll thread does it (`consumer.queues.AssignedQueues`), after the
+        `core.flow_control.should_resume`; the poll thread does it (`consumer.mode.Mode`), after the
         listeners had time to catch up.
     """
     return (

@@ -224,7 +224,7 @@ class OffsetTracker:
 
         Decides: Up to which offset is a partition finished, and may be committed? It is read through
             `core.process_queue.ProcessQueue.next_offset`, and sent if `locks.lease.Ownership` allows it. How far the
-            client has read beyond the last message: `consumer.queues.AssignedQueues.skip_invisible`.
+            client has read beyond the last message: `consumer.mode.Mode.skip_invisible`.
         """
         if self._runs:
             head = self._runs[0]

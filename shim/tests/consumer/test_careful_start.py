@@ -195,7 +195,7 @@ def test_a_seek_ends_the_care(kafka: InMemoryKafka, bench: Make, seen: list[Any]
     left(kafka, Handling(is_open=True, begun=((0, 2),)))
     send(kafka, 3)
     b = bench(lambda message: seen.append(message.body), care=careful())
-    b.loop.queues.seek({key: 1 for key in b.loop.reader.partitions if key.topic == "orders"})
+    b.loop.mode.seek({key: 1 for key in b.loop.reader.partitions if key.topic == "orders"})
     b.run(6)
     assert seen == [b"1", b"2"]
     assert found(kafka) == OPEN

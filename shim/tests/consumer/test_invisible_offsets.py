@@ -134,9 +134,9 @@ def test_a_message_in_hand_is_not_passed_when_its_partition_is_revoked_within_th
     def with_a_rebalance(count: int, timeout_s: float) -> list[Any]:
         if not other.consumers:
             other.loop.open()
-            before = len(a.loop.queues)
+            before = len(a.loop.mode.queues)
             fetched: list[Any] = consume(count, timeout_s)
-            in_hand.append(before > len(a.loop.queues))
+            in_hand.append(before > len(a.loop.mode.queues))
             return fetched
         return consume(count, timeout_s)  # type: ignore[no-any-return]
 

@@ -83,11 +83,11 @@ def test_a_refused_commit_is_repeated_with_the_next(kafka: InMemoryKafka, bench:
     kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
     b.commit_now()
     assert b.committed() == 0
-    assert b.loop.queues.commits.failing_since_ms is not None
+    assert b.loop.mode.commits.failing_since_ms is not None
     b.commit_now()
     assert b.committed() == 3
     b.turn()
-    assert b.loop.queues.commits.failing_since_ms is None
+    assert b.loop.mode.commits.failing_since_ms is None
 
 
 def test_holes_in_the_log_do_not_hold_the_commit(kafka: InMemoryKafka, bench: Make) -> None:
@@ -463,7 +463,7 @@ def test_a_full_queue_is_paused_and_resumes_at_half(kafka: InMemoryKafka, bench:
     fill(kafka, 400)
     b = bench(nothing, limits=FlowLimits(count=50))
     b.turn(60)
-    (queue,) = [queue for queue in b.loop.queues if queue.topic == "orders"]
+    (queue,) = [queue for queue in b.loop.mode.queues if queue.topic == "orders"]
     held = queue.msg_count
     assert is_full(b, queue)
     b.turn(20)
@@ -488,7 +488,7 @@ def test_one_stuck_message_stops_the_commit_and_at_most_the_span(kafka: InMemory
     for _ in range(300):
         b.pool.work_all()
         b.turn()
-    (queue,) = [queue for queue in b.loop.queues if queue.topic == "orders"]
+    (queue,) = [queue for queue in b.loop.mode.queues if queue.topic == "orders"]
     assert is_full(b, queue)
     assert queue.msg_count == 1
     assert 200 < queue.span <= 1_200
@@ -505,12 +505,12 @@ def test_one_stuck_message_stops_the_commit_and_at_most_the_span(kafka: InMemory
 def test_an_empty_queue_that_was_paused_because_of_others_is_resumed(
     kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketshim.consumer.queues._MAX_IN_FLIGHT", 40)
+    monkeypatch.setattr("rocketshim.consumer.mode._MAX_IN_FLIGHT", 40)
     kafka.create_topic("bills")
     fill(kafka, 100)
     b = bench(nothing, topics=("orders", "bills"))
     b.turn(20)
-    (idle,) = [queue for queue in b.loop.queues if queue.topic == "bills"]
+    (idle,) = [queue for queue in b.loop.mode.queues if queue.topic == "bills"]
     assert is_full(b, idle)
     b.run(turns=20)
     assert not is_full(b, idle)
@@ -524,8 +524,8 @@ def test_limits_of_the_topic_are_divided_among_the_assigned_queues(kafka: InMemo
     kafka.create_topic("bills", 3)
     b = bench(nothing, topics=("orders", "bills"), settings={"pull_threshold_for_topic": 100})
     b.turn(5)
-    assert len(b.loop.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
-    assert b.loop.queues._limits.count == 20
+    assert len(b.loop.mode.queues) == 5  # the retry topic's queue is one of them, as in RocketMQ
+    assert b.loop.mode._limits.count == 20
 
 
 def test_a_suspended_consumer_reads_nothing_and_commits_finished_messages(kafka: InMemoryKafka, bench: Make) -> None:
@@ -554,7 +554,7 @@ def test_a_paused_partition_that_is_assigned_again_is_read(kafka: InMemoryKafka,
     fill(kafka, 100, topic="bills", partition=1)
     b = bench(nothing, topics=("bills",), limits=FlowLimits(count=10))
     b.turn(40)
-    assert any(is_full(b, queue) for queue in b.loop.queues)
+    assert any(is_full(b, queue) for queue in b.loop.mode.queues)
     rival = kafka.consumer(
         {"group.id": "g", "partition.assignment.strategy": "cooperative-sticky", "enable.auto.commit": False}
     )
@@ -610,7 +610,7 @@ def test_at_revocation_running_calls_finish_and_are_committed(kafka: InMemoryKaf
     b.loop.reader._on_revoke(b.consumer, [TopicPartition("orders", 0)])
     assert begun.reported
     assert b.committed() == 1
-    assert [queue.topic for queue in b.loop.queues] == ["rmq.retry.g"]
+    assert [queue.topic for queue in b.loop.mode.queues] == ["rmq.retry.g"]
 
 
 def test_an_error_in_a_rebalance_callback_is_kept_and_not_raised(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -681,7 +681,7 @@ def test_a_late_start_look_up_of_the_client_brings_back_no_old_message(kafka: In
     b = bench(seen.append)
     b.turn(1)
     key, old = TopicPartitionKey("orders", 0), kafka.records("orders")
-    b.loop.queues.begin(key, 40)
+    b.loop.mode.begin(key, 40)
     b.loop.mode.put(key, old[:30])  # up to 49
     b.loop.mode.put(key, old[:10])  # up to 39, so the client has to be sent to 50
     b.run()
@@ -725,7 +725,7 @@ def test_a_log_that_was_cut_while_its_queue_was_full_is_read(kafka: InMemoryKafk
     seen: list[Any] = []
     b = bench(seen.append, limits=FlowLimits(count=10))
     b.turn(5)
-    assert is_full(b, b.loop.queues.get(KEY))
+    assert is_full(b, b.loop.mode.get(KEY))
     b.loop.mode.put(KEY, kafka.records("orders")[:1])  # the client had fetched it before the pause took effect
     fill(kafka, 3)
     b.run()
@@ -735,7 +735,7 @@ def test_a_log_that_was_cut_while_its_queue_was_full_is_read(kafka: InMemoryKafk
 def test_a_start_that_is_found_while_listeners_have_too_much_is_read(
     kafka: InMemoryKafka, bench: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rocketshim.consumer.queues._MAX_IN_FLIGHT", 40)
+    monkeypatch.setattr("rocketshim.consumer.mode._MAX_IN_FLIGHT", 40)
     kafka.create_topic("bills")
     fill(kafka, 100)
     fill(kafka, 5, topic="bills")
@@ -752,7 +752,7 @@ def test_a_start_that_is_found_while_listeners_have_too_much_is_read(
     b.starts.find = find
     kafka.evict(b.consumer)
     b.turn(20)
-    assert [is_full(b, queue) for queue in b.loop.queues] == [True] * 3
+    assert [is_full(b, queue) for queue in b.loop.mode.queues] == [True] * 3
     while b.loop.dispatch.in_flight > 30:
         b.pool.work()
         b.turn()
@@ -943,7 +943,7 @@ def test_closing_commits_what_was_finished_while_the_commit_before_was_not_answe
     b.turn(3)
     b.pool.work()
     b.loop.dispatch.take()
-    b.loop.queues.commit()
+    b.loop.mode.commit()
     b.pool.work()
     b.loop.dispatch.take()
     b.loop.stop(5_000)

@@ -20,7 +20,7 @@ def fill(kafka: InMemoryKafka, count: int) -> None:
 
 
 def do(b: Any, targets: dict[TopicPartitionKey, int]) -> None:
-    asked = b.loop.ask(lambda loop: loop.queues.seek(targets))
+    asked = b.loop.ask(lambda loop: loop.mode.seek(targets))
     b.turn()
     asked.result(0)
 
@@ -63,7 +63,7 @@ def test_a_queue_that_is_not_read_here_moves_nothing(kafka: InMemoryKafka, bench
     b = bench(lambda message: None)  # noqa: ARG005
     b.run()
     b.commit_now()
-    asked = b.loop.ask(lambda loop: loop.queues.seek({KEY: 0, TopicPartitionKey("orders", 7): 0}))
+    asked = b.loop.ask(lambda loop: loop.mode.seek({KEY: 0, TopicPartitionKey("orders", 7): 0}))
     b.turn()
     with pytest.raises(ConsumerError, match="orders/7"):
         asked.result(0)
@@ -75,7 +75,7 @@ def test_a_seek_that_cannot_be_committed_raises_in_its_caller(kafka: InMemoryKaf
     b = bench(lambda message: None)  # noqa: ARG005
     b.run()
     kafka.fail_commits(KafkaError(KafkaError.REBALANCE_IN_PROGRESS))
-    asked = b.loop.ask(lambda loop: loop.queues.seek({KEY: 0}))
+    asked = b.loop.ask(lambda loop: loop.mode.seek({KEY: 0}))
     b.turn()
     with pytest.raises(KafkaException):
         asked.result(0)

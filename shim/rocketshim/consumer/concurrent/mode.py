@@ -10,7 +10,6 @@ from confluent_kafka import TopicPartition
 from rocketshim.consumer.concurrent.dispatch import ConcurrentDispatch
 from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
-from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.timer import Timer
@@ -28,21 +27,18 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
     """The `Mode` of concurrent consumption. Only the poll thread uses it."""
 
     def __init__(self, parts: LoopParts) -> None:
-        self.dispatch = ConcurrentDispatch(parts)
-        self.queues = AssignedQueues(parts, self.dispatch)
-        self.commit_interval_ms = parts.settings.persist_consumer_offset_interval_ms
-        self._reader = parts.reader
+        super().__init__(parts, ConcurrentDispatch(parts))
         self._timeout_ms = parts.settings.consume_timeout_ms
         self._sweep = Timer(max(10, min(1_000, self._timeout_ms // _SWEEPS)))
         self._clock = parts.clock
 
-    def take_up(self, partitions: list[TopicPartition]) -> None:
+    def accept(self, partitions: list[TopicPartition]) -> None:
         """Start partitions."""
         self._reader.start(partitions)
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run to its queue; a log that was cut begins a new epoch."""
-        queue = self.queues.get(key)
+        queue = self.get(key)
         if queue is None:
             return  # it was revoked meanwhile
         expected = max(queue.next_put, self._reader.partitions[key].sent)
@@ -51,8 +47,8 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
             first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
             self._reader.care.end_care(key)
-            self.queues.begin(key, first)
-            wanted, queue = run, self.queues.get(key)
+            self.begin(key, first)
+            wanted, queue = run, self.get(key)
         if queue is not None:
             queue.put(wanted)
 
@@ -70,6 +66,3 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
             self.dispatch.send_back.send_timed_out(chunk, message, self._clock.wall_ms())
         for chunk in queue.late:
             self.dispatch.pool.report_part(chunk)
-
-    def close(self) -> None:
-        """Do nothing."""

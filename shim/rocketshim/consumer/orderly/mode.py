@@ -33,7 +33,6 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
-from rocketshim.consumer.queues import AssignedQueues
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.orderly_partition import OrderlyPartition, Progress
 from rocketshim.core.partition import PauseReason
@@ -64,12 +63,9 @@ class OrderlyMode(Mode[OrderlyPartition]):
     dispatch: OrderlyDispatch
 
     def __init__(self, parts: LoopParts) -> None:
-        self.dispatch = OrderlyDispatch(parts)
-        self.queues = AssignedQueues(parts, self.dispatch)
-        self.commit_interval_ms = parts.settings.persist_consumer_offset_interval_ms
+        super().__init__(parts, OrderlyDispatch(parts))
         if parts.log is not None:  # a crash repeats what was not committed
             self.commit_interval_ms = min(self.commit_interval_ms, _COMMIT_MS)
-        self._reader = parts.reader
         self._log = parts.log  # None: no locks (broadcasting)
         self._now_ms = parts.reader.now_ms
         self._assigned: set[TopicPartitionKey] = set()
@@ -132,7 +128,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
     def _log_uncommitted(self) -> None:
         """Log, once for each queue, that only a commit lets it be read further, and no call can make one."""
         for queue in self.queues:
-            if queue.awaits_commit and self.queues.is_full(queue) and not queue.is_alarmed:
+            if queue.awaits_commit and self.is_full(queue) and not queue.is_alarmed:
                 queue.is_alarmed = True
                 facts = {"partition": str(TopicPartitionKey.of(queue)), "messages": queue.msg_count}
                 _LOG.error("consumer.commit-missing", extra=facts)
@@ -147,7 +143,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     # --- events ------------------------------------------------------------------------------------------------------
 
-    def take_up(self, partitions: list[TopicPartition]) -> None:
+    def accept(self, partitions: list[TopicPartition]) -> None:
         """Have partitions wait, paused, for their locks."""
         self._reader.assign_paused(partitions, PauseReason.LOCK)
         if self._reader.is_closing:
@@ -156,7 +152,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         if self._log is not None:
             self._want(self._log)
 
-    def give_up(self, keys: Collection[TopicPartitionKey]) -> None:
+    def revoke(self, keys: Collection[TopicPartitionKey]) -> None:
         """Release the locks of partitions, now or when they are drained."""
         # Kafka does not release them: a process that it has evicted from the group still owns its locks in the log
         # (test_a_listener_that_outlasts_the_drain_keeps_the_lock_and_not_the_group_waiting), until this is done
@@ -195,7 +191,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
 
     def _end_run(self, key: TopicPartitionKey) -> None:
         """Start no further message of a partition's run, and keep the run until it is drained."""
-        run = self.queues.take_out(key)
+        run = self.take_out(key)
         if run is None:
             return
         run.withhold()
@@ -234,7 +230,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             return
         if len(self._leases) == len(self.queues):
             return
-        stopped = {key for key in self._leases if self.queues.get(key) is None} - self._restarts.keys()
+        stopped = {key for key in self._leases if self.get(key) is None} - self._restarts.keys()
         waiting = sorted(filter(self._owns, stopped))
         keys, timeout_s = self._rotation.pick(waiting, began_ms)
         if not keys:
@@ -296,14 +292,14 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._run(key, offset)
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:
-        self.queues.begin(key, offset)
+        self.begin(key, offset)
         self._reader.unpause([key], PauseReason.LOCK)
 
     # --- fetched messages --------------------------------------------------------------------------------------------
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run; a log that was cut ends the run, which starts again when it is drained."""
-        queue = self.queues.get(key)
+        queue = self.get(key)
         if queue is None:
             return
         wanted = self._reader.from_position(key, run, max(queue.next_put, self._reader.partitions[key].sent))

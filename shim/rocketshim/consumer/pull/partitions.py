@@ -333,7 +333,7 @@ class PullPartitions:
 
     # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
 
-    def take_up(self, partitions: list[TopicPartition]) -> None:
+    def accept(self, partitions: list[TopicPartition]) -> None:
         """Start assigned partitions."""
         self.reader.start(partitions)
 

@@ -443,7 +443,7 @@ class PushConsumer:
         if offset < 0:
             raise ConfigError(f"Cannot seek to offset {offset}: offsets begin at 0")
         key = TopicPartitionKey(self.names.physical(queue.topic), queue.queue_id)
-        self._move(lambda loop: loop.queues.seek({key: offset}))
+        self._move(lambda loop: loop.mode.seek({key: offset}))
 
     def reset_offset_by_timestamp(self, topic: str, timestamp_ms: int) -> None:
         """Move this consumer's queues of a topic to the first message of a time or later; works like `seek`.
@@ -461,7 +461,7 @@ class PushConsumer:
         if timestamp_ms < 0:
             raise ConfigError(f"timestamp_ms={timestamp_ms}: give epoch milliseconds, 0 or more")
         physical = self.names.physical(topic)
-        self._move(lambda loop: loop.queues.seek_to_time(physical, timestamp_ms))
+        self._move(lambda loop: loop.mode.seek_to_time(physical, timestamp_ms))
 
     def _move(self, act: Callable[[PollLoop[Any]], None]) -> None:
         if self._subscriptions.orderly:

@@ -124,8 +124,8 @@ class TopicAssigner:
         """Return whether nothing more is wanted than what `wanted` has returned."""
         return self._seen is not None
 
-    def gave_up(self, key: TopicPartitionKey) -> None:
-        """Note that the loop has given up a partition, and has committed it if it was still owned."""
+    def release(self, key: TopicPartitionKey) -> None:
+        """Release a partition that the loop no longer reads; it was committed if it was still owned."""
 
     def close(self) -> None:
         """Clean up; the loop has ended and has given up every partition."""
@@ -170,7 +170,7 @@ class LeasedAssigner(TopicAssigner):
         """Return whether this process has the lease of each queue of its share."""
         return self._wanted is not None and self._wanted <= self._leases.keys()
 
-    def gave_up(self, key: TopicPartitionKey) -> None:
+    def release(self, key: TopicPartitionKey) -> None:
         """Release the lease of a queue."""
         lost, lease = self._lost.pop(key, None), self._leases.pop(key, None)
         if lease is not None and self._wanted and key in self._wanted:  # the log releases only what is not wanted
@@ -182,7 +182,7 @@ class LeasedAssigner(TopicAssigner):
         """Release everything and leave the group; this takes a few seconds at most."""
         self._want(set())
         for key in [*self._lost, *self._leases]:
-            self.gave_up(key)
+            self.release(key)
         self._log.stop(_STOP_S, self._release_late)
 
     def _release_late(self) -> None:
@@ -204,7 +204,7 @@ class LeasedAssigner(TopicAssigner):
             if lease.stopped is None:
                 self._leases[key] = lease  # if it is no longer wanted, it comes again, stopped
             elif is_in_use and key in held and lease.stopped is StopReason.UNWANTED:
-                pass  # the loop gives it up, and then calls `gave_up`
+                pass  # the loop gives it up, and then calls `release`
             elif is_in_use and key in held:
                 self._lost[key] = self._leases.pop(key)
                 return

@@ -13,7 +13,7 @@ __all__ = ["PartitionOwner"]
 class PartitionOwner(Protocol):
     """The consumer, as its reader sees it; the reader's thread calls it."""
 
-    def take_up(self, partitions: list[TopicPartition]) -> None:
+    def accept(self, partitions: list[TopicPartition]) -> None:
         """Accept assigned partitions by `start` or `assign_paused`; KafkaException and RuntimeError are kept."""
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
@@ -23,7 +23,7 @@ class PartitionOwner(Protocol):
         """Return the offset to read again after stale records; None: nothing of the partition is wanted now."""
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Finish and commit what can be: the partitions are about to be revoked. Errors as in `take_up`."""
+        """Finish and commit what can be: the partitions are about to be revoked. Errors as in `accept`."""
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Remove partitions that are no longer assigned. Never raises."""

@@ -398,7 +398,7 @@ class PartitionReader:
         for key in keys:
             self.partitions.pop(key, None)
             if self.assigner is not None:
-                self.assigner.gave_up(key)
+                self.assigner.release(key)
 
     def forget_all(self) -> None:
         """Forget every partition: the consumer is closing."""
@@ -420,7 +420,7 @@ class PartitionReader:
     def _on_assign(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
-            self._owner.take_up(partitions)
+            self._owner.accept(partitions)
             if self.is_suspended or self.is_closing:
                 self.pause(keys, PauseReason.SUSPENDED)
         except (KafkaException, RuntimeError) as error:

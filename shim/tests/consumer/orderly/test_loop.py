@@ -167,7 +167,7 @@ class Member:
 
     @property
     def held(self) -> list[int]:
-        return sorted(queue.partition for queue in self.loop.queues if queue.topic == "orders")
+        return sorted(queue.partition for queue in self.loop.mode.queues if queue.topic == "orders")
 
 
 class Stage:
@@ -1054,7 +1054,7 @@ def test_of_a_fetch_from_before_the_position_the_part_behind_it_is_kept_in_order
     stage.fill(60)
     stage.kafka.truncate("orders", before_offset=20)
     records = stage.kafka.records("orders")
-    member.loop.queues.begin(TopicPartitionKey("orders", 0), 40)
+    member.loop.mode.begin(TopicPartitionKey("orders", 0), 40)
     member.loop.mode.put(TopicPartitionKey("orders", 0), records[:31])
     member.loop.mode.put(TopicPartitionKey("orders", 0), records[31:])
     stage.turn(20)
@@ -1309,12 +1309,12 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
         stage.fill(1, partition)
     a = stage.join("a")
     stage.turn(10, work=False)
-    assert len(a.loop.queues) > count
+    assert len(a.loop.mode.queues) > count
     assert a.loop.dispatch.in_flight == count
-    for place in a.loop.queues:
+    for place in a.loop.mode.queues:
         place.__class__ = Looked
     Looked.times = 0
-    a.mode.give_up(list(a.loop.reader.partitions))
+    a.mode.revoke(list(a.loop.reader.partitions))
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)

@@ -236,12 +236,12 @@ def release_record(kafka: InMemoryKafka, queue: MessageQueue) -> bytes:
 
 
 def queues(consumer: PushConsumer) -> list[Any]:
-    return [] if consumer._loop is None else list(consumer._loop.queues)
+    return [] if consumer._loop is None else list(consumer._loop.mode.queues)
 
 
 def held(consumer: PushConsumer) -> set[tuple[str, int]]:
     loop = consumer._loop
-    return set() if loop is None else {(queue.topic, queue.partition) for queue in loop.queues}
+    return set() if loop is None else {(queue.topic, queue.partition) for queue in loop.mode.queues}
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
