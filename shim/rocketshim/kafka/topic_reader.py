@@ -163,9 +163,7 @@ class TopicReader:
         defaults = {"client.id": "rocketshim-read"}
         consumer = self._clients.consumer(merge(self._client, defaults=defaults, required=required))
         try:
-            found = group_positions(consumer, asked, _METADATA_S)
-        except KafkaException as error:
-            raise self.typed(error) from error
+            found = self._ask(lambda: group_positions(consumer, asked, _METADATA_S))
         finally:
             consumer.close()
         return {TopicPartitionKey.of(each): each for each in found}

@@ -11,6 +11,7 @@ from rocketshim.errors import BrokerUnavailableError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.testing.partition_result import PartitionResult, named
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import LEADER_MOVES
 
 
@@ -40,6 +41,34 @@ def test_a_leader_that_has_just_moved_is_asked_again(request_name: str, code: in
         assert reader.bounds("orders", 0) == (0, 1)
         assert [record.value() for record in reader.read(["orders"], since_ms=0)] == [b"x"]
     assert not refusals
+
+
+def test_a_slow_cluster_is_asked_again_for_the_positions_of_a_group_and_an_absent_one_is_an_error() -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 1)
+    member = kafka.consumer({"bootstrap.servers": "memory:1", "group.id": "g"})
+    member.commit(offsets=[TopicPartition("orders", 0, 7, metadata="m")], asynchronous=False)
+    clients, late = kafka.clients(), [2]
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+        ask = made.committed
+
+        def committed(*args: Any, **kwargs: Any) -> Any:
+            late[0] -= 1
+            if late[0] >= 0:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+            return ask(*args, **kwargs)
+
+        made.committed = committed  # type: ignore[method-assign]
+        return made
+
+    key = TopicPartitionKey("orders", 0)
+    with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
+        assert reader.positions("g", [key]) == {key: 7}
+        late[0] = 100
+        with pytest.raises(BrokerUnavailableError):
+            reader.positions("g", [key])
 
 
 def test_the_bounds_of_a_thousand_partitions_are_requested_together() -> None:
