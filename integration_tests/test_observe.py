@@ -54,10 +54,16 @@ def test_a_snapshot_shows_what_waits_is_dead_and_is_behind(
     write(broker, source, 5)
     commit(broker, mine, source, 2)
     lookup = OffsetLookup(broker.bootstrap, names)
+    settings = {"client.id": "shop", "enable.auto.commit": False}
+    member = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": mine, **settings})
+    member.subscribe([source])
     try:
+        wait_until(lambda: member.poll(0.1) is None and bool(member.assignment()), "an assignment", within_s=60.0)
+        member.pause(member.assignment())
         _, last = (snapshot_of(time.time_ns() // 1_000_000, names, levels, lookup.look_up()) for _ in range(2))
     finally:
         lookup.close()
+        member.close()
     assert (last.waiting, last.unknown, last.error) == (3, (), None)
     assert last.queues[0].due_ms is not None
     assert abs(last.queues[0].due_ms - last.at_ms) < 60_000
@@ -65,6 +71,10 @@ def test_a_snapshot_shows_what_waits_is_dead_and_is_behind(
     (behind,) = (each for each in last.groups if each.group == mine)
     assert (behind.behind, behind.lost) == (3, 0)
     assert behind.first_unread_ms is not None
+    assert (behind.state, behind.members) == ("STABLE", ("shop@127.0.0.1",))
+    assert [each.member for each in behind.partitions] == ["shop@127.0.0.1"]
+    assert last.worker is not None
+    assert last.worker.members == (), "no worker runs"
 
 
 def test_the_newest_records_of_a_large_topic_come_first_within_few_bytes(
