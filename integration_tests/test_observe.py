@@ -13,7 +13,7 @@ from confluent_kafka import Producer as KafkaProducer
 from confluent_kafka.admin import AdminClient
 
 from rocketshim.cli import main
-from rocketshim.kafka.bounded_reading import BoundedReading, Ending, ReadLimits
+from rocketshim.console.reading import BoundedReading, Ending, ReadLimits
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.snapshot import snapshot_of

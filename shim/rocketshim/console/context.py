@@ -13,10 +13,10 @@ from starlette.responses import HTMLResponse, Response
 from rocketshim.console.links import link
 from rocketshim.console.people import Person
 from rocketshim.console.plan_files import PlanFiles
+from rocketshim.console.reading import ReadLimits
 from rocketshim.console.rendering import Templates
 from rocketshim.console.runs import Runs
 from rocketshim.console.settings import ConsoleSettings
-from rocketshim.kafka.bounded_reading import ReadLimits
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup

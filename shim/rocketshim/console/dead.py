@@ -13,7 +13,7 @@ from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import CauseCount, by_cause
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.console.selection import Selection, sql_text
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -109,7 +109,7 @@ def _read(
     everything: bool,
     results: int,
     cursor: str | None = None,
-) -> ReadRecords:
+) -> BoundedReading:
     """Read the newest selected dead letters of a topic."""
     choice = selection.record_filter()
     with console.reader() as reader, console.reader() as sources:
@@ -124,11 +124,10 @@ def _read(
             return choice.wants(entry) and (everything or entry.plan is None)
 
         return read_newest(
-            console,
             reader,
             [topic],
             is_wanted,
-            results=results,
+            console.limits(results),
             since_ms=choice.since_ms,
             cursor=cursor,
             collect=lambda messages: collect(map(view, messages)),

@@ -14,7 +14,7 @@ from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.errors import ConfigError, NotAuthorizedError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Origin
@@ -143,18 +143,17 @@ def _backwards(reader: TopicReader, console: Console, entry: RecordView) -> list
 
 def _search(
     console: Console, reader: TopicReader, wanted: str, found: list[RecordView], *, since_ms: int | None
-) -> tuple[list[RecordView], ReadRecords]:
+) -> tuple[list[RecordView], BoundedReading]:
     """Search rocketshim's own topics, and those that the records found name, for records with an id."""
     known = reader.topics()
     ours = own_topics(reader, console.names)
     named = {each for each in topics_named(found, wanted) if known.get(each)}
     topics = sorted({*ours, *named})
     read = read_newest(
-        console,
         reader,
         topics,
         lambda record: RecordView.of(record, trusted=console.names.is_ours(record.topic())).id == wanted,
-        results=_MOST_RECORDS,
+        console.limits(_MOST_RECORDS),
         since_ms=since_ms,
     )
     more = [RecordView.of(record, trusted=console.names.is_ours(record.topic())) for record in read.records]

@@ -29,7 +29,7 @@ def show(request: Request) -> Response:
             return everything or log.settled_record(record) is None
 
         cursor = request.query_params.get("from")
-        read = read_newest(console, reader, [topic], waits, results=_ON_A_PAGE, cursor=cursor)
+        read = read_newest(reader, [topic], waits, console.limits(_ON_A_PAGE), cursor=cursor)
     found = [(record, parked_record(record)) for record in read.records]
     return console.page(
         request,

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.redrive import log_records, replay_id_of
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.reading import BoundedReading, Ending, read_newest
 from rocketshim.errors import RocketshimError
-from rocketshim.kafka.bounded_reading import Ending
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -54,7 +53,7 @@ class Verdict:
     left: int  # number of the others
     dead_again: int  # number that are dead letters again after this plan sent them
     failing: int  # number that failed again after this plan sent them, and wait for another attempt
-    read: ReadRecords | None
+    read: BoundedReading | None
     behind: list[Behind]  # the groups that get what was sent
 
     @property
@@ -131,7 +130,7 @@ def verdict(console: Console, plan: RedrivePlan) -> Verdict:
 
 def _failed_again(
     console: Console, reader: TopicReader, plan: RedrivePlan, waiting_from: Mapping[int, int], since_ms: int
-) -> ReadRecords:
+) -> BoundedReading:
     """Read the plan's records in the dead-letter topic, and those in the delay queues that have not left yet."""
     prefix, schedule = f"{plan.id}.".encode(), console.names.schedule
 
@@ -141,7 +140,7 @@ def _failed_again(
         return bool(record.topic() == plan.source or record.offset() >= waiting_from.get(record.partition(), 0))
 
     topics = [plan.source, *([schedule] if reader.topics().get(schedule) else [])]
-    return read_newest(console, reader, topics, matching, results=2 * len(plan.letters), since_ms=since_ms)
+    return read_newest(reader, topics, matching, console.limits(2 * len(plan.letters)), since_ms=since_ms)
 
 
 def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Behind]:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
 from rocketshim.console.context import Console
-from rocketshim.console.reading import ReadRecords, read_newest
+from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.console.selection import Selection
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
@@ -90,7 +90,7 @@ def retries(request: Request) -> Response:
     cursor = request.query_params.get("from")
     with console.reader() as reader:
         topic = console.names.retry(group)
-        read = read_newest(console, reader, [topic], lambda _: True, results=_ON_A_PAGE, cursor=cursor)
+        read = read_newest(reader, [topic], lambda _: True, console.limits(_ON_A_PAGE), cursor=cursor)
     waiting, waiting_read = _waiting_for_group(console, group)
     return console.page(
         request,
@@ -127,12 +127,12 @@ def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> l
     return [*bars, Bar("later", later)] if later else bars
 
 
-def _waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord], ReadRecords]:
+def _waiting_for_group(console: Console, group: str) -> tuple[list[WaitingRecord], BoundedReading]:
     """Return the newest waiting retries of a group."""
     return _waiting(console, lambda _, entry: entry.group == group)
 
 
-def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRecords]:
+def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], BoundedReading]:
     """Return the newest waiting records, the first that is due first, and how the reading ended."""
     settings, names = console.settings, console.names
     levels = settings.levels
@@ -142,6 +142,6 @@ def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], ReadRe
 
     with console.reader() as reader:
         spans = DelayedReader(reader, names, levels).spans()
-        read = read_newest(console, reader, [names.schedule], is_wanted, results=_ON_A_PAGE, spans=spans)
+        read = read_newest(reader, [names.schedule], is_wanted, console.limits(_ON_A_PAGE), spans=spans)
     found = [waiting_record(record, levels) for record in read.records]
     return sorted(found, key=lambda entry: entry.due_ms or 0), read

@@ -10,8 +10,8 @@ from confluent_kafka import KafkaError, KafkaException
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rocketshim.console.reading import BoundedReading, Ending, ReadLimits
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.kafka.bounded_reading import BoundedReading, Ending, ReadLimits
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.coordinates import TopicPartitionKey
