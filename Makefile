@@ -24,8 +24,14 @@ help: ## this list
 demo: $(VENV)/.run broker-jars ## one day of real flights through delay, retry and dead letters on a real Kafka
 	@$(BIN)/rocketshim demo $(DEMO_ARGS)
 
-test: $(VENV)/.dev broker-jars spark-jars ## every test: unit, property, and integration on a real broker
+# With COVERAGE=1 the same tests run in two parts, because only the unit tests are measured: that slows them down.
+test: $(VENV)/.dev broker-jars spark-jars ## every test, on a real broker too; COVERAGE=1 measures the unit tests
+ifdef COVERAGE
+	@$(MAKE) --no-print-directory coverage
+	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) integration_tests proof/tests spark/tests $(PYTEST_ARGS)
+else
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) $(PYTEST_ARGS)
+endif
 
 test-unit: $(VENV)/.dev ## unit and property tests only; no broker
 	@$(BIN)/python -m pytest -m "not long" $(SHARED_OUT) spark/tests shim/tests topics/tests proof/tests $(PYTEST_ARGS)
