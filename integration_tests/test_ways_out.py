@@ -7,8 +7,10 @@ capitals, which the reader fills in, are replaced.
 
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -100,6 +102,7 @@ class Place:
     def create(self, topic: str, partitions: int, **config: str) -> None:
         made = NewTopic(topic, partitions, config={name.replace("_", "."): value for name, value in config.items()})
         self.admin.create_topics([made])[topic].result(WAIT_S)
+        wait_until(lambda: topic in self.admin.list_topics(timeout=WAIT_S).topics, "created", within_s=WAIT_S)
 
     def delete(self, *topics: str) -> None:
         delete_topics(self.admin, list(topics))
@@ -340,3 +343,109 @@ def test_the_runbook_of_dead_letters_sends_them_again(place: Place, tmp_path: Pa
         wait_until(lambda: len(handled) == 2, "handled again", within_s=WAIT_S)
     finally:
         consumer.stop()
+
+
+@contextmanager
+def consuming(place: Place) -> Iterator[list[int]]:
+    """A consumer of the group that handles everything; the offsets that it was given."""
+    handled: list[int] = []
+    consumer = PushConsumer(
+        place.bootstrap, group=place.group, namespace=place.namespace, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    )
+    consumer.listener(place.topic)(lambda message: handled.append(message.queue_offset))
+    consumer.start()
+    try:
+        yield handled
+    finally:
+        consumer.stop()
+
+
+def lag(place: Place) -> int:
+    return main(["group", "lag", place.group, "--bootstrap", place.bootstrap, "--max-lag", "0", "--quiet"])
+
+
+def test_the_runbook_of_an_absent_worker_gives_its_group_positions_again(place: Place, tmp_path: Path) -> None:
+    place.init()
+    began = datetime.now(UTC).isoformat(timespec="seconds")
+    worker = patient_worker(place.bootstrap, place.namespace, "1s 2s")
+    with running(worker):
+        place.send(delay="1s")
+        wait_until(lambda: records(place, place.topic) == 1, "delivered", within_s=WAIT_S)
+    group = place.names.worker_group
+    place.admin.delete_consumer_groups([group])[group].result(WAIT_S)  # as the brokers do after 7 days
+    place.send(delay="1s")
+    run_section(place, "WorkerAbsent", tmp_path, **{"rmq.sched": group, "2026-11-10T08:00:00Z": began})
+    move = ["group", "reset", group, "--topic", "SCHEDULE_TOPIC_XXXX", "--to", began, "--apply"]
+    assert main([*move, "--bootstrap", place.bootstrap, "--namespace", place.namespace]) == 0
+    with running(patient_worker(place.bootstrap, place.namespace, "1s 2s")):
+        wait_until(lambda: records(place, place.topic) == 3, "the first again, and the second", within_s=WAIT_S)
+
+
+def test_the_runbook_of_an_avoided_target_delivers_what_was_parked(place: Place, tmp_path: Path) -> None:
+    place.init()
+    place.alter(place.topic, "max.message.bytes", "100")
+    worker = patient_worker(place.bootstrap, place.namespace, "1s 2s", target_tries=1)
+    with running(worker):
+        place.send(delay="1s")
+        wait_until(lambda: worker.counts.parked != {}, "parked", within_s=WAIT_S)
+        place.alter(place.topic, "max.message.bytes", "1048588")
+        run_section(place, "TargetAvoided", tmp_path, TOPIC=place.topic)
+        wait_until(lambda: records(place, place.topic) == 1, "delivered", within_s=WAIT_S)
+
+
+def test_the_runbook_of_an_old_group_finds_its_lag_and_a_member_ends_it(place: Place, tmp_path: Path) -> None:
+    place.init(with_log=True)
+    place.send()
+    with consuming(place) as handled:
+        wait_until(lambda: handled == [0], "handled", within_s=WAIT_S)
+    place.send()
+    assert lag(place) == 2
+    run_section(place, "GroupAge", tmp_path, GROUP=place.group)
+    with consuming(place) as handled:
+        wait_until(lambda: handled == [1], "handled", within_s=WAIT_S)
+    assert lag(place) == 0
+
+
+def test_the_runbook_of_retention_finds_what_is_gone(place: Place, tmp_path: Path) -> None:
+    place.init()
+    place.send()
+    with consuming(place) as handled:
+        wait_until(lambda: handled == [0], "handled", within_s=WAIT_S)
+    for _ in range(3):
+        place.send()
+    gone = TopicPartition(place.topic, 0, 3)
+    place.admin.delete_records([gone])[gone].result(WAIT_S)
+    place.capsys.readouterr()
+    assert lag(place) == 2
+    assert "retention deleted 2 offsets" in place.capsys.readouterr().err
+    run_section(place, "RetentionOvertook", tmp_path, GROUP=place.group, TOPIC=place.topic)
+    place.send()
+    with consuming(place) as handled:
+        wait_until(lambda: handled[-1:] == [4], "handled", within_s=WAIT_S)
+    assert lag(place) == 0
+
+
+MADE_HERE = {
+    "WorkerAbsent", "TargetAvoided", "Parked", "NewDeadLetters", "GroupAge", "RetentionOvertook"
+}  # fmt: skip
+NOT_MADE_HERE = {
+    "ExporterDown": "nothing is repaired by a command: test_observe.py, test_security.py",
+    "WorkerLate": "a slow broker, or a core that is full: test_worker_slow_brokers.py",
+    "HeadLate": "something late for two minutes, as in WorkerAbsent and WorkerLate",
+    "TransactionsAborting": "an option of the worker is changed: test_worker_exactly_once.py",
+    "CommitsFailing": "a coordinator that is away, or a missing right: test_consumer_frozen.py, test_security.py",
+    "ListenerStuck": "a call of ten minutes; the listener is changed",
+    "OrderlyQueueFailing": "the listener is changed: test_orderly.py",
+    "SubscriptionsDiffer": "a deployment is finished: test_group_cli.py",
+    "RetriesSentOn": "a listener is deployed: test_topics_at_run_time.py",
+    "DoctorFinding": "the faults above, and test_doctor.py",
+    "Processes of a consumer die again and again": "takes minutes: test_process_deaths.py",
+}
+
+
+def test_every_runbook_is_run_here_or_listed_with_a_reason() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "runbooks.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^## (.*)$", page, flags=re.MULTILINE)) == sorted(MADE_HERE | NOT_MADE_HERE.keys())
+    for reason in NOT_MADE_HERE.values():
+        for test in re.findall(r"test_\w+\.py", reason):
+            assert Path(__file__).with_name(test).exists(), test
