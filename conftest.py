@@ -10,6 +10,7 @@ pytest_plugins = [
     "test_support.root_logger",
     "test_support.schedule",
     "test_support.spark_session",
+    "test_support.temporary_folder",
     "test_support.unreadable_records",
 ]
 
