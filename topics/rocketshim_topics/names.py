@@ -47,6 +47,7 @@ __all__ = [
     "dead_letter_topic",
     "group_of",
     "init_command",
+    "is_dead_letter_topic",
     "retry_topic",
 ]
 
@@ -61,7 +62,7 @@ SHIM_TOPIC: Final = re.compile(
 )
 """The physical name of a shim topic, in any namespace, with any prefix that MirrorMaker 2 gave it."""
 
-_FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?:retry|dlq)\.[A-Za-z0-9_-]+")
+_FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?P<kind>retry|dlq)\.[A-Za-z0-9_-]+")
 _OURS: Final = re.compile(
     r"(?:(?P<namespace>[A-Za-z0-9_-]{1,64})\.)?"
     r"(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?P<kind>retry|dlq|group)\.(?P<group>[A-Za-z0-9_-]+))"
@@ -90,6 +91,12 @@ def group_of(logical: str) -> str | None:
         if logical.startswith(prefix):
             return logical.removeprefix(prefix)
     return None
+
+
+def is_dead_letter_topic(physical: str) -> bool:
+    """Return whether a physical name is that of a dead-letter topic, of any group and namespace, mirrored or not."""
+    found = _FAILURE_TOPIC.fullmatch(physical)
+    return found is not None and found["kind"] == "dlq"
 
 
 def init_command(topic: str, *words: str) -> str:

@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rocketshim_topics import ConfigError, TopicNames, dead_letter_topic, group_of, retry_topic
-from rocketshim_topics.names import init_command
+from rocketshim_topics.names import init_command, is_dead_letter_topic
 
 LEGAL = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 NAMES = TopicNames()
@@ -124,7 +124,11 @@ def test_only_retry_and_dead_letter_topics_have_failures_in_every_namespace(name
     names = TopicNames(namespace)
     for name in all_names(names, group):
         assert NAMES.has_failures(name) is (name in {names.retry(group), names.dead_letter(group)})
+        assert (
+            is_dead_letter_topic(f"mirror.{name}") is is_dead_letter_topic(name) is (name == names.dead_letter(group))
+        )
     assert not NAMES.has_failures("orders")
+    assert not is_dead_letter_topic("armq.dlq.orders")
 
 
 @pytest.mark.parametrize(

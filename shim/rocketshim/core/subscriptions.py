@@ -22,6 +22,7 @@ from typing import Any
 from rocketshim.core.failure_rules import FailureRules
 from rocketshim.errors import ConfigError
 from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics.names import is_dead_letter_topic
 
 __all__ = ["Listener", "Subscription", "Subscriptions", "digest_of", "is_pattern", "text_of"]
 
@@ -127,7 +128,7 @@ class Subscriptions:
         physical = self.physical(topic)
         if self._names.is_ours(physical):
             why = "it is an internal topic of rocketshim. Retried messages reach the listener of their original topic"
-            if ".rmq.dlq." in f".{physical}":
+            if is_dead_letter_topic(physical):
                 why = (
                     "a dead letter that fails again would be a retry and a dead letter of this group, too. Read dead "
                     "letters with a LitePullConsumer, or send them to their group again: rocketshim dlq plan, dlq apply"
