@@ -14,11 +14,5 @@ def way_in(extra: str) -> str:
 
 
 def missing_extra(what: str, error: ModuleNotFoundError, extra: str) -> ConfigError:
-    """Return the error for a command or class that cannot import one of its packages.
-
-    Args:
-        what: what needs the package, as the first words of the text.
-        error: of the import.
-        extra: the extra that has the package.
-    """
+    """Return the error for something that cannot import one of its packages; `what` begins its text."""
     return ConfigError(f"{what} needs the package {error.name}, which is not installed: {way_in(extra)}")

@@ -57,10 +57,6 @@ _is_suppressed: Final[Callable[[BaseException], bool]] = BaseException.__dict__[
 class FailureMaker:
     """Makes a `Failure` of an exception.
 
-    Args:
-        clock: tells when it failed, and how long a minute is.
-        wants_stack: whether the record of the failed message gets a short stack trace (`FAIL_STACK`).
-
     Thread-safety: any thread; it has no lock, since every listener thread may fail at the same time.
     """
 
@@ -84,39 +80,24 @@ class FailureMaker:
 
 @dataclass(slots=True, eq=False)
 class _Cause:
-    """The class of an exception and the line that raised it: many paths may lead there.
+    """The class of an exception and the line that raised it: many paths may lead there."""
 
-    Attributes:
-        next_full_ms: when the full stack trace is taken again, as monotonic time in ms.
-    """
-
-    next_full_ms: int = 0
+    next_full_ms: int = 0  # when the full stack trace is taken again, monotonic
 
 
 @dataclass(frozen=True, slots=True)
 class _PathTrace:
-    """What all exceptions that were raised by the same path have in common.
-
-    Attributes:
-        name: class of the exception.
-        place: file and line that raised; empty if the exception was never raised.
-        cause: both of them, shared by all paths that lead there.
-        stack_bytes: the short stack trace; empty if it is not wanted or cannot be made.
-        objects: code and classes of the path. They are kept so that no other object gets their identity.
-    """
+    """What all exceptions that were raised by the same path have in common."""
 
     name: str
-    place: str
+    place: str  # file and line that raised; empty if the exception was never raised
     cause: _Cause
-    stack_bytes: bytes
-    objects: tuple[Any, ...]
+    stack_bytes: bytes  # empty if it is not wanted or cannot be made
+    objects: tuple[Any, ...]  # code and classes of the path, kept so that no other object gets their identity
 
 
 class StackTraces:
-    """Makes the short stack trace of an exception, once for each path.
-
-    Args:
-        wants_stack: whether to make them; False: name and place only.
+    """Makes the short stack trace of an exception, once for each path; without `wants_stack` name and place only.
 
     Thread-safety: any thread.
     """
@@ -229,39 +210,20 @@ def _frame_lines(trace: TracebackType) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A failed attempt, and what follows.
-
-    Attributes:
-        record: coordinates of the record, as `topic/partition/offset`.
-        msg_id: id of the message.
-        number: which attempt failed; the first is 1.
-        limit: after how many attempts the message is dead; None: never.
-        delay_ms: when the next attempt begins; None: there is none.
-        level: the delay level of the next attempt; None: a delay, or no next attempt.
-        event: last part of the event's name if there is no next attempt.
-        end: what became of the message then, for example "it is a dead letter now".
-    """
+    """A failed attempt, and what follows."""
 
     record: str
     msg_id: str
-    number: int
-    limit: int | None
-    delay_ms: int | None
+    number: int  # the first attempt is 1
+    limit: int | None  # None: it is never dead
+    delay_ms: int | None  # None: there is no next attempt
     level: int | None = None
-    event: str = _DEAD
-    end: str = ""
+    event: str = _DEAD  # last part of the event's name if there is no next attempt
+    end: str = ""  # what became of the message then
 
 
 class FailureLog:
-    """Logs the failed messages of one consumer.
-
-    Args:
-        log: where to.
-        group: the consumer group.
-        names, levels: topic names and delay levels of the consumer.
-        limit: `max_reconsume_times` of the group.
-        send_on_timeout_ms: how long a message is sent on that this member cannot handle, in ms.
-        prefix: first part of the events' names: `consumer` or `dropin`.
+    """Logs the failed messages of one consumer; `prefix` begins the names of its events: `consumer` or `dropin`.
 
     Thread-safety: any thread may call every method; nothing is logged under its lock.
     """
@@ -289,12 +251,7 @@ class FailureLog:
         self._windows: FailureWindows[tuple[str, str, bool]] = FailureWindows()
 
     def hop(self, hop: Hop, now_ms: int) -> None:
-        """Log that a message has failed, and its next hop.
-
-        Args:
-            hop: the next hop.
-            now_ms: monotonic time in ms.
-        """
+        """Log that a message has failed, and its next hop."""
         failure = hop.failed.failure
         if hop.kind is HopKind.SENT_ON:
             self._sent_on(hop, failure)
@@ -346,24 +303,12 @@ class FailureLog:
         return Attempt(record, msg_id, hop.reconsume_times, attempts, delay_ms, level, end=end)
 
     def add(self, failure: Failure, now_ms: int, *, is_final: bool) -> int:
-        """Count a failure; return how many there were of its cause within a minute, or 0 if it is not to be logged.
-
-        Args:
-            failure: the failure.
-            now_ms: monotonic time in ms.
-            is_final: whether the message is not tried again.
-        """
+        """Count a failure; return how many there were of its cause within a minute, or 0 if it is not to be logged."""
         with self._lock:
             return self._windows.note((failure.exception_class, failure.place, is_final), now_ms)
 
     def write(self, failure: Failure, attempt: Attempt, count: int) -> None:
-        """Log a failure: an error if the message is dead, else a warning.
-
-        Args:
-            failure: the failure.
-            attempt: which attempt it was, and what follows.
-            count: what `add` returned.
-        """
+        """Log a failure with the count that `add` returned: an error if the message is dead, else a warning."""
         name = "listener-failed" if attempt.delay_ms is not None else attempt.event
         event = f"{self._prefix}.{name}"
         text = one_line(failure.text[:_MAX_TEXT_CHARS])
@@ -399,15 +344,7 @@ class FailureLog:
         )
 
     def suspended(self, message: Any, failure: Failure, number: int, delay_ms: int, now_ms: int) -> None:
-        """Log that a message of an orderly queue has failed and holds up what is behind it.
-
-        Args:
-            message: the Kafka record.
-            failure: the failure.
-            number: which attempt failed; the first is 1.
-            delay_ms: when the next attempt begins, in ms.
-            now_ms: monotonic time in ms.
-        """
+        """Log that a message of an orderly queue has failed, the `number`-th time, and holds up what is behind it."""
         count = self.add(failure, now_ms, is_final=False)
         if count:
             self.write(failure, Attempt(coordinates(message), _id_of(message), number, None, delay_ms), count)

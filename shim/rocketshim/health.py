@@ -169,11 +169,7 @@ def build_info() -> Metric:
 
 
 def address(text: str, option: str = "--health") -> tuple[str, int]:
-    """Parse `[HOST:]PORT`, the value of an option, to host and port; the default host is 127.0.0.1.
-
-    Raises:
-        ConfigError: the text has no valid port.
-    """
+    """Parse `[HOST:]PORT`, the value of an option, to host and port; the default host is 127.0.0.1."""
     host, _, port = text.rpartition(":")
     if re.fullmatch("[0-9]{1,5}", port) is None or int(port) > 65_535:
         raise ConfigError(f"{option} {text!r:.80}: write PORT or HOST:PORT, for example 127.0.0.1:8080")
@@ -181,13 +177,7 @@ def address(text: str, option: str = "--health") -> tuple[str, int]:
 
 
 class HealthServer:
-    """HTTP server for the state of a process.
-
-    Args:
-        host: address to listen on.
-        port: port to listen on; 0: any free port, which `port` returns after `start`.
-        state: returns the newest state; None before the first.
-        clock: tells the age of a state.
+    """HTTP server for the state of a process. With port 0 it listens on any free one, which `port` has after `start`.
 
     Thread-safety: call `start` and `stop` from one thread. Each request has its own thread.
     """
@@ -204,11 +194,7 @@ class HealthServer:
         return self._address[1] if self._server is None else int(self._server.server_address[1])
 
     def start(self) -> None:
-        """Start to listen.
-
-        Raises:
-            OSError: the server cannot listen on the address.
-        """
+        """Start to listen; raise `OSError` if that is not possible."""
         answer = self._answer
 
         class Handler(BaseHTTPRequestHandler):
@@ -256,15 +242,10 @@ class HealthServer:
 def serving(
     listen: tuple[str, int] | None, state: Callable[[], Shown | None], *, option: str = "--health"
 ) -> Iterator[None]:
-    """Serve the state of this process while the block runs.
-
-    Args:
-        listen: host and port, as `address` returns them; None: serve nothing.
-        state: returns the newest state; None before the first.
-        option: the option that names the address, for the error.
+    """Serve the state of this process while the block runs; `listen=None`: serve nothing.
 
     Raises:
-        ConfigError: the server cannot listen on the address.
+        ConfigError: the server cannot listen on the address; it names the option.
     """
     if listen is None:
         yield

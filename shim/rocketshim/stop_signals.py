@@ -33,12 +33,7 @@ _FORCE_AFTER_S: Final = 1.0
 class StopSignals:
     """A context manager in which SIGINT and SIGTERM request a stop. Outside of the main thread it does nothing.
 
-    Args:
-        now_s: the monotonic clock, in seconds.
-
-    Attributes:
-        asked: whether a signal has arrived.
-        interrupted_s: when the first SIGINT arrived; None: none has.
+    `asked`: whether a signal has arrived. `interrupted_s`: when the first SIGINT arrived, by the clock `now_s`.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +46,7 @@ class StopSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self.hear) for number in STOP_SIGNALS}
+            self._before = {number: signal.signal(number, self.note) for number in STOP_SIGNALS}
             outer = getattr(self._before[signal.SIGINT], "__self__", None)
             if isinstance(outer, StopSignals):
                 self._outer = outer
@@ -67,12 +62,8 @@ class StopSignals:
             self._outer.asked = True
             self._outer.interrupted_s = self.interrupted_s
 
-    def hear(self, number: int, frame: FrameType | None = None) -> None:
-        """Record a signal; this is the signal handler.
-
-        Raises:
-            KeyboardInterrupt: this is a second SIGINT, at least a second after the first.
-        """
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """Record a signal; a second SIGINT, at least a second after the first, raises `KeyboardInterrupt`."""
         del frame
         if number == signal.SIGTERM and os.getpid() != self._pid:
             signal.signal(number, self._before.get(signal.SIGTERM, signal.SIG_DFL))

@@ -23,23 +23,23 @@ def test_a_signal_requests_a_stop_and_earlier_handlers_are_restored(number: sign
 def test_only_a_second_ctrl_c_after_a_second_forces_the_end() -> None:
     now_s = 100.0
     signals = StopSignals(lambda: now_s)
-    signals.hear(signal.SIGTERM)
-    signals.hear(signal.SIGINT)
+    signals.note(signal.SIGTERM)
+    signals.note(signal.SIGINT)
     now_s += 0.9  # a launcher has sent it once more
-    signals.hear(signal.SIGINT)
+    signals.note(signal.SIGINT)
     now_s += 60.0
-    signals.hear(signal.SIGTERM)
+    signals.note(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        signals.hear(signal.SIGINT)
+        signals.note(signal.SIGINT)
 
 
 def test_an_inner_block_copies_the_signals_of_the_outer_one() -> None:
     with StopSignals(lambda: 1.0) as outer:
-        outer.hear(signal.SIGINT)
+        outer.note(signal.SIGINT)
         with StopSignals(lambda: 2.0) as inner:
             assert inner.asked
             with pytest.raises(KeyboardInterrupt):
-                inner.hear(signal.SIGINT)
+                inner.note(signal.SIGINT)
 
 
 def test_an_inner_block_passes_on_what_it_has_received() -> None:

@@ -185,7 +185,7 @@ def _stop_on_signals(process: "DelayWorker", deadline_s: float) -> None:
 
     def stop(number: int, frame: Any) -> None:
         is_first = not signals.asked
-        signals.hear(number, frame)
+        signals.note(number, frame)
         if is_first:
             process.stop()
             timer = threading.Timer(deadline_s, end_process)

@@ -7,24 +7,14 @@ __all__ = ["Backoff"]
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Pauses that grow by a factor up to a longest one.
-
-    Args:
-        first: the first pause, in any unit, 1 or more.
-        longest: the longest pause, in the same unit, at least `first`.
-        factor: growth from one pause to the next, finite, at least 1. Default 2.
-    """
+    """Pauses that grow by a factor up to a longest one, in any unit."""
 
     first: int
     longest: int
     factor: float = 2.0
 
     def pause(self, failures: int) -> int:
-        """Return the next pause.
-
-        Args:
-            failures: failures in a row before the one that just happened, 0 or more.
-        """
+        """Return the next pause; `failures` in a row came before the one that just happened."""
         try:
             grown = self.first * float(self.factor) ** failures
         except OverflowError:  # more than a float can represent

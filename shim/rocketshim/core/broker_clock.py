@@ -41,23 +41,15 @@ class BrokerClock:
         # append time, the sender's two clocks before it, and the monotonic one after it
         self._evidence: tuple[int, int, int, int] | None = None
 
-    def reported(self, append_ms: int, sent_ns: int, sent_ms: int, heard_ns: int) -> None:
-        """Record the delivery report of a record.
+    def reported(self, append_ms: int, sent_ns: int, sent_ms: int, reported_ns: int) -> None:
+        """Record the delivery report of a record, with its append time on its leader's clock.
 
-        Args:
-            append_ms: its append time, epoch ms on its leader's clock.
-            sent_ns: the monotonic clock when the record was handed to the client, in ns.
-            sent_ms: the sender's wall clock then, epoch ms.
-            heard_ns: the monotonic clock when the report arrived, in ns.
+        `sent_ns` and `sent_ms` were read when the client got the record, `reported_ns` when the report arrived.
         """
-        self._evidence = (append_ms, sent_ns, sent_ms, heard_ns)
+        self._evidence = (append_ms, sent_ns, sent_ms, reported_ns)
 
     def now_ms(self, monotonic_ns: int, wall_ms: int) -> int | None:
         """Return an upper bound of the brokers' clock, epoch ms; None: not known.
-
-        Args:
-            monotonic_ns: the sender's monotonic clock, in ns.
-            wall_ms: the sender's wall clock, epoch ms.
 
         Decides: Which clock chooses the first queue of a message with a time of delivery? The brokers' clock, from
             delivery reports; the finest queue while it is not known. The sender's own clock never does.
@@ -72,10 +64,6 @@ class BrokerClock:
     def stamp_ms(self, monotonic_ns: int, wall_ms: int) -> int:
         """Return a lower bound of the brokers' clock, epoch ms; 0: not known, so Kafka's client uses its own clock.
 
-        Args:
-            monotonic_ns: the monotonic clock, in ns.
-            wall_ms: this machine's wall clock, epoch ms.
-
         Decides: Which timestamp has a dead letter, a parked or a redriven record? The brokers' clock once it is known.
             If a broker refuses this machine's time before that, a probe shows the clock
             (`kafka.record_sender.OwnedSender`, `dropin.send_back.HopStore.store`). A sent message has the time
@@ -87,15 +75,7 @@ class BrokerClock:
         return evidence[0] + (monotonic_ns - evidence[3]) // _MS
 
     def wrong_by_ms(self, monotonic_ns: int, wall_ms: int, beyond_ms: int = WRONG_MS) -> int:
-        """Return how far this machine's clock is certainly ahead of the brokers' (negative: behind), in ms.
-
-        Args:
-            monotonic_ns: the monotonic clock, in ns.
-            wall_ms: this machine's wall clock, epoch ms.
-            beyond_ms: the largest difference that does not count; default a minute.
-
-        Returns:
-            The difference; 0 if it is at most that, or not known.
+        """Return how far this machine's clock is surely ahead of the brokers' (negative: behind); 0: within the limit.
 
         Decides: Is this machine's clock wrong? If it differs by more than a minute. Then the worker or consumer is not
             ready (`health.LoopState.is_ready`), logs it once, and the doctor names it (`admin.doctor.queues.clocks`).
@@ -103,9 +83,9 @@ class BrokerClock:
         evidence = self._evidence
         if evidence is None or _was_set(evidence, monotonic_ns, wall_ms):
             return 0
-        append_ms, sent_ns, _, heard_ns = evidence
+        append_ms, sent_ns, _, reported_ns = evidence
         ahead_ms = wall_ms - append_ms - (monotonic_ns - sent_ns) // _MS
-        behind_ms = append_ms + (monotonic_ns - heard_ns) // _MS - wall_ms
+        behind_ms = append_ms + (monotonic_ns - reported_ns) // _MS - wall_ms
         return ahead_ms if ahead_ms > beyond_ms else -behind_ms if behind_ms > beyond_ms else 0
 
     def is_known(self, monotonic_ns: int, wall_ms: int, *, within_ns: int) -> bool:

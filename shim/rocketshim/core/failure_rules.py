@@ -48,8 +48,7 @@ def _contain(bases: set[int], kinds: Iterable[type]) -> bool:
 def failure_rules(dead_on: ExceptionTypes | None, retry_on: ExceptionTypes | None) -> FailureRules | None:
     """Return the rules of a listener; None: it has none.
 
-    Raises:
-        ConfigError: an argument is not an exception class or a tuple of them, or both have the same class.
+    An argument that is not an exception class or a tuple of them is a `ConfigError`, and so is a class in both.
     """
     if dead_on is None and retry_on is None:
         return None

@@ -9,13 +9,7 @@ __all__ = ["Histogram"]
 
 @dataclass(slots=True)
 class Histogram:
-    """Counts of values by bucket.
-
-    Attributes:
-        bounds: upper bounds of the buckets, ascending; one more bucket is above the last.
-        counts: number of values in each bucket.
-        total: sum of all values.
-    """
+    """Counts of values by bucket. `bounds` are upper bounds, ascending; one more bucket is above the last."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(default_factory=list)

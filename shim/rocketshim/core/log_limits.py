@@ -37,12 +37,7 @@ class Unlogged(Generic[CauseT]):
 
 
 class FailureWindows(Generic[CauseT]):
-    """Counts failures by cause.
-
-    Args:
-        window_ms: length of a window in ms, from the first failure of its cause.
-        lines: maximum number of failures of a cause that are logged in a window, 1 or more.
-        causes: maximum number of windows at a time, 1 or more.
+    """Counts failures by cause; a window begins with the first failure of its cause, and logs `lines` of them.
 
     Thread-safety: none; the caller's thread or lock.
     """
@@ -58,11 +53,7 @@ class FailureWindows(Generic[CauseT]):
     def note(self, cause: CauseT, now_ms: int) -> int:
         """Count a failure; return the failures of its cause in its window, or 0 if it is not to be logged.
 
-        The result 1 is the first of its cause, which is logged in full.
-
-        Args:
-            cause: what failures are counted together by.
-            now_ms: monotonic time in ms.
+        The result 1 is the first of its cause, which is logged in full. `now_ms` is monotonic.
         """
         if now_ms >= self._next_end_ms:
             self._end_windows(now_ms)
@@ -102,12 +93,7 @@ class RepeatedErrors:
         self._causes: dict[Hashable, list[int]] = {}  # [index of the pause, when it is over, count, last seen], by age
 
     def note(self, cause: Hashable, now_ms: int) -> int:
-        """Count an occurrence; return how many are to be logged now: 1 for the first, 0 for none.
-
-        Args:
-            cause: what occurrences are counted together by.
-            now_ms: monotonic time in ms.
-        """
+        """Count an occurrence; return how many are to be logged now: 1 for the first, 0 for none. Monotonic time."""
         known = self._causes.get(cause)
         if known is None or now_ms - known[3] >= _SILENCE_MS:
             self._causes.pop(cause, None)

@@ -32,14 +32,9 @@ class LookupRotation(Generic[T]):
         self._again_ms = 0
 
     def pick(self, waiting: Iterable[T], now_ms: int) -> tuple[list[T], float]:
-        """Return what to try now, and how many seconds to wait for an answer.
+        """Return what to try now: all new things, one, or nothing; and how many seconds to wait for an answer.
 
-        Args:
-            waiting: everything that waits; what is missing here is forgotten.
-            now_ms: monotonic time in ms.
-
-        Returns:
-            All new things, or one; an empty list: none is due. Call `tried` afterwards.
+        What is missing in `waiting` is forgotten. Call `tried` afterwards.
         """
         self._failures = {each: self._failures.get(each, 0) for each in waiting}
         new = [each for each, count in self._failures.items() if not count]
@@ -52,14 +47,7 @@ class LookupRotation(Generic[T]):
         return [first], _ALONE_MS.pause(due[first] - 1) / 1_000
 
     def tried(self, picked: Collection[T], *, failed: bool, began_ms: int, now_ms: int) -> None:
-        """Record the result of a try.
-
-        Args:
-            picked: what the last `pick` returned.
-            failed: whether some or all of it failed.
-            began_ms: when it was picked.
-            now_ms: monotonic time in ms.
-        """
+        """Record whether some or all of what `pick` returned failed."""
         counts = [self._failures.get(each, 0) for each in picked]
         if any(counts):  # this was a single thing, because new things are picked together
             wait_ms = max(_AGAIN_MS.pause(counts[0] - 1), _AGAIN_TIMES * (now_ms - began_ms))

@@ -27,11 +27,8 @@ def advice(
 ) -> str:
     """Return what to write instead of a name that does not exist; `""` if nothing is like it.
 
-    Args:
-        name: the name that was given; in camel case it is read as snake case.
-        known: the names that exist here.
-        elsewhere: returns where a name belongs, or `""`. It is asked unless the name is a typo of a known one.
-        shown: returns the form in which users write a known name.
+    A name in camel case is read as snake case. `elsewhere` returns where a name belongs, or `""`; it is asked unless
+    the name is a typo of a known one. `shown` returns the form in which users write a known name.
 
     Decides: What does the error for an option that does not exist propose? Where a name belongs: `settings.place_of`,
         and for Kafka's own `kafka.client_config.kafka_hint`.
@@ -46,14 +43,7 @@ def advice(
 def check_options(
     owner: str, given: Iterable[str], known: Collection[str], elsewhere: Callable[[str], str] | None = None
 ) -> None:
-    """Raise a ConfigError if one of the given options does not exist.
-
-    Args:
-        owner: what takes the options, as the subject of the error.
-        given: the names that were given.
-        known: the names that exist.
-        elsewhere: see `advice`.
-    """
+    """Raise a `ConfigError`, with `owner` as its subject, if one of the given options does not exist."""
     unknown = next((name for name in given if name not in known), None)
     if unknown is not None:
         hint = advice(unknown, known, elsewhere) or f"the options are {', '.join(sorted(known))}"

@@ -33,12 +33,7 @@ def offset_count(spans: Spans) -> int:
 def next_window(rest: Spans, last_count: int, read_count: int, read_bytes: int, bytes_left: int | None) -> Spans:
     """Return the newest offsets of each partition to read next; the same number from each.
 
-    Args:
-        rest: what is not read yet.
-        last_count: number of offsets of the last window; 0: this is the first.
-        read_count: number of offsets that were read so far.
-        read_bytes: bytes of the records among them.
-        bytes_left: bytes that may still be read; None: any number.
+    `last_count` is the number of offsets of the last window, 0 for the first; `bytes_left` None: any number.
     """
     most_bytes = WINDOW_BYTES if bytes_left is None else min(WINDOW_BYTES, max(0, bytes_left))
     wanted = last_count * _GROWTH if last_count else FIRST_WINDOW_COUNT
@@ -55,11 +50,7 @@ def without(rest: Spans, window: Spans) -> Spans:
 
 
 def newest_first(records: Iterable[Any]) -> Iterator[Any]:
-    """Yield records by append time, newest first; records of one partition by offset, highest first.
-
-    Args:
-        records: Kafka messages, in the order of offsets within each partition.
-    """
+    """Yield records by append time, newest first; records of one partition, given by offset, with the highest first."""
     lists: dict[tuple[str, int], list[Any]] = defaultdict(list)
     for record in records:
         lists[record.topic(), record.partition()].append(record)

@@ -44,21 +44,7 @@ RecordPosition = tuple[int, int]
 
 
 class RedriveProgress:
-    """State of applying one plan.
-
-    Args:
-        letters: the dead letters of the plan, in its order.
-        rate_per_s: maximum number of dead letters per second, above 0; None: as fast as possible.
-        most: maximum number of dead letters in this run, 1 or more; None: all.
-        stop_ratio: stop when more than this share of the plan has failed, or of what was sent in this run died again; 0
-            to 1, default 0.1.
-
-    Attributes:
-        most: as given.
-        failures: number of failures, by reason.
-
-    Raises:
-        ConfigError: a number is out of range.
+    """State of applying one plan, in the order of its letters.
 
     Thread-safety: one thread calls the methods. `stop`, and reading the numbers, may come from any thread.
 
@@ -144,11 +130,7 @@ class RedriveProgress:
     def resume(self, is_done: Callable[[PlannedLetter], bool]) -> list[PlannedLetter]:
         """Adopt the state in the log, at the start and after each transaction with an uncertain outcome.
 
-        Args:
-            is_done: returns whether the log has a dead letter as done.
-
-        Returns:
-            The dead letters that wait, in the order of the plan.
+        Return the dead letters that wait, in the order of the plan.
         """
         done = {position for position, letter in self._letters.items() if is_done(letter)}
         if not self._has_begun:
@@ -175,11 +157,7 @@ class RedriveProgress:
         return max(0, self._not_before_ms - now_ms)
 
     def take(self, letters: Iterable[PlannedLetter], now_ms: int) -> None:
-        """Put these dead letters into a transaction that begins now.
-
-        Raises:
-            ValueError: one of them does not wait; nothing changed.
-        """
+        """Put dead letters into a transaction that begins now; a `ValueError` if one of them does not wait."""
         taken = {(letter.partition, letter.offset): letter for letter in letters}
         if any(
             position not in self._letters or position in self._taken or self._is_gone(position) for position in taken
@@ -201,12 +179,7 @@ class RedriveProgress:
         self._not_before_ms = self._before_taken_ms
 
     def fail(self, letter: PlannedLetter, reason: str) -> None:
-        """Record that a waiting dead letter cannot be sent now.
-
-        Args:
-            letter: the dead letter.
-            reason: short and stable.
-        """
+        """Record that a waiting dead letter cannot be sent now; `reason` is short and stable."""
         position = (letter.partition, letter.offset)
         if not self._is_gone(position):
             self._taken.pop(position, None)
@@ -235,13 +208,7 @@ class Cause(Enum):
 
 
 class Refusals:
-    """The refusals of a redrive.
-
-    Args:
-        is_compressed: records may be stored smaller than they are, so that their sizes say nothing.
-
-    Thread-safety: none; belongs to one thread.
-    """
+    """The refusals of a redrive. With compression records may be stored smaller than they are, so no size counts."""
 
     def __init__(self, *, is_compressed: bool) -> None:
         self._is_compressed = is_compressed

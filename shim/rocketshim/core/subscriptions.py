@@ -79,12 +79,7 @@ def text_of(expressions: Mapping[str, str]) -> str:
 
 
 class Subscriptions:
-    """The subscriptions of one consumer.
-
-    Args:
-        names: distinguishes the topics of rocketshim from users' topics.
-        retry_topic: physical name of the group's retry topic, which is always read; None: the group has none.
-    """
+    """The subscriptions of one consumer. It always reads the group's retry topic, if there is one."""
 
     def __init__(self, names: TopicNames, retry_topic: str | None = None) -> None:
         self._names = names
@@ -120,11 +115,7 @@ class Subscriptions:
         return topic if isinstance(given, str) and is_pattern(topic) else self._names.physical(topic)
 
     def check(self, topic: str, *, orderly: bool, awaits: bool) -> None:
-        """Check that a listener of this kind may subscribe to this topic, beside those that are there.
-
-        Raises:
-            ConfigError: it may not.
-        """
+        """Raise a `ConfigError` unless a listener of this kind may subscribe to this topic, beside the others."""
         physical = self.physical(topic)
         if self._names.is_ours(physical):
             why = "it is an internal topic of rocketshim. Retried messages reach the listener of their original topic"
@@ -156,11 +147,7 @@ class Subscriptions:
         return topic in self._matched
 
     def add(self, subscription: Subscription) -> None:
-        """Add a topic or pattern.
-
-        Raises:
-            ConfigError: it already has a listener, or the pattern is not a regular expression; nothing changed.
-        """
+        """Add a topic or pattern that has no listener yet; a `ConfigError` changes nothing."""
         if subscription.topic in self._active:
             raise ConfigError(f"{subscription.topic!r} already has a listener; a topic has only one listener")
         self.put(subscription)
@@ -168,8 +155,7 @@ class Subscriptions:
     def put(self, subscription: Subscription) -> None:
         """Add a topic or pattern, or replace its subscription; a replaced one keeps its rank in the order.
 
-        Raises:
-            ConfigError: the pattern is not a regular expression; nothing changed.
+        A pattern that is not a regular expression is a `ConfigError`, and nothing changed.
         """
         topic = subscription.topic
         if is_pattern(topic):

@@ -32,12 +32,7 @@ _QUALNAME: Final = type.__dict__["__qualname__"]
 
 
 def safe_text(value: object, how: Callable[[Any], str] = str) -> str:
-    """Return an object of user code as text, whatever its `str` or `repr` does; at most 4,096 characters.
-
-    Args:
-        value: anything.
-        how: `str` or `repr`.
-    """
+    """Return an object of user code as text, whatever its `str` or `repr` does; at most 4,096 characters."""
     try:
         return str.__str__(how(value))[:_MAX_SHOWN_CHARS]  # a plain text, also of a subclass
     except BaseException as error:  # noqa: BLE001 - user code; the text reports the error
@@ -81,13 +76,9 @@ def check_hook(hook: object, methods: Sequence[str]) -> None:
 
 
 def call_problem(function: object, count: int) -> str:
-    """Return why a function of a program cannot be called with a number of arguments for a plain value; `""` if it can.
+    """Return why a function of a program cannot be called with `count` arguments for a plain value; `""` if it can.
 
     Such a mistake of a program would otherwise look like a failure of each message.
-
-    Args:
-        function: anything.
-        count: number of positional arguments.
     """
     if not callable(function):
         return f"{safe_text(function, repr):.80} cannot be called"

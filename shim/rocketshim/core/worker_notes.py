@@ -18,9 +18,7 @@ _CLOCK_MARK: Final = ";clock-ahead-ms="
 def levels_metadata(levels: DelayLevels, clock_ahead_ms: int = 0) -> str:
     """Return the metadata of a worker's commits, about 500 ASCII characters at most (Kafka: 4,096).
 
-    Args:
-        levels: its level table.
-        clock_ahead_ms: how far its machine's clock is ahead of the brokers' (negative: behind); 0: it is right.
+    `clock_ahead_ms`: how far its machine's clock is ahead of the brokers' (negative: behind); 0: it is right.
     """
     return f"{_LEVELS_MARK}{levels}" + (f"{_CLOCK_MARK}{clock_ahead_ms}" if clock_ahead_ms else "")
 

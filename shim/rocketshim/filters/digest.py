@@ -11,9 +11,7 @@ _DIGITS: Final = 16
 def subscription_digest(expression_type: str, expression: str | None) -> str:
     """Return 16 hex digits for an expression; they are the same in all processes, machines and versions.
 
-    Args:
-        expression_type: `TAG`, `SQL92` or `CALLABLE`.
-        expression: the canonical text; None (unlike `""` or `"*"`) means that everything is selected.
+    The expression is a canonical text; None (unlike `""` or `"*"`) means that everything is selected.
     """
     text = expression_type if expression is None else f"{expression_type}\n{expression}"
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]

@@ -63,18 +63,7 @@ _NUMBERS: Final = (*_INTEGERS, LiteralType.DOUBLE)
 
 
 def compile_test(node: Expression, source: str) -> Test:
-    """Compile a boolean node.
-
-    Args:
-        node: a node for which `is_boolean` holds, as `rocketshim.filters.sql_parser.parse` returns it.
-        source: the text of the expression, for error messages.
-
-    Returns:
-        The condition.
-
-    Raises:
-        TypeError: the node is not boolean.
-    """
+    """Compile a node for which `is_boolean` holds; `source` is the text of the expression, for error messages."""
     return _Compiler(source).test(node)
 
 

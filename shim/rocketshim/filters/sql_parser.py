@@ -155,17 +155,10 @@ class _RefusedError(Exception):
 
 
 def parse(expression: str) -> Expression:
-    """Parse an SQL92 filter expression.
-
-    Args:
-        expression: the text, at most `MAX_EXPRESSION_CHARACTERS` long.
-
-    Returns:
-        The tree; its root is boolean.
+    """Parse an SQL92 filter expression; the root of the tree is boolean.
 
     Raises:
-        FilterSyntaxError: the expression is invalid; the error has the position, the token and what was expected. Only
-            the first error is reported.
+        FilterSyntaxError: the expression is invalid; only the first error is reported.
 
     Thread-safety: any thread.
     Source: RocketMQ 5.3.3 `SelectorParser.jj`, `ComparisonExpression`, `UnaryExpression`, `ConstantExpression`.

@@ -52,12 +52,7 @@ class ConsumerSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ConsumerSettings":
-        """Read the settings from a client configuration.
-
-        Raises:
-            ValueError: `group.id` is missing (the error of confluent_kafka).
-            KafkaException: `_INVALID_ARG`, a value that librdkafka would reject.
-        """
+        """Read the settings from a configuration; without `group.id` a `ValueError`, as in confluent_kafka."""
         if not config.get("group.id"):
             raise ValueError("Failed to create consumer: group.id must be set")
         return cls(
@@ -95,11 +90,7 @@ class ProducerSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ProducerSettings":
-        """Read the settings from a client configuration.
-
-        Raises:
-            KafkaException: `_INVALID_ARG`, a value that librdkafka would reject.
-        """
+        """Read the settings from a configuration; raise `_INVALID_ARG` for what librdkafka would reject."""
         return cls(
             client_id=str(config.get("client.id", "rdkafka")),
             partitioner=str(config.get("partitioner", "consistent_random")),

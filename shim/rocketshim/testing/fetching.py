@@ -56,12 +56,7 @@ class Fetcher:
 
 
 class Fetching:
-    """The reading half of a consumer.
-
-    Args:
-        broker: where the logs are.
-        settings: of the consumer.
-        run_count: records of one partition before the next has its turn.
+    """The reading half of a consumer; `run_count` records of one partition are read before the next has its turn.
 
     Thread-safety: none; the broker's lock guards it.
     """
@@ -130,9 +125,7 @@ class Fetching:
     def seek(self, partition: Partition, offset: int) -> None:
         """Read on elsewhere.
 
-        Raises:
-            KafkaException: `_UNKNOWN_PARTITION`, `_STATE` (not assigned) or `_OUTDATED` (start not looked up yet);
-                nothing has changed.
+        Raise `_UNKNOWN_PARTITION`, `_STATE` (not assigned) or `_OUTDATED` (start not looked up): nothing has changed.
         """
         doing = f"Failed to seek to offset {offset}"
         fetcher = self._fetchers.get(partition)
@@ -146,11 +139,7 @@ class Fetching:
         self._begin_at(partition, moved, offset)
 
     def store(self, partition: Partition, offset: int) -> None:
-        """Keep an offset for a commit without arguments.
-
-        Raises:
-            KafkaException: `_STATE`, the partition is not assigned.
-        """
+        """Keep an offset for a commit without arguments; raise `_STATE` if the partition is not assigned."""
         fetcher = self._fetchers.get(partition)
         if fetcher is None:
             raise failure(Code.STATE, "StoreOffsets failed")

@@ -126,12 +126,7 @@ class GroupMember:
 
 
 class GroupCoordinator:
-    """Membership and offsets of one group.
-
-    Args:
-        group_id: its name.
-        match_topics: which existing topics a subscription names.
-        partition_counts: partitions of each existing topic; read again at each rebalance.
+    """Membership and offsets of one group; partition counts are read again at each rebalance.
 
     Thread-safety: none; the broker's lock guards it.
     """
@@ -152,9 +147,7 @@ class GroupCoordinator:
     def join(self, member: GroupMember, *, client_id: str) -> int | None:
         """Let a member in and rebalance.
 
-        Returns:
-            None, or the Kafka error code: `INCONSISTENT_GROUP_PROTOCOL` when the others share out by another protocol
-            (nothing has changed then).
+        Return the code `INCONSISTENT_GROUP_PROTOCOL` if the others share out by another protocol: nothing has changed.
         """
         if any(other.protocol != member.protocol for other in self.members.values()):
             return int(KafkaError.INCONSISTENT_GROUP_PROTOCOL)

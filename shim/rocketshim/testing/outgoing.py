@@ -78,11 +78,7 @@ class Outgoing:
 
 
 def to_payload(value: object) -> bytes | None:
-    """Return a key or value as bytes.
-
-    Raises:
-        TypeError: the value is neither bytes nor text nor None.
-    """
+    """Return a key or value as bytes; raise a `TypeError` as the client does."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -91,11 +87,7 @@ def to_payload(value: object) -> bytes | None:
 
 
 def to_headers(headers: object) -> Headers:
-    """Return headers as they are stored: names become text and end at NUL, text values become UTF-8.
-
-    Raises:
-        TypeError: `headers` is neither a dict nor a list of pairs, or a value is neither bytes nor text nor None.
-    """
+    """Return headers as they are stored: names become text and end at NUL, text values become UTF-8."""
     if headers is None:
         return ()
     if isinstance(headers, dict):

@@ -52,15 +52,7 @@ def results_of(partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
 
 
 def position_after(message: Message, doing: str) -> TopicPartition:
-    """Return the position after a message.
-
-    Args:
-        message: the message.
-        doing: what is done with the position, `commit` or `store`.
-
-    Raises:
-        KafkaException: `_INVALID_ARG`: it is an event, which has no position.
-    """
+    """Return the position after a message; raise `_INVALID_ARG` for an event, which has none."""
     if (error := message.error()) is not None:
         raise invalid(f"Cannot {doing} offsets for message with error: '{error.str()}'")
     return TopicPartition(str(message.topic()), message.partition() or 0, (message.offset() or 0) + 1)

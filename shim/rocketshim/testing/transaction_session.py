@@ -53,11 +53,7 @@ class TransactionSession:
         self._abortable: KafkaError | None = None
 
     def initialise(self) -> None:
-        """Take the id over.
-
-        Raises:
-            KafkaException: `_NOT_CONFIGURED` without an id, `_STATE` the second time.
-        """
+        """Take the id over; raise `_NOT_CONFIGURED` without an id, `_STATE` the second time."""
         if self.name is None:
             raise failure(Code.NOT_CONFIGURED, "The Transactional API requires transactional.id to be configured")
         self._refuse_dead()
@@ -96,11 +92,7 @@ class TransactionSession:
             raise failure(Code.CONFLICT, "Conflicting commit_transaction API call is in progress", retriable=True)
 
     def join(self) -> Transaction | None:
-        """The transaction that a record belongs to; None for a producer without an id.
-
-        Raises:
-            KafkaException: `_FENCED`; the producer is dead from now on.
-        """
+        """Return the transaction of a record; None for a producer without an id. `_FENCED` ends the producer."""
         if self.name is None or self._owned is None:
             return None
         self._refuse_fenced("Failed to add partitions to transaction")
@@ -116,8 +108,7 @@ class TransactionSession:
     ) -> None:
         """Let offsets go with the transaction.
 
-        Raises:
-            KafkaException: `_FENCED`, or the group's refusal (the transaction is to be aborted then).
+        Raises `_FENCED`, or the group's refusal: then the transaction is to be aborted.
         """
         code = self._broker.group(group_id).check_commit(member_id, generation, transactional=True)
         if code is not None:
@@ -134,11 +125,7 @@ class TransactionSession:
             self._abortable = kafka_error(code, "current transaction must be aborted", txn_requires_abort=True)
 
     def end(self, *, is_commit: bool) -> None:
-        """Commit or abort at the coordinator, if it has heard of the transaction.
-
-        Raises:
-            KafkaException: `_FENCED`; the producer is dead from now on.
-        """
+        """Commit or abort at the coordinator, if it has heard of the transaction. `_FENCED` ends the producer."""
         if self._has_reached_coordinator and self._owned is not None:
             self._refuse_fenced("Failed to end transaction")
             self._broker.end_transaction(self._owned, is_commit=is_commit)
@@ -146,11 +133,7 @@ class TransactionSession:
         self._abortable = None
 
     def end_as_ordered(self, call: str, *, is_commit: bool) -> None:
-        """Commit or abort, or fail as a test has ordered, before or after it took effect.
-
-        Raises:
-            KafkaException: the ordered error; or see `end`.
-        """
+        """Commit or abort, or fail as a test has ordered, before or after it took effect."""
         fault = self.raise_ordered(call)
         self.end(is_commit=is_commit)
         if fault is not None:

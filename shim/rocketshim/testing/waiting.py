@@ -28,13 +28,7 @@ NS_PER_S = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A waiting policy.
-
-    Attributes:
-        on_wait: the hook; None: none.
-        blocking: True, False, or None: by thread. It has no effect if there is a hook.
-        driver: the thread that made the cluster.
-    """
+    """A waiting policy; `blocking=None`: by thread. It has no effect if there is a hook."""
 
     on_wait: Callable[[float], None] | None = None
     blocking: bool | None = None
@@ -76,13 +70,9 @@ class Changes:
 
 
 class Waiter:
-    """The waiting of one call of a client. It is created when the call begins and used whenever nothing was found.
+    """The waiting of one call of a client: made when the call begins, and used whenever nothing was found.
 
-    Args:
-        changes: changes of the cluster.
-        clock: clock of the cluster.
-        waiting: policy of the client.
-        timeout_s: timeout of the call in seconds; negative: none.
+    A negative time-out is none.
     """
 
     def __init__(self, changes: Changes, clock: Clock, waiting: Waiting, timeout_s: float) -> None:
