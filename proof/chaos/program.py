@@ -215,7 +215,7 @@ class _Program:
                 worker = DelayWorker(settings)
 
                 def stop(number: int, frame: Any, worker: DelayWorker = worker) -> None:
-                    stopping.hear(number, frame)
+                    stopping.note(number, frame)
                     worker.stop()
 
                 signal.signal(signal.SIGTERM, stop)
