@@ -169,10 +169,10 @@ class Left:
 
 left = Left()
 at_exit.add_consumer(left)
-signals.hear(signal.SIGINT)
+signals.note(signal.SIGINT)
 now_s = 5.0
 try:
-    signals.hear(signal.SIGINT)
+    signals.note(signal.SIGINT)
 except KeyboardInterrupt:
     print("forced")
 """
