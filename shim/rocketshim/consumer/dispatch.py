@@ -48,14 +48,10 @@ AnswerT = TypeVar("AnswerT")
 
 @dataclass(slots=True)
 class Result(Generic[TaskT, AnswerT]):
-    """A chunk that a listener thread has finished.
+    """A chunk that a listener thread has finished, or offsets of it that are `still_open`.
 
-    Attributes:
-        chunk: the chunk; in orderly mode an `OrderlyTask`.
-        outcomes: the messages that did not succeed; None if all did. In orderly mode, every answer.
-        elapsed_ns: how long the thread had the chunk.
-        still_open: offsets in progress, if the thread has not finished the chunk; None: it has.
-        died: a defect in rocketshim that ended the thread; user code cannot end it.
+    `outcomes` are the messages that did not succeed (None: all did); in orderly mode, every answer. `died` is a defect
+    in rocketshim that ended the thread; user code cannot end it.
     """
 
     chunk: TaskT

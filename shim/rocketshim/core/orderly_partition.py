@@ -130,26 +130,7 @@ class StoppedKeys:
 
 
 class OrderlyPartition:
-    """A queue of one assignment under one lease.
-
-    Args:
-        topic, partition, epoch: the assignment.
-        lease: the lease of its lock.
-        queue: the core.
-        key_of: returns a message's key; the same as in the core.
-        now_ms: returns monotonic time in ms.
-        perform: called with the actions of the core.
-
-    Attributes:
-        withheld: no further run starts.
-        out: the run that a listener thread has.
-        reported: the progress last reported to the group's log.
-        is_alarmed: an alarm reports that it awaits a commit.
-        next_put: offset after the last message that was put, or that `skip_to` passed; 0: there was none.
-        suspect_until: set by the listener thread: offsets up to this one are retried because a message among them has
-            unreadable headers; -1: there is no such message.
-
-    """
+    """A queue of one assignment under one lease; `perform` does the actions that the core decides on."""
 
     def __init__(
         self,
@@ -167,11 +148,12 @@ class OrderlyPartition:
         self.partition = partition
         self.epoch = epoch
         self.lease = lease
-        self.withheld = False
-        self.out: OrderlyTask | None = None
-        self.reported: Progress | None = None
-        self.is_alarmed = False
-        self.next_put = 0
+        self.withheld = False  # no further run starts
+        self.out: OrderlyTask | None = None  # the run that a listener thread has
+        self.reported: Progress | None = None  # the progress last reported to the group's log
+        self.is_alarmed = False  # an alarm reports that it awaits a commit
+        self.next_put = 0  # offset after the last message that was put, or that `skip_to` passed
+        # set by the listener thread: offsets up to this one are retried, since one of them has unreadable headers
         self.suspect_until = -1
         self._queue = queue
         self._key_of = key_of

@@ -142,11 +142,7 @@ class OrderlyQueue(Generic[MessageT]):
     # --- messages in and out ------------------------------------------------------------------------------------
 
     def put(self, messages: Sequence[MessageT]) -> None:
-        """Accept fetched messages, in order.
-
-        Raises:
-            ValueError: the queue was dropped, or the offsets do not rise; nothing was accepted.
-        """
+        """Accept fetched messages, in order; after a ValueError nothing was accepted."""
         if self.dropped:
             raise ValueError("the queue was dropped")
         offsets = [message.offset() or 0 for message in messages]
@@ -163,27 +159,16 @@ class OrderlyQueue(Generic[MessageT]):
     def skip_to(self, position: int) -> None:
         """Have the position to commit pass offsets behind the last message that no reader sees, once that is finished.
 
-        Args:
-            position: where the client reads on, if everything that it has returned was put.
+        The client reads on at this position, and everything that it has returned was put.
         """
         if not self.dropped:
             self._tracker.skip_to(position)
 
     def take(self, limit: int, now_ms: int) -> list[MessageT] | None:
-        """Return messages for one listener thread, in order.
+        """Return a run of messages for one listener thread, in order; report it afterwards. None: none may begin now.
 
-        Args:
-            limit: maximum number of messages, 1 or more.
-            now_ms: monotonic time in ms.
-
-        Returns:
-            The run; report it afterwards. The listener thread may move the messages that its filter skips to the front,
-            and answers them first. By key it may continue after a failed message; then it moves later messages of the
-            same key behind the messages that it answers. None: another run is in progress, dead letters are being
-            stored, the queue waits, yields or was dropped, or there is no message.
-
-        Raises:
-            ValueError: the limit is below 1; nothing changed.
+        The listener thread may move the messages that its filter skips to the front, and answers them first. By key it
+        may continue after a failed message; then it moves later messages of the same key behind those that it answers.
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: a run has at least one message")
@@ -206,14 +191,8 @@ class OrderlyQueue(Generic[MessageT]):
     def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction[MessageT]]:
         """Apply the answers of a listener thread that has ended its run.
 
-        Args:
-            answers: in order; together they cover the beginning of the run. Messages that they do not cover were not
-                begun.
-            now_ms: monotonic time in ms.
-
-        Raises:
-            ValueError: no run is in progress, the answers cover more than the run, an answer covers no message, or
-                other answers follow one that stops (by key: one that stops without auto-commit); nothing changed.
+        They cover the beginning of the run, in order; the messages behind it were not begun. None follows one that
+        stops (by key: one that stops without auto-commit). After a ValueError nothing has changed.
         """
         if self.dropped:
             return []
@@ -241,15 +220,7 @@ class OrderlyQueue(Generic[MessageT]):
         return actions
 
     def dead_lettered(self, offset: int, now_ms: int) -> list[OrderlyAction[MessageT]]:
-        """Report that a dead letter of the last batch is stored. Ignored for a dropped queue.
-
-        Args:
-            offset: offset of the message.
-            now_ms: monotonic time in ms.
-
-        Raises:
-            ValueError: no dead letter of that message is being stored; nothing changed.
-        """
+        """Report that a dead letter of the last batch is stored. Ignored for a dropped queue."""
         if self.dropped:
             return []
         suspended = self._suspended.pop(offset, None)

@@ -26,13 +26,6 @@ _LEAVE_S: Final = 10.0
 class PullSession:
     """The start, the calls and the end of one pull consumer; `close` closes its clients, once.
 
-    Attributes:
-        is_open: whether the consumer was started and is not closed.
-        stopping: whether the consumer is to stop; no event, because a signal handler sets it.
-        leave_s: how long `close` may take to leave the group, in seconds.
-        exit_timeout_ms: how long the exit of the interpreter waits for the end, in ms; 0: not at all. 0 for a consumer
-            that is a member of no group.
-
     Thread-safety: any thread; `stop` also in a signal handler.
     """
 
@@ -44,8 +37,9 @@ class PullSession:
         close: Callable[[], None],
     ) -> None:
         self.is_open = False
-        self.stopping = False
-        self.leave_s = _LEAVE_S
+        self.stopping = False  # no event, because a signal handler sets it
+        self.leave_s = _LEAVE_S  # how long `close` may take to leave the group
+        # a consumer that is a member of no group keeps nobody waiting, so the exit of the interpreter ignores it
         self.exit_timeout_ms = settings.exit_timeout_ms if isinstance(settings, LitePullConsumerSettings) else 0
         self.last_error = LastClientError()
         self.counts = PullCounts()

@@ -19,17 +19,10 @@ _AWAITED: Final = (
 
 
 class Joining:
-    """What a consumer knows about its way into the group, and logs about it.
+    """What a consumer knows about its way into the group, and logs about it. Owned by the thread of the consumer.
 
-    Args:
-        group: the consumer group.
-        settings: the librdkafka settings of the consumer, for the texts of its errors.
-        watch: finds out which members the group waits for; None: nobody does.
-
-    Attributes:
-        is_refused: the group refuses the consumer, which joins when the cause is gone. No member waits for it.
-
-    Thread-safety: none; the owner thread of the consumer.
+    `is_refused` (any thread may read it): the group refuses the consumer, which joins when the cause is gone. No member
+    waits for it.
     """
 
     def __init__(

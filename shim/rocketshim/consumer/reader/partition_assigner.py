@@ -50,13 +50,9 @@ _STOP_S: Final = 2.0
 
 
 class TopicAssigner:
-    """Reads the partitions of topics: all of them, or the share of this member.
+    """Reads the partitions of topics: all of them (BROADCASTING), or the share that `allocation` chooses.
 
-    Args:
-        topics: returns the physical topics.
-        interval_ms: time between two look-ups, in ms, if nothing changes.
-        allocation: chooses this member's share; None: every partition (BROADCASTING).
-        members: returns the client ids of the live members. Nothing is wanted until this member is one of them.
+    `members` returns the client ids of the live members. Nothing is wanted until this member is one of them.
 
     Decides: Which partitions does a consumer read that allocates itself, or in BROADCASTING?
     """
