@@ -100,11 +100,12 @@ class OrderlyMode(Mode[OrderlyPartition]):
             self._log_uncommitted()
             if self._log is not None:
                 self._report_progress(self._log)
-        if self._leaving or len(self._leases) > len(self.queues):
+        queues = self.queues
+        if self._leaving or len(self._leases) > len(queues):
             return _AWAITING_S
-        if len(self._assigned) > len(self.queues):
+        if len(self._assigned) > len(queues):
             return _AWAITING_LOCK_S
-        due_ms = [at_ms for queue in self.queues if (at_ms := queue.next_wakeup_ms) is not None]
+        due_ms = [at_ms for queue in queues if (at_ms := queue.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
 
     def finish(self) -> bool:
