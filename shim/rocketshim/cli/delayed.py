@@ -19,10 +19,10 @@ from rocketshim.cli.records import (
     Tags,
     Where,
     counting,
-    echo_safe,
     parse_coordinates,
     say_limit,
     show_raw,
+    show_rows,
     show_table,
 )
 from rocketshim.observe.delay_queues import DelayedReader
@@ -64,41 +64,24 @@ def ls(
     def is_wanted(message: Any) -> bool:
         return topic in {None, waiting_record(message, levels).target} and selects(headers_shown(message))
 
+    def row(entry: WaitingRecord) -> tuple[dict[str, Any], list[str]]:
+        due = "" if entry.due_ms is None else time_text(entry.due_ms)
+        failures = "" if entry.reconsume_times is None else str(entry.reconsume_times)
+        named = [entry.target or "", entry.uniq_key or "", entry.group or ""]
+        return asdict(entry), [entry.place, due, *named, failures, entry.trouble or ""]
+
+    columns = ("partition/offset", "due (UTC)", "target", "id", "group", "failures", "trouble")
     with reader:
-        for message in filter(is_wanted, reader.records(follow=True)) if follow else ():
-            entry = waiting_record(message, levels)
-            if as_json:
-                typer.echo(json.dumps(asdict(entry)))
-            else:
-                echo_safe(_line(entry))
-        found = reader.first(limit + 1, is_wanted)
-    if len(found) > limit:
+        if follow:
+            found = filter(is_wanted, reader.records(follow=True))
+            show_rows(
+                columns, (row(waiting_record(each, levels)) for each in found), limit=0, as_json=as_json, follow=True
+            )
+        first = reader.first(limit + 1, is_wanted)
+    if len(first) > limit:
         say_limit(limit)
-    shown = sorted((waiting_record(each, levels) for each in found[:limit]), key=_by_due)
-    if as_json:
-        for entry in shown:
-            typer.echo(json.dumps(asdict(entry)))
-        return
-    table = Table(
-        "partition/offset", "due (UTC)", "target", "id", "group", "attempts", "trouble", box=None, pad_edge=False
-    )
-    for entry in shown:
-        table.add_row(
-            entry.place,
-            "" if entry.due_ms is None else time_text(entry.due_ms),
-            entry.target or "",
-            entry.uniq_key or "",
-            entry.group or "",
-            "" if entry.reconsume_times is None else str(entry.reconsume_times),
-            entry.trouble or "",
-        )
-    show_table(table)
-
-
-def _line(entry: WaitingRecord) -> str:
-    due = "malformed" if entry.due_ms is None else f"due {time_text(entry.due_ms)}"
-    failed = "" if entry.reconsume_times is None else f"  failures {entry.reconsume_times}"
-    return f"{due}  {entry.place}  {entry.target or entry.trouble}  {entry.uniq_key or ''}{failed}"
+    shown = sorted((waiting_record(each, levels) for each in first[:limit]), key=_by_due)
+    show_rows(columns, map(row, shown), limit=limit, as_json=as_json)
 
 
 def _by_due(entry: WaitingRecord) -> int:

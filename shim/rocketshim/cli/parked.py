@@ -1,11 +1,11 @@
 """`rocketshim parked ls | show | plan`: show the messages that the worker could not deliver, and send them again."""
 
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from rocketshim.admin.parked import ParkedRecord, parked_record
 from rocketshim.admin.record_view import as_read, time_text
@@ -21,14 +21,13 @@ from rocketshim.cli.records import (
     echo_safe,
     parse_coordinates,
     require_topic,
-    say_limit,
     show_raw,
-    show_table,
+    show_rows,
 )
 from rocketshim.cli.redrive import Again, Out, check_out, hand_over
 from rocketshim.errors import ConfigError
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames
-from rocketshim_topics.redrive_log import RedriveLog
 
 app = typer.Typer(
     help="Show parked records (malformed, forbidden, or refused by their target), and send them again (plan; then: "
@@ -75,49 +74,28 @@ def ls(
     as_json: Json = False,
 ) -> None:
     """List parked records that were not sent again since, oldest first."""
-    names = at.names
-    table = Table(
-        "partition/offset", "parked (UTC)", "reason", "target", "from", "id", "bytes", box=None, pad_edge=False
-    )
-    with at.reader() as reader:
+    names, hidden = at.names, 0
+
+    def rows(reader: TopicReader) -> Iterator[tuple[dict[str, Any], list[str]]]:
+        nonlocal hidden
         log = read_log(reader, names.redrive_log, names.parked)
-        shown = hidden = 0
         for message in reader.read([names.parked], follow=follow):
             if message is None or not _is_selected(entry := parked_record(message), names, reason, topic):
                 continue
-            plan = _redriven_by(log, message)
-            if plan is not None and not everything:
+            found = log.settled_record(message)
+            if found is not None and not everything:
                 hidden += 1
                 continue
-            if shown == limit and not follow:
-                say_limit(limit)
-                break
-            shown += 1
-            if as_json:
-                typer.echo(json.dumps({**asdict(entry), "plan": plan}))
-            elif follow:
-                target, uniq_key = entry.target or "(no target)", entry.uniq_key or ""
-                echo_safe(f"{time_text(entry.at_ms)}  {entry.place}  {entry.reason}  {target}  {uniq_key}".rstrip())
-            else:
-                table.add_row(
-                    entry.place,
-                    time_text(entry.at_ms),
-                    entry.reason,
-                    entry.target or "",
-                    entry.origin,
-                    entry.uniq_key or "",
-                    "-" if entry.size_bytes is None else str(entry.size_bytes),
-                )
-    if not as_json:
-        show_table(table)
+            size = "-" if entry.size_bytes is None else str(entry.size_bytes)
+            parked, target = time_text(entry.at_ms), entry.target or ""
+            cells = [entry.place, parked, entry.reason, target, entry.origin, entry.uniq_key or "", size]
+            yield {**asdict(entry), "plan": None if found is None else found.plan}, cells
+
+    columns = ("partition/offset", "parked (UTC)", "reason", "target", "from", "id", "bytes")
+    with at.reader() as reader:
+        show_rows(columns, rows(reader), limit=limit, as_json=as_json, follow=follow)
     if hidden:
         typer.echo(f"{hidden} more were sent again; --all shows them", err=True)
-
-
-def _redriven_by(log: RedriveLog, message: Any) -> str | None:
-    """Return the id of the plan that sent a parked record again; None if none did."""
-    found = log.settled_record(message)
-    return None if found is None else found.plan
 
 
 @app.command(epilog="Example: rocketshim parked show 0/3")

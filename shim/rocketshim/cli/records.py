@@ -4,7 +4,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
@@ -105,6 +105,7 @@ Follow = Annotated[
 _COORDINATES: Final = re.compile("([0-9]{1,19})/([0-9]{1,19})")
 _PARTITION: Final = re.compile("(.+)/([0-9]{1,19})")
 _PIPED_WIDTH = 200
+_WHOLE: Final = frozenset({"partition/offset", "id"})
 _COUNT_EVERY = 10_000
 _T = TypeVar("_T")
 
@@ -252,39 +253,55 @@ def select(
         typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
 
 
+def show_rows(
+    columns: Sequence[str],
+    rows: Iterable[tuple[dict[str, Any], Sequence[str]]],
+    *,
+    limit: int,
+    as_json: bool,
+    follow: bool = False,
+) -> None:
+    """Print rows as a table; with `as_json` one JSON object each, with `follow` one line each, and no limit.
+
+    A row is its facts for programs, and its cells. Coordinates, times and ids are not broken into lines, to be copied.
+    """
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column in _WHOLE or column.endswith("(UTC)"))
+    for number, (facts, cells) in enumerate(rows):
+        if number == limit and not follow:
+            say_limit(limit)
+            break
+        if as_json:  # JSON escapes control characters itself
+            typer.echo(json.dumps(facts))
+        elif follow:
+            echo_safe("  ".join(filter(None, cells)))
+        else:
+            table.add_row(*cells)
+    if not (as_json or follow):
+        show_table(table)
+
+
 def show_list(
     entries: Iterator[RecordView], *, limit: int, as_json: bool, follow: bool, with_state: bool = False
 ) -> None:
-    """Print records as a table, or as one line each (`follow`, or `as_json` for one JSON object per line)."""
-    if as_json or follow:
-        for number, entry in enumerate(entries):
-            if number == limit and not follow:
-                say_limit(limit)
-                return
-            if as_json:  # JSON escapes control characters itself
-                typer.echo(json.dumps(entry.as_json(body=False)))
-            else:
-                echo_safe(_line(entry))
-        return
-    table = Table(box=None, pad_edge=False)
-    state = ["state"] if with_state else []
-    for column in ("partition/offset", "stored (UTC)", *state, "failures", "cause", "text", "topic", "id"):
-        table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)", "id"})
-    for entry in entries:
-        if table.row_count == limit:
-            say_limit(limit)
-            break
-        table.add_row(
+    """Print records and why they failed (`show_rows`)."""
+    columns = ["partition/offset", "stored (UTC)", "failures", "cause", "text", "topic", "id"]
+
+    def row(entry: RecordView) -> tuple[dict[str, Any], list[str]]:
+        cells = [
             f"{entry.partition}/{entry.offset}",
             time_text(entry.stored_ms)[:-4],
-            *([entry.state] if with_state else []),
             str(entry.envelope.reconsume_times or 0),
             entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),
             entry.envelope.fail_text or "",
             entry.envelope.retry_topic or "",
             entry.id,
-        )
-    show_table(table)
+        ]
+        return (entry.as_json(body=False) if as_json else {}), [*cells[:2], *[entry.state] * with_state, *cells[2:]]
+
+    columns[2:2] = ["state"] * with_state
+    show_rows(columns, map(row, entries), limit=limit, as_json=as_json, follow=follow)
 
 
 def show_one(entry: RecordView, *, as_json: bool) -> None:
@@ -356,10 +373,3 @@ def find(reader: TopicReader, decoder: Decoder, what: str, *, log: RedriveLog | 
         if entry.id == what:
             return entry
     return None
-
-
-def _line(entry: RecordView) -> str:
-    cause = f"{entry.cause}: {entry.envelope.fail_text or ''}"
-    return (
-        f"{time_text(entry.stored_ms)}  {entry.at}  failures {entry.envelope.reconsume_times or 0}  {cause}  {entry.id}"
-    )

@@ -1,12 +1,10 @@
 """`rocketshim topic peek`: look into any topic, without consuming it."""
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView, time_text
@@ -15,10 +13,8 @@ from rocketshim.cli.options import SELECTION, Connected, Json
 from rocketshim.cli.records import (
     Choice,
     Follow,
-    echo_safe,
     require_topic,
-    say_limit,
-    show_table,
+    show_rows,
     split_partition,
 )
 from rocketshim.errors import ConfigError
@@ -65,7 +61,9 @@ def peek(
         require_topic(reader, physical, f"there is no topic {physical}")
         keys, last = _partitions(reader, physical, number), limit if newest else None
         entries = peeked(reader, keys, choice, last=last, follow=follow, trusted=names.is_ours(physical))
-        _show(entries, None if follow else limit, lines=as_json or follow, as_json=as_json)
+        columns = ("partition/offset", "stored (UTC)", "key", "tag", "id", "body")
+        rows = ((entry.as_json() if as_json else {}, _cells(entry)) for entry in entries)
+        show_rows(columns, rows, limit=limit, as_json=as_json, follow=follow)
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
 
@@ -132,27 +130,12 @@ def _partitions(reader: TopicReader, physical: str, number: int | None) -> list[
     return [TopicPartitionKey(physical, each) for each in (range(count) if number is None else [number])]
 
 
-def _show(entries: Iterator[RecordView], limit: int | None, *, lines: bool, as_json: bool) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in ("partition/offset", "stored (UTC)", "key", "tag", "id", "body"):
-        table.add_column(column, overflow="fold", no_wrap=column in {"partition/offset", "stored (UTC)"})
-    for shown, entry in enumerate(entries):
-        if shown == limit:
-            say_limit(limit)
-            break
-        cells = (
-            f"{entry.partition}/{entry.offset}",
-            time_text(entry.stored_ms)[:-4],
-            "" if entry.key is None else entry.key.decode(errors="replace"),
-            entry.envelope.tags or "",
-            entry.envelope.uniq_key or "",
-            entry.value_text(),
-        )
-        if as_json:
-            typer.echo(json.dumps(entry.as_json()))
-        elif lines:
-            echo_safe("  ".join(cells))
-        else:
-            table.add_row(*cells)
-    if not lines:
-        show_table(table)
+def _cells(entry: RecordView) -> list[str]:
+    return [
+        f"{entry.partition}/{entry.offset}",
+        time_text(entry.stored_ms)[:-4],
+        "" if entry.key is None else entry.key.decode(errors="replace"),
+        entry.envelope.tags or "",
+        entry.envelope.uniq_key or "",
+        entry.value_text(),
+    ]

@@ -6,7 +6,8 @@ import pytest
 
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.cli import main
-from rocketshim.cli.topic import _partitions, _show, peeked
+from rocketshim.cli.options import Connection
+from rocketshim.cli.topic import _partitions, peek, peeked
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
@@ -68,10 +69,8 @@ def test_a_missing_partition_is_refused(kafka: InMemoryKafka) -> None:
 
 
 def test_the_table_ends_at_the_limit(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
-    with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        choice = RecordFilter(where=None, tags=None, key=None, since=None)
-        entries = peeked(reader, KEYS[:1], choice, last=None, follow=False, trusted=False)
-        _show(entries, 2, lines=False, as_json=False)
+    at = Connection(bootstrap="memory:1", client={}, clients=kafka.clients())
+    peek(topic="orders/0", at=at, choice=RecordFilter(where=None, tags=None, key=None, since=None), limit=2)
     out, err = capsys.readouterr()
     assert ("body 1" in out, "body 2" in out) == (True, False)
     assert "the first 2; --limit shows more" in err
