@@ -105,14 +105,7 @@ _UsageError: type[Exception] = next(base for base in typer.BadParameter.__mro__ 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command line.
-
-    Args:
-        arguments: the words after the program's name; None: those of this process.
-
-    Returns:
-        the exit code, as the module describes. The console script passes it to `sys.exit`.
-    """
+    """Run the words after the program's name (None: those of this process), and return the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in {"strict", "surrogateescape"}:
         sys.stdout.reconfigure(errors="backslashreplace")  # a character of a record must not end a listing
@@ -137,13 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def build(arguments: Sequence[str]) -> typer.Typer:
-    """Return the application for this command line.
-
-    The called command is loaded. The others are added with their name and help line only.
-
-    Args:
-        arguments: the words after the program's name.
-    """
+    """Return the application for this command line; only the called command is loaded, the others have a help line."""
     app = typer.Typer(
         name="rocketshim",
         help="RocketMQ's consumption semantics on plain Apache Kafka: delay, retry, dead letters, order, filters. "

@@ -63,23 +63,12 @@ class _ConfigFile(BaseSettings):
 
 
 def profile_names() -> list[str]:
-    """Return the names of all profiles, sorted.
-
-    Raises:
-        ConfigError: the file is not valid.
-    """
+    """Return the names of all profiles, sorted."""
     return sorted(_read().profiles)
 
 
 def chosen_profile(asked: str | None) -> Profile | None:
-    """Return the profile to use; None: none is configured.
-
-    Args:
-        asked: the name after `--profile`; None: the environment or the file decides.
-
-    Raises:
-        ConfigError: the file is not valid, or it has no profile of this name.
-    """
+    """Return the profile of this name; without a name the one that the environment or the file chooses, if any."""
     path, config = config_file(), _read()
     name = asked if asked is not None else config.profile
     if not name:

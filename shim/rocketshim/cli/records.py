@@ -111,11 +111,7 @@ _T = TypeVar("_T")
 
 
 def console(escape: Callable[[str], str] = one_line) -> Console:
-    """Return the console for tables: as wide as the terminal, 200 columns in a pipe; it never interprets markup.
-
-    Args:
-        escape: makes each text safe to print; `printable_lines` where a text may have several lines.
-    """
+    """Return the console for tables: as wide as the terminal, 200 columns in a pipe; it never interprets markup."""
     plain_console = _PlainConsole(escape)
     if plain_console.is_terminal or "COLUMNS" in os.environ:
         return plain_console
@@ -152,12 +148,7 @@ def show_table(table: Table) -> None:
 
 
 def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
-    """Return the same records; on a terminal, show meanwhile how many have been read.
-
-    Args:
-        records: any iterable.
-        out: where the number is shown; None: standard error.
-    """
+    """Return the same records; on a terminal, show meanwhile on standard error how many have been read."""
     out = out or Console(stderr=True)
     if not out.is_terminal:
         yield from records
@@ -186,12 +177,7 @@ class _PlainConsole(Console):
 
 
 def dead_letter_topic_of(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
-    """Return the physical topic that `--group` or `--topic` names.
-
-    Raises:
-        ConfigError: neither is given.
-        TopicMissingError: the topic does not exist.
-    """
+    """Return the physical topic that `--group` or `--topic` names."""
     if topic is not None:
         return require_topic(reader, names.physical(topic), f"there is no topic {topic}")
     if group is None:
@@ -200,20 +186,12 @@ def dead_letter_topic_of(reader: TopicReader, names: TopicNames, group: str | No
 
 
 def groups_topic(reader: TopicReader, physical: str, group: str) -> str:
-    """Return `physical`, a topic that each group has, if it exists.
-
-    Raises:
-        TopicMissingError: it does not exist, so the group is not known. The error suggests topics with similar names.
-    """
+    """Return a topic that each group has; if it does not exist, the group is not known."""
     return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
 
 
 def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
-    """Return the topic if it exists.
-
-    Raises:
-        TopicMissingError: it does not exist. The error is `otherwise` and the topics with similar names.
-    """
+    """Return the topic if it exists; the error is `otherwise` and the topics with similar names."""
     known = reader.topics()
     if not known.get(physical):
         like = difflib.get_close_matches(physical, known, n=5)
@@ -341,15 +319,7 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
 
 
 def parse_coordinates(text: str, command: str) -> tuple[int, int]:
-    """Return the numbers of `PARTITION/OFFSET`.
-
-    Args:
-        text: what the user typed.
-        command: the command that lists such coordinates, for the error.
-
-    Raises:
-        ConfigError: the text is not of that form.
-    """
+    """Return the numbers of `PARTITION/OFFSET`; the error names the command that lists such coordinates."""
     found = _COORDINATES.fullmatch(text)
     if found is None:
         raise ConfigError(f"{text!r:.80}: write PARTITION/OFFSET, as `rocketshim {command}` shows it")

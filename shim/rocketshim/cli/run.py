@@ -98,11 +98,7 @@ def _addresses(bootstrap: str) -> set[str]:
 
 
 def split_target(target: str) -> tuple[str, str]:
-    """Return the module and the name in MODULE:NAME, and let modules of the current folder be imported.
-
-    Raises:
-        ConfigError: the text is not of that form.
-    """
+    """Return the module and the name in MODULE:NAME, and let modules of the current folder be imported."""
     module, _, name = target.partition(":")
     if not module or not name:
         raise ConfigError(f"{target!r}: write MODULE:NAME, for example shop.payments:consumer")
@@ -140,12 +136,7 @@ def _load(target: str) -> "PushConsumer":
 
 
 def _imported(target: str, module_name: str) -> Any:
-    """Import the user's module; print an error of it from its own lines on, since ours say nothing about it.
-
-    Raises:
-        ConfigError: there is no such module, or it made a mistake that rocketshim has refused.
-        Exit: the import raised.
-    """
+    """Import the user's module; print an error of it from its own lines on, since ours say nothing about it."""
     try:
         return importlib.import_module(module_name)
     except Exception as error:

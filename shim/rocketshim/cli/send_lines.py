@@ -47,16 +47,7 @@ def facts_of(result: "SendResult") -> dict[str, str]:
 
 
 class LineSender:
-    """Sends one message for each line, at most 1,000 at the same time.
-
-    Args:
-        producer: sends them; the caller closes it.
-        message: makes the message of a line.
-        timeout_s: longest wait for each delivery report, in seconds.
-        as_json: print one JSON object for each stored line; otherwise print their number.
-
-    Thread-safety: none; one owner thread.
-    """
+    """Sends one message for each line, at most 1,000 at the same time; the caller closes the producer."""
 
     def __init__(
         self, producer: "Producer", message: "Callable[[bytes], Message]", *, timeout_s: float, as_json: bool
@@ -71,11 +62,7 @@ class LineSender:
         self._failure: _Failure | None = None
 
     def send(self, lines: Iterable[Line]) -> None:
-        """Send the lines until one fails, and wait for the delivery reports of all that were handed over.
-
-        Raises:
-            SendError: a line was not stored; the message names the first of them, and counts those that were stored.
-        """
+        """Send the lines until one fails, wait for all reports, and name the first line that was not stored."""
         try:
             for line in lines:
                 self._hand_over(line)

@@ -45,12 +45,7 @@ GIVE_UP = None
 
 
 class Member(NamedTuple):
-    """One process.
-
-    Attributes:
-        arguments: of the `rocketshim` command; the command must know `--supervised`, and call `obey_supervisor` then.
-        environment: variables in addition to those of this process.
-    """
+    """One process of a `rocketshim` command that knows `--supervised` and calls `obey_supervisor` then."""
 
     arguments: Sequence[str]
     environment: dict[str, str]
@@ -72,11 +67,7 @@ class Restarts:
         self._quick_deaths = 0
 
     def pause_s(self, exit_code: int, lived_s: float) -> float | None:
-        """Return how long to wait before the next start, in seconds; `GIVE_UP`: stop all members.
-
-        Args:
-            exit_code: exit code of the process that has ended by itself; below 0: the signal that killed it.
-            lived_s: time since its start, in seconds.
+        """Return how long to wait before the next start; `GIVE_UP`: stop all. An exit code below 0 is a signal's.
 
         Decides: What if a process of `--processes` dies? The others go on; it is started again after a pause.
         """
@@ -135,11 +126,7 @@ class _Place:
 def supervise(members: Sequence[Member], signals: StopSignals, *, grace_s: float, error: type[RocketshimError]) -> None:
     """Run the members until a stop signal arrives, start those again that die, and stop all of them together.
 
-    Args:
-        members: what to run.
-        signals: the stop signals of this process.
-        grace_s: a member that has not stopped after this time is killed, in seconds.
-        error: raised if a member is given up (`Restarts`), or does not stop well.
+    A member that has not stopped after `grace_s` is killed. One that is given up (`Restarts`) raises `error`.
     """
     places: list[_Place] = []
     given_up: list[_Place] = []

@@ -34,11 +34,7 @@ def formatted(value: Cell) -> str:
 
 
 class TopScreen(App[None]):
-    """Shows the newest snapshot in tabs.
-
-    Args:
-        sampler: gives the snapshots; it is watched.
-    """
+    """Shows the newest snapshot in tabs."""
 
     TITLE = "rocketshim top"
     ENABLE_COMMAND_PALETTE = False

@@ -77,15 +77,9 @@ def peeked(
     follow: bool,
     trusted: bool,
 ) -> Iterator[RecordView]:
-    """Return the selected records of these partitions.
+    """Return the selected records of these partitions, among the `last` of each if that is given.
 
-    Args:
-        reader: reads them.
-        keys: the partitions.
-        choice: what the user selected.
-        last: only this many of the last records of each partition; None: all.
-        follow: continue with new records.
-        trusted: whether their topic is one of rocketshim's own.
+    They are `trusted` if their topic is one of rocketshim's own.
     """
     bounds = {each: reader.bounds(*each) for each in keys}
     if last is not None:
