@@ -483,7 +483,7 @@ def test_rocketshim_run_runs_a_consumer_in_processes_and_ends_them_well(
             bootstrap=broker.bootstrap, group=mine, namespace=NAMESPACE, levels=LEVELS, topic=name, out=str(out)
         )
     )
-    command = [sys.executable, "-m", "rocketshim", "run", f"{module}:consumer", "--json-log", "--health", "0"]
+    command = [sys.executable, "-m", "rocketshim", "run", f"{module}:consumer", "--log-format", "json", "--health", "0"]
     log = (tmp_path / "log").open("wb")
     running = subprocess.Popen([*command, "--processes", str(processes)], cwd=tmp_path, stderr=log)
     try:

@@ -80,7 +80,7 @@ class Stage:
             call_s=call_s,
         )
         (self._folder / f"{self._module}.py").write_text(text)
-        command = [sys.executable, "-m", "rocketshim", "run", f"{self._module}:consumer", "--json-log"]
+        command = [sys.executable, "-m", "rocketshim", "run", f"{self._module}:consumer", "--log-format", "json"]
         self._out.unlink(missing_ok=True)
         with self._log.open("wb") as log:
             self._running = subprocess.Popen(

@@ -53,7 +53,6 @@ def run(
     ] = None,
     log_format: LogFormatOption = "text",
     log_level: LogLevelOption = "info",
-    json_log: Annotated[bool, typer.Option("--json-log", hidden=True, help="The former --log-format json.")] = False,
     supervised: Supervised = False,
 ) -> None:
     """Run your consumer until SIGTERM. Use several processes for several cores: Python's threads share one core.
@@ -71,8 +70,8 @@ def run(
         if supervised:
             obey_supervisor()
         consumer = _load(target)  # also before starting several processes, so that an error is reported only once
-        log_options = ["--log-format", "json" if json_log else log_format, "--log-level", log_level]
-        configure("json" if json_log else log_format, level=log_level)
+        log_options = ["--log-format", log_format, "--log-level", log_level]
+        configure(log_format, level=log_level)
         if PROCESS_VARIABLE not in os.environ:  # else another process has said it
             _compare_address(consumer.settings.bootstrap, os.environ.get(BOOTSTRAP_VARIABLE))
         if processes > 1:
