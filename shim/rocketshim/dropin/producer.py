@@ -195,7 +195,7 @@ class Producer(confluent_kafka.Producer):
         def observed(error: KafkaError | None, record: Message) -> None:
             self._shim_delayed.report(is_stored=error is None)
             if error is None:
-                self._shim_maker.time.reported(record, sent_ns, sent_ms)
+                self._shim_maker.time.learn(record, sent_ns, sent_ms)
             if report is not None:
                 report(error, record)
 

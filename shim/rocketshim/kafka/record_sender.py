@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Producer
@@ -35,6 +36,7 @@ _POLL_S: Final = 0.1
 _AGAIN_S: Final = 0.1
 _FULL_S: Final = 0.005
 _PURGED_S: Final = 1.0
+_UNKNOWN: Final = (0, 0)
 
 Done = Callable[[KafkaError | None, Any], None]
 """Called once for each record, with None and the record if it is stored, otherwise with the error."""
@@ -49,24 +51,27 @@ class _Sending:
     It is an object and not a closure that names itself: such a cycle would keep the Kafka client after `close`.
     """
 
-    __slots__ = ("again_until_s", "done", "link", "out", "sent_ms", "sent_ns")
+    __slots__ = ("again_until_s", "done", "link", "out", "sent")
 
     def __init__(self, link: "_Link", out: OutgoingRecord, done: Done, again_until_s: float) -> None:
         self.link = link
         self.out = out
         self.done = done
         self.again_until_s = again_until_s
-        self.sent_ns = self.sent_ms = 0
+        self.sent = _UNKNOWN
+
+    def produce(self) -> None:
+        """Give the record to the client, as `_Link.produce`."""
+        time = self.link.time
+        if time is not None:
+            self.sent = time.read()
+        self.link.produce(self.out, self, self.sent)
 
     def __call__(self, error: KafkaError | None, record: Any) -> None:
         """Take a delivery report."""
         link, thread = self.link, threading.get_ident()
-        error = link.reports.error(error, record)
-        if error is None:
-            link.has_stored = True
-            if link.time is not None:
-                link.time.reported(record, self.sent_ns, self.sent_ms)
-        elif link.denial is not None and error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 - no public spelling
+        error = link.checked(error, record, self.sent)
+        if error is not None and link.denial is not None and error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 - no public spelling
             error = link.denial
         if error is None or not link.goes_again(self, error):
             link.reporting.add(thread)
@@ -122,25 +127,39 @@ class _Link:
         """Return whether the caller is in a callback of this producer."""
         return threading.get_ident() in self.reporting
 
-    def produce(self, sending: _Sending) -> None:
-        """Give a record to the client.
+    def produce(self, out: OutgoingRecord, on_delivery: Done, sent: tuple[int, int]) -> None:
+        """Give a record to the client at a time of this machine's clocks.
 
         Raises:
             BufferError: its queue is full.
             KafkaException: it refused the record.
         """
-        out, stamp_ms = sending.out, 0
-        if self.time is not None:
-            sending.sent_ns, sending.sent_ms = sent = self.time.read()
-            stamp_ms = self.time.stamp_ms(*sent)
+        stamp_ms = 0 if self.time is None else self.time.stamp_ms(*sent)
         try:
             self.producer.produce(
                 out.topic, out.value, out.key, -1 if out.partition is None else out.partition,
-                on_delivery=sending, timestamp=stamp_ms, headers=out.headers,
+                on_delivery=on_delivery, timestamp=stamp_ms, headers=out.headers,
             )  # fmt: skip
         except KafkaException as error:
             self.note(error)
             raise
+
+    def checked(self, error: KafkaError | None, record: Any, sent: tuple[int, int]) -> KafkaError | None:
+        """Return the error of a delivery report; None: the record is stored."""
+        error = self.reports.error(error, record)
+        if error is not None:
+            self.note(error)
+            return error
+        self.has_stored = True
+        if self.time is not None:
+            self.time.learn(record, *sent)
+        return None
+
+    def add_result(
+        self, results: list[Any], what: object, sent: tuple[int, int], error: KafkaError | None, record: Any
+    ) -> None:
+        """Take a delivery report for an `OwnedSender`."""
+        results.append((what, self.checked(error, record, sent)))
 
     def poll(self, wait_s: float) -> None:
         """Process delivery reports; raise what the client or a callback raises."""
@@ -187,7 +206,6 @@ class _Link:
 
     def goes_again(self, sending: _Sending, error: KafkaError) -> bool:
         """Have the poll thread send an unconfirmed record again; False: it is another error, or too late."""
-        self.note(error)
         due_s = time.monotonic() + _AGAIN_S
         if not is_unconfirmed(error) or self.is_over or due_s >= sending.again_until_s:
             self.failed_count += 1
@@ -227,7 +245,7 @@ class _Link:
 
     def _produce_again(self, due_s: float, sending: _Sending) -> None:
         try:
-            self.produce(sending)
+            sending.produce()
         except BufferError:
             self.again.append((due_s, sending))
         except KafkaException as error:
@@ -260,6 +278,7 @@ class OwnedSender(Generic[_What]):
         self._time = time
         self._probe = probe
         self._is_probing = False
+        self._answers: list[tuple[None, KafkaError | None]] = []  # of the probe
         self._link: _Link | None = None  # None: not open
         self._results: list[tuple[_What, KafkaError | None]] = []
         self.outstanding = 0
@@ -277,7 +296,7 @@ class OwnedSender(Generic[_What]):
         """Send a record; `results` has `what` later. It is lost if the sender is not open."""
         if self._link is not None:
             self.outstanding += 1
-            self._produce(self._link, out, lambda error, _: self._results.append((what, error)))
+            _produce(self._link, out, self._results, what)
 
     def results(self, now_ms: int, wait_s: float = 0.0) -> list[tuple[_What, KafkaError | None]]:
         """Return the results that have come; wait up to `wait_s` for the first. Replace a broken producer."""
@@ -291,7 +310,9 @@ class OwnedSender(Generic[_What]):
             close_producer(link.producer, _PURGED_S)  # its records get their results
             self._is_probing = False
             self.open()
-        results, self._results = self._results, []
+        self._is_probing = self._is_probing and not self._answers
+        results = self._results[:]
+        self._results.clear()
         self.outstanding -= len(results)
         if any(error is not None and error.code() == KafkaError.INVALID_TIMESTAMP for _, error in results):
             self._ask_time()
@@ -306,23 +327,13 @@ class OwnedSender(Generic[_What]):
                     link.await_reports(longest_s)
             close_producer(link.producer, _PURGED_S)
 
-    def _produce(self, link: _Link, out: OutgoingRecord, done: Done) -> None:
-        try:
-            link.produce(_Sending(link, out, done, again_until_s=0.0))
-        except BufferError:
-            done(KafkaError(KafkaError._QUEUE_FULL), None)  # noqa: SLF001 - no public spelling
-        except KafkaException as error:
-            done(error.args[0], None)
-
     def _ask_time(self) -> None:
-        """Send a probe of the brokers' time, unless one is on its way."""
-        if self._link is not None and self._probe is not None and not self._is_probing:
-            self._is_probing = True
-            self._produce(self._link, self._probe(), self._probed)
-
-    def _probed(self, error: KafkaError | None, record: Any) -> None:
-        del error, record  # a record that is refused again asks again
-        self._is_probing = False
+        """Send a probe of the brokers' time, unless one is on its way. A record that is refused again asks again."""
+        if self._link is None or self._probe is None or self._is_probing:
+            return
+        self._answers.clear()
+        self._is_probing = True
+        _produce(self._link, self._probe(), self._answers, None)
 
 
 class RecordSender:
@@ -407,7 +418,7 @@ class RecordSender:
             if link is None or link.fatal is not None:
                 link = self._open()
             try:
-                link.produce(_Sending(link, out, done, again_until_s))
+                _Sending(link, out, done, again_until_s).produce()
             except BufferError:
                 if time.monotonic() >= room_until_s:
                     raise
@@ -480,6 +491,17 @@ class RecordSender:
                 former = (each for each in self._links if each.thread.is_alive())
                 self._links = (*former, link)
             return link
+
+
+def _produce(link: _Link, out: OutgoingRecord, results: list[tuple[_What, KafkaError | None]], what: _What) -> None:
+    """Give a record to the client; what it refuses is a result, too."""
+    sent = _UNKNOWN if link.time is None else link.time.read()
+    try:
+        link.produce(out, partial(link.add_result, results, what, sent), sent)
+    except BufferError:
+        results.append((what, KafkaError(KafkaError._QUEUE_FULL)))  # noqa: SLF001 - no public spelling
+    except KafkaException as error:
+        results.append((what, error.args[0]))
 
 
 def break_real_links() -> None:

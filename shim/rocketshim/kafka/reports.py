@@ -110,8 +110,8 @@ def _may_be_refused(message: Any, now_s: float, run: _Run) -> bool:
     return latency_s is None or latency_s >= now_s - run.began_s
 
 
-class BrokerTime:
-    """What is known of the brokers' clock. The thread that polls the producer reports; any thread asks.
+class BrokerTime(BrokerClock):
+    """The brokers' clock as the delivery reports of one producer show it, beside this machine's clocks.
 
     Args:
         clock: this machine's clocks.
@@ -119,37 +119,33 @@ class BrokerTime:
         beyond_ms: it is wrong if it differs by more than this; it is right again at half of it.
     """
 
+    __slots__ = ("_beyond_ms", "_is_wrong", "_on_wrong", "clock")
+
     def __init__(self, clock: Clock, on_wrong: Callable[[int], None], beyond_ms: int = BrokerClock.WRONG_MS) -> None:
-        self._clock = clock
+        super().__init__()
+        self.clock = clock
         self._on_wrong = on_wrong
         self._beyond_ms = beyond_ms
         self._is_wrong = False
-        self._known = BrokerClock()
 
     def read(self) -> tuple[int, int]:
         """Return this machine's monotonic time in ns, and its wall clock, epoch ms."""
-        return self._clock.monotonic_ns(), self._clock.wall_ms()
+        return self.clock.monotonic_ns(), self.clock.wall_ms()
 
-    def stamp_ms(self, sent_ns: int, sent_ms: int) -> int:
-        """Return the timestamp of a record that is sent at such a time; see `BrokerClock.stamp_ms`."""
-        return self._known.stamp_ms(sent_ns, sent_ms)
-
-    def now_ms(self, sent_ns: int, sent_ms: int) -> int | None:
-        """Return an upper bound of the brokers' clock at such a time; see `BrokerClock.now_ms`."""
-        return self._known.now_ms(sent_ns, sent_ms)
-
-    def reported(self, record: Any, sent_ns: int, sent_ms: int) -> None:
+    def learn(self, record: Any, sent_ns: int, sent_ms: int) -> None:
         """Learn from the append time of a stored record, if its topic has append times."""
         kind, append_ms = record.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             return
-        self._known.reported(append_ms, sent_ns, sent_ms, self._clock.monotonic_ns())
-        ahead_ms = self._known.wrong_by_ms(*self.read(), self._beyond_ms // (2 if self._is_wrong else 1))
-        begins, self._is_wrong = bool(ahead_ms) and not self._is_wrong, bool(ahead_ms)
-        if begins:
+        heard_ns, heard_ms = self.clock.monotonic_ns(), self.clock.wall_ms()
+        self.reported(append_ms, sent_ns, sent_ms, heard_ns)
+        was_wrong = self._is_wrong
+        ahead_ms = self.wrong_by_ms(heard_ns, heard_ms, self._beyond_ms // 2 if was_wrong else self._beyond_ms)
+        self._is_wrong = ahead_ms != 0
+        if ahead_ms and not was_wrong:
             self._on_wrong(ahead_ms)
 
     @property
     def ahead_ms(self) -> int:
         """How far this machine's clock is ahead of the brokers' (negative: behind); 0: at most a minute, or unknown."""
-        return self._known.wrong_by_ms(*self.read())
+        return self.wrong_by_ms(*self.read())

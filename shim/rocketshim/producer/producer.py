@@ -433,7 +433,7 @@ class MessageSender:
         counts.durations.add((self._clock.monotonic_ns() - send.sent_ns) / 1e9)
         partition, offset = record.partition(), record.offset()
         if is_scheduled:
-            self._maker.time.reported(record, send.sent_ns, send.sent_ms)
+            self._maker.time.learn(record, send.sent_ns, send.sent_ms)
         queue = MessageQueue(topic if is_scheduled else send.topic, queue_id=partition)
         result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
         send.future.set_result(result)
