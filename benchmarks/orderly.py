@@ -33,7 +33,7 @@ from rocketshim.clock import SystemClock
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.locks.lease import Lease
 from rocketshim.locks.log_thread import GroupLogThread, connect_group_log
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_local import any_broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout

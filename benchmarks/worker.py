@@ -35,7 +35,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from benchmarks import table
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 from rocketshim_local import any_broker
 from rocketshim_topics import provision

@@ -112,7 +112,7 @@ def test_a_program_without_a_broker_ends_in_time_and_says_what_is_not_stored() -
 STARTED = """
 import asyncio, sys, threading, time
 from rocketshim import ConsumeFromWhere, LitePullConsumer, MessageModel, PushConsumer
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 B, T, G, NS, kind = {bootstrap!r}, {topic!r}, {group!r}, {namespace!r}, {kind!r}
 if kind == "lite":

@@ -53,7 +53,7 @@ same producer then commits its records, too: a repeat that no worker can prevent
 SCRIPT = """
 import faulthandler, logging, os, signal, sys, time
 from rocketshim.cli.worker import end_if_stuck
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.log_format import configure
 from rocketshim.worker.worker import DelayWorker
 bootstrap, namespace, allow, levels, mode, instance, point, count, transaction_ms, *client = sys.argv[1:]

@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from rocketshim import DelayWorker, Producer
 from rocketshim.errors import TopicMissingError
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import provision
 from rocketshim_topics.layout import Layout

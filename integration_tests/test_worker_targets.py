@@ -13,7 +13,7 @@ from confluent_kafka.admin import NewPartitions, NewTopic
 
 from rocketshim import DelayWorker
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 
 from .running import running
 from .waiting import has_records, wait_until

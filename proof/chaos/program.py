@@ -50,7 +50,7 @@ from rocketshim.errors import (
 )
 from rocketshim.kafka.clients import is_fatal
 from rocketshim.locks.log_thread import GroupLogThread
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim_topics import decode
 from rocketshim_topics.wire import REPLAY_ID, coordinates, read_headers

@@ -17,7 +17,7 @@ from rocketshim import ConsumeFromWhere, ConsumeOrderlyContext, MessageView, Pus
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.push.assembly import PushAssembly
 from rocketshim.errors import RocketshimError
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 
 __all__ = ["CLASSIC", "KIP_848", "Consumer", "Place", "Shell", "Worker", "fails", "kills"]

@@ -39,13 +39,9 @@ if TYPE_CHECKING:
     from rocketshim.filters import MessageSelector
     from rocketshim.producer.producer import Producer
     from rocketshim.producer.result import SendResult, SendStatus
-    from rocketshim.settings import (
-        LitePullConsumerSettings,
-        ProducerSettings,
-        PullConsumerSettings,
-        PushConsumerSettings,
-        WorkerSettings,
-    )
+    from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings, PushConsumerSettings
+    from rocketshim.settings.producer import ProducerSettings
+    from rocketshim.settings.worker import WorkerSettings
     from rocketshim.worker.worker import DelayWorker
     from rocketshim_topics.layout import Layout, TopicSpec
     from rocketshim_topics.levels import DelayLevels
@@ -80,7 +76,7 @@ HOMES: Final = {
     "Layout": "rocketshim_topics.layout",
     "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
     "LitePullConsumer": "rocketshim.consumer.pull.lite_pull_consumer",
-    "LitePullConsumerSettings": "rocketshim.settings",
+    "LitePullConsumerSettings": "rocketshim.settings.consumer",
     "Message": "rocketshim_topics.message",
     "MessageModel": "rocketshim.core.message_model",
     "MessageQueue": "rocketshim_topics.message_queue",
@@ -89,20 +85,20 @@ HOMES: Final = {
     "MetricsCollector": "rocketshim.client_metrics",
     "Origin": "rocketshim_topics.message",
     "Producer": "rocketshim.producer.producer",
-    "ProducerSettings": "rocketshim.settings",
+    "ProducerSettings": "rocketshim.settings.producer",
     "PullConsumer": "rocketshim.consumer.pull.pull_consumer",
-    "PullConsumerSettings": "rocketshim.settings",
+    "PullConsumerSettings": "rocketshim.settings.consumer",
     "PullResult": "rocketshim.consumer.pull.pull_consumer",
     "PullStatus": "rocketshim.consumer.pull.pull_consumer",
     "PushConsumer": "rocketshim.consumer.push.push_consumer",
-    "PushConsumerSettings": "rocketshim.settings",
+    "PushConsumerSettings": "rocketshim.settings.consumer",
     "RetryLater": "rocketshim.core.consume_concurrently",
     "RetryPolicy": "rocketshim.core.retry_policy",
     "SendResult": "rocketshim.producer.result",
     "SendStatus": "rocketshim.producer.result",
     "TopicNames": "rocketshim_topics.names",
     "TopicSpec": "rocketshim_topics.layout",
-    "WorkerSettings": "rocketshim.settings",
+    "WorkerSettings": "rocketshim.settings.worker",
     "decode": "rocketshim_topics.wire",
     "encode": "rocketshim_topics.wire",
     "ensure_topics": "rocketshim_topics.provision",

@@ -31,7 +31,7 @@ from rocketshim.producer.hooks import around, observed
 from rocketshim.producer.producer import MessageSender, Producer
 from rocketshim.producer.result import SendResult
 from rocketshim.producer.selectors import Selector
-from rocketshim.settings import ProducerOptions, ProducerSettings
+from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics.message import Message
 
 __all__ = ["AsyncProducer"]

@@ -30,7 +30,7 @@ from rocketshim.observe.snapshot import WaitingRecord, waiting_record
 from rocketshim.producer.arguments import NO_BODY, MessageOptions
 from rocketshim.producer.producer import MessageSender, Producer
 from rocketshim.producer.result import SendResult
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.fetching import as_message
 from rocketshim.testing.kafka import InMemoryKafka

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Final
 
 from rocketshim.cli.run import missing_module, split_target
-from rocketshim.settings import BOOTSTRAP_VARIABLE, WorkerSettings
+from rocketshim.settings import BOOTSTRAP_VARIABLE
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.log_format import JsonLines, LogFormat, LogLevel, TextLines
 from rocketshim.worker.worker import DelayWorker
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from rocketshim.at_exit import AtExit
-from rocketshim.settings import LitePullConsumerSettings, ProducerSettings, PushConsumerSettings
+from rocketshim.settings.consumer import LitePullConsumerSettings, PushConsumerSettings
+from rocketshim.settings.producer import ProducerSettings
 
 
 class Clock:

@@ -17,16 +17,10 @@ from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.dropin.settings import ConsumerDropinSettings, ProducerDropinSettings
 from rocketshim.errors import ConfigError
 from rocketshim.producer.producer import Producer
-from rocketshim.settings import (
-    ConnectionSettings,
-    LitePullConsumerSettings,
-    ProducerOptions,
-    ProducerSettings,
-    PushConsumerOptions,
-    PushConsumerSettings,
-    Settings,
-    WorkerSettings,
-)
+from rocketshim.settings import ConnectionSettings, Settings
+from rocketshim.settings.consumer import LitePullConsumerSettings, PushConsumerOptions, PushConsumerSettings
+from rocketshim.settings.producer import ProducerOptions, ProducerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.worker import DelayWorker
 
 

@@ -91,7 +91,7 @@ def worker(
     among them. If one process ends by itself, the command stops the others and ends with exit code 1.
     """
     from rocketshim.health import address, serving  # noqa: PLC0415 - `--help` does without
-    from rocketshim.settings import WorkerSettings  # noqa: PLC0415
+    from rocketshim.settings.worker import WorkerSettings  # noqa: PLC0415
     from rocketshim.worker.log_format import configure  # noqa: PLC0415
     from rocketshim.worker.worker import DelayWorker  # noqa: PLC0415
 

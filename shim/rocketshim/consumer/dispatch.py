@@ -31,7 +31,7 @@ from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure
 from rocketshim_topics.coordinates import TopicPartitionKey
 

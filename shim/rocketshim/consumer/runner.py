@@ -15,7 +15,7 @@ from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.failures import FailureMaker
 from rocketshim.logs import safe_logger
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message_queue import MessageQueue

@@ -31,7 +31,7 @@ from rocketshim.kafka.clients import ProducerClient
 from rocketshim.kafka.record_sender import OwnedSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.logs import safe_logger
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure, TopicNames
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.kafka_codes import TOO_LARGE

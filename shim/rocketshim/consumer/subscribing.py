@@ -19,7 +19,7 @@ from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
 from rocketshim.core.user_values import as_int, signature_of
 from rocketshim.errors import ConfigError
 from rocketshim.filters import CallableFilter, TagFilter, compile_filter
-from rocketshim.settings import ListenerOptions, PushConsumerSettings, check_listener_options
+from rocketshim.settings.consumer import ListenerOptions, PushConsumerSettings, check_listener_options
 
 __all__ = ["adapt", "is_async", "subscription_of"]
 

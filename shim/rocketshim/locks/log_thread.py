@@ -51,7 +51,7 @@ from rocketshim.locks.holder import QueueLockAction, QueueLockHolder
 from rocketshim.locks.lease import Lease, QueueLockSettings, ReconsumeCounts, StopReason
 from rocketshim.locks.log_clients import LogReader, LogWriter, log_reader_config, token_floor
 from rocketshim.logs import safe_logger
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics.errors import MalformedRecordError, UnknownVersionError
 from rocketshim_topics.group_log import GroupRecord, MemberRecord, decode_group_record
 from rocketshim_topics.message_queue import MessageQueue

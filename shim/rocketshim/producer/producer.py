@@ -43,7 +43,7 @@ from rocketshim.producer.arguments import (
 from rocketshim.producer.hooks import SendMessageHook, around, check_send_hook, observed
 from rocketshim.producer.result import PendingSend, SendResult, SendStatus
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
-from rocketshim.settings import ProducerOptions, ProducerSettings
+from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics import Message, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, record_size_bytes
 from rocketshim_topics.message_queue import MessageQueue

@@ -43,7 +43,7 @@ from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
 from rocketshim.logs import safe_logger
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce

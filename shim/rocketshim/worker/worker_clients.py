@@ -18,7 +18,7 @@ from rocketshim.kafka.clients import (
     purge_producer,
 )
 from rocketshim.logs import safe_logger
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim_topics.layout import Layout
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.core.subscriptions import Subscription, Subscriptions, digest_of
 from rocketshim.kafka.clients import Clients
 from rocketshim.locks.lease import Ownership
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 

@@ -12,7 +12,7 @@ from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES, AfterDelay, AtLevel, LevelTableRetryPolicy
 from rocketshim.dropin.settings import ConsumerDropinSettings, inner_producer_config
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Failure
 

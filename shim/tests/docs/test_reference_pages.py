@@ -5,7 +5,8 @@ import pytest
 import rocketshim
 from rocketshim import errors
 from rocketshim.cli.app import COMMANDS
-from rocketshim.settings import PushConsumerSettings, WorkerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
+from rocketshim.settings.worker import WorkerSettings
 from tools.docs_site import ROOT, linked_files, site_links
 from tools.reference import PAGES
 from tools.reference.tables import table

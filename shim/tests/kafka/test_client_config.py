@@ -10,7 +10,8 @@ from rich.pretty import Pretty
 
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, mask, merge
-from rocketshim.settings import ProducerSettings, WorkerSettings
+from rocketshim.settings.producer import ProducerSettings
+from rocketshim.settings.worker import WorkerSettings
 
 CANARY = "c4n4ry"
 

@@ -4,7 +4,8 @@ import pytest
 
 from rocketshim.locks.log_clients import log_reader_config
 from rocketshim.locks.log_thread import connect_group_log, new_client_id
-from rocketshim.settings import ConnectionSettings, PushConsumerSettings
+from rocketshim.settings import ConnectionSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout

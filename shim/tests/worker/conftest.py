@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, Message, TopicPartition
 
 from rocketshim.kafka.clients import Clients
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.worker import DelayWorker

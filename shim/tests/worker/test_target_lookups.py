@@ -8,7 +8,7 @@ from confluent_kafka import KafkaException, murmur2
 
 from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker import target_table
 from rocketshim.worker.target_health import NEVER_NS
 from rocketshim.worker.target_table import TargetTable

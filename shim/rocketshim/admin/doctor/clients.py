@@ -18,7 +18,7 @@ from rocketshim.kafka.client_config import (
     same,
 )
 from rocketshim.observe.finding import Finding, Severity
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 
 __all__ = ["client_settings", "poll_interval", "session_timeouts", "transaction_timeout"]
 

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any, Final, Self
 
 import rocketshim
-from rocketshim import settings as shim
 from rocketshim.compat.rocketmq.exceptions import (
     ProducerSendOnewayFailed,
     ProducerSendOrderlyFailed,
@@ -50,6 +49,9 @@ from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ClosedError, ConfigError, NotSupportedError
 from rocketshim.filters.tag import check_tags
 from rocketshim.kafka.clients import Clients
+from rocketshim.settings import BOOTSTRAP_VARIABLE
+from rocketshim.settings.consumer import PushConsumerSettings
+from rocketshim.settings.producer import ProducerSettings
 from rocketshim_topics.message import MessageView
 
 __all__ = [
@@ -128,10 +130,10 @@ class _Settings:
         """Do nothing: `rocketshim trace ID` reads the history of a message from the topics."""
 
     def _checked(self) -> dict[str, Any]:
-        if not self._values.get("bootstrap") and not os.environ.get(shim.BOOTSTRAP_VARIABLE):
+        if not self._values.get("bootstrap") and not os.environ.get(BOOTSTRAP_VARIABLE):
             raise ConfigError(
                 "there is no address of a broker: call set_name_server_address('host:port'), or set "
-                f"{shim.BOOTSTRAP_VARIABLE}"
+                f"{BOOTSTRAP_VARIABLE}"
             )
         return {name: value for name, value in self._values.items() if name != "client" or value}
 
@@ -205,7 +207,7 @@ class Producer(_Settings):
         """
         if self._producer is None:
             with raised_as(ProducerStartFailed):
-                settings = shim.ProducerSettings.make(**self._checked())
+                settings = ProducerSettings.make(**self._checked())
                 self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
 
     def shutdown(self) -> None:
@@ -359,7 +361,7 @@ class PushConsumer(_Settings):
         values = dict(self._checked())
         if self._instance is not None and values["message_model"] is ShimModel.BROADCASTING:
             values["client_id"] = f"{socket.gethostname()}@{self._instance}"
-        settings = shim.PushConsumerSettings.make(group=self._group, **values)
+        settings = PushConsumerSettings.make(group=self._group, **values)
         consumer = rocketshim.PushConsumer(settings=settings, clients=self._clients)
         for topic, (callback, expression) in self._callbacks.items():
             listener = _orderly_listener(callback) if self._orderly else _listener(callback)

@@ -12,7 +12,7 @@ from rocketshim.filters import MessageSelector
 from rocketshim.filters.selection import as_selector
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients
-from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
+from rocketshim.settings.consumer import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 

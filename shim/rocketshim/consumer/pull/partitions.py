@@ -26,7 +26,7 @@ from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_a
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
-from rocketshim.settings import LitePullConsumerSettings
+from rocketshim.settings.consumer import LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED

@@ -24,7 +24,7 @@ from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient
 from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
-from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
+from rocketshim.settings.consumer import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers

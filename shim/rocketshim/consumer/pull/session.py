@@ -16,7 +16,7 @@ from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_admin, confluent_clients
 from rocketshim.kafka.membership import JoinWatch
-from rocketshim.settings import LitePullConsumerSettings, PullConsumerSettings
+from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings
 
 __all__ = ["PullSession"]
 

@@ -46,7 +46,7 @@ from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.lease import Ownership
 from rocketshim.locks.log_thread import GroupLogThread, connect_group_log
 from rocketshim.logs import safe_logger
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import init_command, retry_topic

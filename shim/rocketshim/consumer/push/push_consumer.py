@@ -28,7 +28,7 @@ from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.settings import (
+from rocketshim.settings.consumer import (
     ListenerOptions,
     PushConsumerOptions,
     PushConsumerSettings,

@@ -28,7 +28,7 @@ from django.db import transaction
 
 from rocketshim import Message, Producer, PushConsumer
 from rocketshim.errors import MessageError
-from rocketshim.settings import ListenerOptions
+from rocketshim.settings.consumer import ListenerOptions
 
 __all__ = ["ListenerOptions", "consumer", "listener", "producer", "send_on_commit"]
 

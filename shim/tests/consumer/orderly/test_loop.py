@@ -32,7 +32,7 @@ from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.health import metrics_text
 from rocketshim.locks.lease import Lease, Ownership, QueueLockSettings
 from rocketshim.locks.log_thread import connect_group_log
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey

@@ -22,7 +22,7 @@ from rocketshim.errors import (
 )
 from rocketshim.filters import MessageSelector
 from rocketshim.kafka.clients import ConsumerClient
-from rocketshim.settings import LitePullConsumerOptions, LitePullConsumerSettings
+from rocketshim.settings.consumer import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import TopicNames
 from rocketshim_topics.message_queue import MessageQueue

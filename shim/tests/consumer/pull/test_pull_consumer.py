@@ -20,7 +20,7 @@ from rocketshim.errors import (
     TopicMissingError,
 )
 from rocketshim.filters import MessageSelector
-from rocketshim.settings import PullConsumerOptions, PullConsumerSettings
+from rocketshim.settings.consumer import PullConsumerOptions, PullConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.message_queue import MessageQueue
 

@@ -20,7 +20,7 @@ from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, NotAuthorizedError
 from rocketshim.kafka.clients import Clients
-from rocketshim.settings import PushConsumerSettings
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.stop_signals import StopSignals
 from rocketshim.testing import InMemoryKafka
 
