@@ -19,10 +19,7 @@ _FAILED: Final = "not_stored"
 
 
 class SentBack:
-    """Counts of the messages that a drop-in consumer sent back.
-
-    Thread-safety: any thread may call every method.
-    """
+    """Counts of the messages that a drop-in consumer sent back. Any thread may call every method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -61,10 +58,7 @@ class SentBack:
 
 
 class DelayedCounts:
-    """Counts of the delayed messages of a drop-in producer, by delivery report.
-
-    Thread-safety: the thread that polls the producer counts; any thread may read.
-    """
+    """Counts of delayed messages by delivery report, in the thread that polls the producer; any thread may read."""
 
     def __init__(self) -> None:
         self._stored = 0

@@ -58,15 +58,10 @@ def offset_of(message: Message) -> int:
 
 
 class Split(NamedTuple):
-    """Partitions of one rebalance.
+    """Partitions of one rebalance."""
 
-    Attributes:
-        theirs: the program's.
-        retries: those of the retry topic.
-    """
-
-    theirs: list[TopicPartition]
-    retries: list[TopicPartition]
+    theirs: list[TopicPartition]  # the program's
+    retries: list[TopicPartition]  # of the retry topic
 
 
 class Partition:
@@ -153,26 +148,14 @@ class Partition:
 
 
 class Partitions:
-    """The partitions of one consumer's assignment.
-
-    Args:
-        retry_topic: physical name of the group's retry topic.
-        names: topic names of the namespace.
-
-    Attributes:
-        held: the assigned partitions.
-        known: topics and patterns that the program has ever subscribed to.
-        named: topics that the program subscribes to by name.
-        paused: partitions that the program has paused.
-        reads_retries: the retry topic is read, too.
-    """
+    """The partitions of one consumer's assignment."""
 
     def __init__(self, retry_topic: str, names: TopicNames) -> None:
         self.retry_topic = retry_topic
-        self.held: dict[TopicPartitionKey, Partition] = {}
-        self.known: frozenset[str] = frozenset()
-        self.named: frozenset[str] = frozenset()
-        self.paused: set[TopicPartitionKey] = set()
+        self.held: dict[TopicPartitionKey, Partition] = {}  # the assigned ones
+        self.known: frozenset[str] = frozenset()  # topics and patterns that the program has ever subscribed to
+        self.named: frozenset[str] = frozenset()  # topics that the program subscribes to by name
+        self.paused: set[TopicPartitionKey] = set()  # by the program
         self.reads_retries = False
         self._names = names
         self._once_held: set[TopicPartitionKey] = set()
@@ -191,12 +174,7 @@ class Partitions:
             return key in self._once_held
 
     def add(self, began_at: Mapping[TopicPartitionKey, int], awaiting: Collection[TopicPartitionKey] = ()) -> None:
-        """Begin a partition's epoch.
-
-        Args:
-            began_at: lowest offset that each partition can hand out; 0 if it is not known.
-            awaiting: those whose start is not known yet.
-        """
+        """Begin the epoch of partitions, each with the lowest offset that it can hand out; 0 if that is not known."""
         with self._lock:
             for key, offset in began_at.items():
                 if key not in self.held:
@@ -254,9 +232,6 @@ class Partitions:
 
     def pauses(self, *, asked: bool = False) -> list[tuple[TopicPartition, bool]]:
         """Return each partition of the retry topic, and whether it is to be paused; otherwise it is to be resumed.
-
-        Args:
-            asked: the program has just called `pause`.
 
         Decides: Are retried messages handed out while the program has paused all its partitions? No.
         """
@@ -347,11 +322,7 @@ class Partitions:
     def to_store(self, positions: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
         """Return the offsets to store, if they differ from those stored before; call `stored` with them afterwards.
 
-        Args:
-            positions: the offset after the last message that counts as handled, negative for none.
-
-        Returns:
-            For each partition the position, or the lowest failing offset if that is lower.
+        A position is the offset after the last message that counts as handled, negative for none.
 
         Decides: Which offset does the drop-in store? Never beyond a message whose sending back failed, until it is sent
             back or its partition is lost.

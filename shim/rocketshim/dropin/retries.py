@@ -91,48 +91,19 @@ _Callback = Callable[..., Any] | None
 
 @dataclass(slots=True)
 class Rebalance:
-    """A rebalance callback in progress.
+    """A rebalance callback in progress."""
 
-    Attributes:
-        retries: its partitions of the retry topic, ready to be assigned.
-        starts: lowest offset that each partition can hand out, if it is known.
-        awaiting: partitions of the retry topic whose start is not known yet.
-        done: the program's callback has itself assigned or unassigned the partitions, and ours with them.
-    """
-
-    retries: list[TopicPartition]
-    starts: Mapping[TopicPartitionKey, int]
-    awaiting: frozenset[TopicPartitionKey] = frozenset()
-    done: bool = False
+    retries: list[TopicPartition]  # of the retry topic, ready to be assigned
+    starts: Mapping[TopicPartitionKey, int]  # the lowest offset that each partition can hand out, if it is known
+    awaiting: frozenset[TopicPartitionKey] = frozenset()  # of the retry topic; their start is not known yet
+    done: bool = False  # the program's callback has itself assigned or unassigned the partitions, and ours with them
 
 
 class Retries:
     """The part of one consumer that exists if retry is enabled.
 
-    The consumer is an argument of each method, so that no cycle of references keeps it alive.
-
-    Args:
-        settings: the drop-in settings.
-        facts: what the client's configuration says.
-        names: topic names of the namespace.
-        hop_store: stores the hops of messages that are sent back.
-        send_back: makes them.
-
-    Attributes:
-        partitions: the assignment, and what was sent back.
-        is_dirty: a message was handed out or sent back since offsets were last stored.
-        store_at_s: when offsets are stored next while messages keep coming, monotonic time in seconds.
-        is_slow: a message is buffered, an error is to be raised, a start is awaited, or ends are to be filtered out.
-        waiting: the client is in a call that may wait, or closed.
-        messages: returned by the client, not yet by us; in order.
-        errors: of callbacks; in order.
-        callbacks: the program's callbacks for assign, revoke and lost.
-        rebalance: the callback in progress.
-        has_topics: the rocketshim topics are known to exist.
-        is_closing: `close` was called.
-        subscribed: `subscribe` was called, and `unsubscribe` not since.
-
-    Thread-safety: the poll thread's. Any thread may call `send`, and store or commit as with the original.
+    The consumer is an argument of each method, so that no cycle of references keeps it alive. It belongs to the poll
+    thread. Any thread may call `send`, and store or commit as with the original.
     """
 
     def __init__(
@@ -149,17 +120,17 @@ class Retries:
         self.hop_store = hop_store
         self.send_back = send_back
         self.partitions = Partitions(names.retry(facts.group), names)
-        self.is_dirty = False
-        self.store_at_s = 0.0
-        self.is_slow = facts.sees_ends
-        self.waiting = False
-        self.messages: deque[Message] = deque()
-        self.errors: deque[BaseException] = deque()
-        self.callbacks: tuple[_Callback, ...] = (None, None, None)
-        self.rebalance: Rebalance | None = None
-        self.has_topics = False
+        self.is_dirty = False  # a message was handed out or sent back since offsets were last stored
+        self.store_at_s = 0.0  # when offsets are stored next while messages keep coming, monotonic
+        self.is_slow = facts.sees_ends  # ends are to be filtered out; or see `_update_slow`
+        self.waiting = False  # the client is in a call that may wait, or closed
+        self.messages: deque[Message] = deque()  # returned by the client, not yet by us; in order
+        self.errors: deque[BaseException] = deque()  # of callbacks; in order
+        self.callbacks: tuple[_Callback, ...] = (None, None, None)  # the program's for assign, revoke and lost
+        self.rebalance: Rebalance | None = None  # the callback in progress
+        self.has_topics = False  # the rocketshim topics are known to exist
         self.is_closing = False
-        self.subscribed = False
+        self.subscribed = False  # `subscribe` was called, and `unsubscribe` not since
 
     # --- sending back ------------------------------------------------------------------------------------------------
 
@@ -206,13 +177,9 @@ class Retries:
     def take(
         self, consumer: Any, count: int, timeout_s: float, fetch: Callable[[int, float], Message | list[Message] | None]
     ) -> list[Message]:
-        """Return messages, buffered ones first, without the ends of the retry topic.
+        """Return messages, buffered ones first, without the ends of the retry topic. A negative time-out: forever.
 
-        Args:
-            consumer: the consumer.
-            count: maximum number of messages.
-            timeout_s: as the caller gave it; negative: forever.
-            fetch: takes the remaining count and time; returns one message, a list or None.
+        `fetch` takes the remaining count and time.
         """
         self.hand_out(consumer, [])
         if self.partitions.awaiting_start():
@@ -421,12 +388,7 @@ class Retries:
         self.follow_pauses(consumer)
 
     def follow_pauses(self, consumer: Any, *, asked: bool = False) -> None:
-        """Pause and resume the retry topic by the rules of `dropin.partitions`.
-
-        Args:
-            consumer: the consumer.
-            asked: the program has called `pause`.
-        """
+        """Pause and resume the retry topic by the rules of `dropin.partitions`; `asked`: after a `pause`."""
         for each, is_paused in self.partitions.pauses(asked=asked):
             self._try(consumer, _Original.pause if is_paused else _Original.resume, [each])
 
@@ -444,11 +406,7 @@ class Retries:
     def _starts(
         self, consumer: Any, retries: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
     ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
-        """Return the starts of partitions: those of the retry topic, and the program's that were assigned before.
-
-        Raises:
-            KafkaException: the committed offsets were not available in time.
-        """
+        """Return the starts of partitions: those of the retry topic, and the program's that were assigned before."""
         asked = [*retries, *(each for each in theirs if self.partitions.was_held(TopicPartitionKey.of(each)))]
         if not asked:
             return [], {}
@@ -469,9 +427,6 @@ class Retries:
         """Return the partitions without a committed offset that is still in their log: the client would reset them.
 
         A client of its own asks for the bounds. This one would wait half a second for each of them, behind its fetch.
-
-        Raises:
-            KafkaException: a broker does not know the bounds of a partition (yet).
         """
         missing = set(retries) - committed.keys()
         asked = [key for key in retries if key in committed]
@@ -595,18 +550,7 @@ class Retries:
 def prepare(
     settings: ConsumerDropinSettings, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[Retries, dict[str, Any]]:
-    """Make the retries of a consumer and the configuration of its client.
-
-    Args:
-        settings: drop-in settings with retry enabled.
-        args: positional arguments of the constructor, without our keys.
-        kwargs: keyword arguments, likewise.
-
-    Raises:
-        TypeError: there is no configuration dict; the text is the original's.
-        ConfigError: a client setting does not work with retries.
-        KafkaException: the client refuses a setting of the inner producer.
-    """
+    """Make the retries of a consumer and the configuration of its client, from its arguments without our keys."""
     facts, config = client_facts(args, kwargs)
     names = TopicNames(settings.namespace)
     timeout_s = settings.hop_timeout_ms / 1_000

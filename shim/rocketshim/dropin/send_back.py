@@ -137,17 +137,7 @@ def _log_error(error: BaseException) -> None:
 
 
 class DropinSendBack:
-    """Makes and stores the next hop of a message.
-
-    Args:
-        store: stores the hop.
-        names, levels, group: names, delay levels and group of the consumer.
-        limit: `max_reconsume_times` of the group.
-        send_on_timeout_ms: how long a message is sent on that this member does not subscribe to, in ms.
-        timeout_s: how long to wait for the cluster to report the number of lanes, in seconds.
-        fail_stack: whether the next records get a stack trace.
-
-    Thread-safety: any thread may call every method.
+    """Makes and stores the next hop of a message. Any thread may call every method.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """

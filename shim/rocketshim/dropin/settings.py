@@ -53,11 +53,7 @@ _FALSE: Final = frozenset({"false", "f", "0", "no", "off"})
 
 
 def is_true(value: Any) -> bool:
-    """Return a boolean as librdkafka reads it, from a bool or a text.
-
-    Raises:
-        ConfigError: the value is neither true nor false.
-    """
+    """Return a boolean as librdkafka reads it, from a bool or a text."""
     text = str(value).strip().lower()
     if text in _TRUE:
         return True
@@ -142,14 +138,9 @@ class ProducerDropinSettings(_DropinSettings):
 
 
 def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
-    """Split the arguments of a client's constructor.
+    """Split the arguments of a client's constructor: our settings by field name, and the arguments for the original.
 
-    Args:
-        args: positional arguments: a configuration dict. The original refuses anything else.
-        kwargs: keyword arguments; as in the original they override the dict.
-
-    Returns:
-        Our settings by field name, and the arguments for the original. Without our keys these are the same objects.
+    Without our keys these are the same objects.
 
     Raises:
         ConfigError: a test harness is open.
@@ -181,23 +172,14 @@ def _is_ours(key: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ClientFacts:
-    """What the configuration of a consumer with retry enabled says.
+    """What the configuration of a consumer with retry enabled says."""
 
-    Attributes:
-        connection: librdkafka settings for another client of the same program.
-        group: the consumer group.
-        stores: the program lets the client store offsets, so we store them.
-        is_cooperative: the rebalance protocol is incremental.
-        resets_to_beginning: `auto.offset.reset` is `earliest`, by one of its names.
-        sees_ends: the client reports the ends of partitions; those of the retry topic must be filtered out.
-    """
-
-    connection: dict[str, Any]
+    connection: dict[str, Any]  # for another client of the same program
     group: str
-    stores: bool
+    stores: bool  # the program lets the client store offsets, so we store them
     is_cooperative: bool
-    resets_to_beginning: bool
-    sees_ends: bool
+    resets_to_beginning: bool  # `auto.offset.reset` is `earliest`, by one of its names
+    sees_ends: bool  # the client reports the ends of partitions; those of the retry topic must be filtered out
 
 
 def client_facts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClientFacts, dict[str, Any]]:

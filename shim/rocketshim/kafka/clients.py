@@ -186,18 +186,11 @@ AdminFactory = Callable[[dict[str, Any]], Any]
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """The factories of a shell's Kafka clients.
-
-    Attributes:
-        consumer: creates a consumer.
-        producer: creates a producer.
-        admin: creates an admin client, which creates topics; None: no topic is ever created (the in-memory Kafka of
-            `rocketshim.testing` has no admin client).
-    """
+    """The factories of a shell's Kafka clients."""
 
     consumer: ConsumerFactory
     producer: ProducerFactory
-    admin: AdminFactory | None = None
+    admin: AdminFactory | None = None  # None, as of the in-memory Kafka: no topic is ever created
 
 
 class LastClientError:
@@ -247,11 +240,9 @@ class LastClientError:
             _LOG.log(level, "%s %s: %s%s", facility, client, words, f" ({left_out} lines left out)" if left_out else "")
 
     def text(self, client: Any = None, *, since_s: float = -math.inf) -> str:
-        """Return the last error and its likely cause, to be appended to an error's text; `""`: there was no error.
+        """Return the last error since a monotonic time, and its likely cause, to be appended to an error's text.
 
-        Args:
-            client: the client, which is polled for errors not reported yet; None: another thread polls it.
-            since_s: ignore an error that is older, on the monotonic clock.
+        `""`: there was none. A client is polled for errors not reported yet; None: another thread polls it.
         """
         if client is not None:
             client.poll(0.0)
@@ -489,10 +480,8 @@ def close_producer(producer: ProducerClient, longest_s: float) -> None:
     measurement, 2.16.1). Everything that ends closes its clients itself: an object that a user still references must
     keep no thread alive (test_after_the_end_nothing_is_left, test_a_sender_that_nobody_uses_any_more_leaves_no_thread).
 
-    Args:
-        producer: if it is closed already, nothing happens.
-        longest_s: longest wait for its delivery reports, in seconds. If some are still missing then, the producer is
-            not closed and ends with its last reference, since `close` would wait for them.
+    A producer with missing delivery reports after `longest_s` is not closed, and ends with its last reference: `close`
+    would wait for them.
     """
     try:
         purge_producer(producer, longest_s)

@@ -46,13 +46,7 @@ _OPTIONS: Final = frozenset(each.name for each in fields(Message) if each.kw_onl
 
 
 def message_of(given: object, body: object, options: Mapping[str, Any], codec: Codec[Any] | None = None) -> Message:
-    """Return the message to send.
-
-    Args:
-        given: a message, or the topic.
-        body: the body, if `given` is the topic; otherwise `NO_BODY`.
-        options: the other arguments of a `Message`, by name.
-        codec: encodes the body; None: it is bytes or a pydantic model. A `Message` is sent as it is.
+    """Return the message to send: the given one as it is, or of a topic, a body and the options of a `Message`.
 
     Raises:
         MessageError: the arguments do not make a message; the text names the argument and what to give instead.
@@ -138,19 +132,10 @@ class RecordMaker:
         partition: int | None = None,
         timestamp_ms: int = 0,
     ) -> tuple[OutgoingRecord, str]:
-        """Return the record of a message, and its id.
+        """Return the record of a message that is sent at this time of both clocks, and its id.
 
-        Args:
-            message: the message.
-            list_topics: of the Kafka client; called for a delayed message if the number of lanes is not known.
-            sent_ns: the monotonic clock.
-            sent_ms: the wall clock.
-            partition: of the target; None: by key.
-            timestamp_ms: when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
-
-        Raises:
-            MessageError: see `delayed_record`.
-            TopicMissingError, BrokerUnavailableError: the number of lanes is not known.
+        `list_topics` of the Kafka client is called for a delayed message if the number of lanes is not known.
+        `timestamp_ms` is when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
         """
         prefix, counter = self._ids
         uniq_key = f"{prefix}{next(counter):012X}"

@@ -39,20 +39,11 @@ class SendResult:
 
 @dataclass(eq=False, slots=True)
 class PendingSend:
-    """A send that has no result yet.
+    """A send that has no result yet."""
 
-    Attributes:
-        topic: logical topic of the message.
-        physical: topic of the record.
-        msg_id: id of the message.
-        sent_ns: monotonic time of the call, in ns.
-        sent_ms: wall-clock time of the call, epoch ms.
-        future: of the send.
-    """
-
-    topic: str
-    physical: str
+    topic: str  # the logical one of the message
+    physical: str  # that of the record
     msg_id: str
-    sent_ns: int
-    sent_ms: int
+    sent_ns: int  # monotonic
+    sent_ms: int  # epoch
     future: Future[SendResult]

@@ -137,11 +137,7 @@ def with_environment(values: Mapping[str, Any], *, names: Collection[str]) -> di
     """Return settings with those that are not given from the environment variables that the commands read, too.
 
     An empty variable counts as not set. `ROCKETSHIM_CLIENT` counts only if the brokers are those of
-    `ROCKETSHIM_BOOTSTRAP`: other brokers must not get its passwords.
-
-    Args:
-        values: what is given; it wins.
-        names: the settings that may be missing.
+    `ROCKETSHIM_BOOTSTRAP`: other brokers must not get its passwords. `names` are the settings that may be missing.
 
     Raises:
         ConfigError: `ROCKETSHIM_CLIENT` is neither a list of pairs nor of readable files.
