@@ -349,7 +349,7 @@ class ProcessQueue(Generic[MessageT]):
         Source: `ProcessQueue#cleanExpiredMsg`, which checks only the lowest offset and only once per timeout.
 
         Decides: Does a listener call take too long? A concurrent consumer's message is then retried at level 3
-            (`consumer.send_back.SendBack.send_timed_out`); an orderly call is never given up.
+            (`consumer.send_back.SendBack.send_timed_out`); an orderly call has no time-out.
         """
         # (test_sweep_reports_a_call_within_two_sweeps_after_the_timeout,
         # test_late_success_of_an_expired_message_does_not_finish_it)

@@ -11,7 +11,7 @@ mode `OrderlyMode` does that itself). Rules of leases in concurrent consumption:
 
 * Without the queue's lease nothing is read, passed to listeners or committed: Kafka does not fence the commits of a
   consumer that assigns itself.
-* A queue that is given up is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer
+* A queue that is revoked is drained (`revoke_drain_ms`), committed, then released. A listener that takes longer
   continues, and the next owner delivers its messages again. Concurrent consumption promises only at-least-once.
 * If Kafka refuses a commit because its group protocol has members, which read the same, all queues count as lost.
 * A lost lease ends the queue immediately: nothing more of it is handed out or committed. If the lease comes back, the
@@ -32,6 +32,7 @@ from typing import Final
 from confluent_kafka import KafkaException
 
 from rocketshim.core.allocate import Allocation
+from rocketshim.core.log_limits import RepeatedErrors
 from rocketshim.core.user_values import safe_text
 from rocketshim.kafka.clients import LookupClient
 from rocketshim.kafka.lookups import found_topics
@@ -70,6 +71,7 @@ class TopicAssigner:
         self._members = members
         self._seen: tuple[frozenset[str], tuple[str, ...]] | None = None
         self._next_ms = 0
+        self._repeated = RepeatedErrors()
 
     def wanted(
         self, lookups: LookupClient, held: Collection[TopicPartitionKey], now_ms: int
@@ -86,7 +88,8 @@ class TopicAssigner:
         try:
             there = self._partitions_of(lookups, topics, held)
         except KafkaException as error:
-            _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
+            if count := self._repeated.note(error.args[0].code(), now_ms):
+                _LOG.warning("consumer.topics-unknown", extra={"error": str(error), "count": count})
             self._next_ms = now_ms + min(self._interval_ms, _AGAIN_MS)
             return None
         if allocation is None:
@@ -124,7 +127,7 @@ class TopicAssigner:
         """Release a partition that the loop no longer reads; it was committed if it was still owned."""
 
     def close(self) -> None:
-        """Clean up; the loop has ended and has given up every partition."""
+        """Clean up; the loop has ended and has released every partition."""
 
 
 class LeasedAssigner(TopicAssigner):

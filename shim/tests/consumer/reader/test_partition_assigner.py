@@ -147,6 +147,17 @@ def test_many_topics_are_looked_up_together_and_shared_one_by_one() -> None:
     assert (asked, shared) == ([None], [4] * 30), "no topic looks through the partitions of the others"
 
 
+def test_a_cluster_that_stays_unreachable_is_logged_once(
+    still: InMemoryKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    assigner = TopicAssigner(lambda: ["orders"], 1_000)
+    client = still.consumer({"group.id": "g"})
+    still.stop_broker()
+    for now_ms in (0, 1_000, 2_000):
+        assert assigner.wanted(client, (), now_ms) is None
+    assert caplog.text.count("consumer.topics-unknown") == 1
+
+
 def test_while_the_cluster_is_unreachable_nothing_changes(still: InMemoryKafka) -> None:
     share = share_of_one(AllocateMessageQueueAveragely(), "a", lambda: ["a"])
     reader = still.consumer({"group.id": "g"})
