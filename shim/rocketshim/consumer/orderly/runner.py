@@ -106,13 +106,14 @@ class OrderlyRunner(Runner):
         listener: Any = subscription.listener
         alone = listener.function if type(listener) is WithoutContext else None
         now_ns, counts, success = self._clock.monotonic_ns, task.counts, ConsumeOrderlyStatus.SUCCESS
-        lease, slice_end_ns = task.lease, now_ns() + _SLICE_NS
+        lease = task.lease
+        until_ms = lease.until_ms  # renewals only increase it; otherwise the lease has ended
+        stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
         context = self._context(task)
         done = 0
         stopped = StoppedKeys(task)
         for message in islice(task.messages, begin, end):
-            at_ns = now_ns()
-            if at_ns >= lease.until_ms * _NS or at_ns >= slice_end_ns or task.withheld:  # `_may_begin`, written out
+            if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:  # `_may_begin`, written out
                 break
             if stopped.keys and stopped.leaves(message):
                 continue
