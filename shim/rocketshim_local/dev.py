@@ -34,11 +34,7 @@ _STOP_CONSUMER_S: Final = 45.0
 
 
 def check_target(target: str) -> None:
-    """Check that a consumer is named as MODULE:NAME and that its module exists; do not import it.
-
-    Raises:
-        ConfigError: it is not so.
-    """
+    """Check that a consumer is named as MODULE:NAME and that its module exists; do not import it."""
     module, _ = split_target(target)
     try:
         found = importlib.util.find_spec(module)
@@ -49,12 +45,7 @@ def check_target(target: str) -> None:
 
 
 class PartLogs(logging.Handler):
-    """Prints the log lines of this process under the name of the part that logged them.
-
-    Args:
-        show: prints a line.
-        log_format: format of the lines.
-    """
+    """Prints the log lines of this process under the name of the part that logged them."""
 
     def __init__(self, show: Show, log_format: LogFormat = "text") -> None:
         super().__init__()
@@ -70,11 +61,7 @@ class PartLogs(logging.Handler):
 
 
 class WorkerThread:
-    """The delay worker in a thread.
-
-    Args:
-        bootstrap: address of the brokers.
-    """
+    """The delay worker in a thread."""
 
     def __init__(self, bootstrap: str) -> None:
         self._worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, allow=("*",), client={}))
@@ -96,12 +83,6 @@ class WorkerThread:
 
 class ConsumerProcess:
     """The user's consumer, as `rocketshim run` in a process of its own.
-
-    Args:
-        target: `MODULE:NAME` of the consumer.
-        bootstrap: address of the brokers, for `ROCKETSHIM_BOOTSTRAP`.
-        show: prints its output.
-        log_format, log_level: of its log lines.
 
     Thread-safety: one thread, except for its own thread that reads the output.
     """
@@ -160,10 +141,7 @@ class ConsumerProcess:
 def changes(folder: Path | None) -> Iterator[list[str]]:
     """Yield the names of Python files that have changed in a folder since the last time; mostly none.
 
-    Hidden folders, virtual environments and `node_modules` are left out.
-
-    Args:
-        folder: the folder; None: nothing is watched.
+    Hidden folders, virtual environments and `node_modules` are left out. Without a folder nothing is watched.
     """
     before = _python_files(folder)
     while True:

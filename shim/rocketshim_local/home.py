@@ -36,17 +36,8 @@ def random_id() -> str:
 class ClusterHome:
     """The folder of a cluster, created if it does not exist, and locked from construction to `leave`.
 
-    Args:
-        data_dir: the caller's folder; None: a new folder in the cache, whose data `leave` removes.
-        brokers: number of nodes; must match the number that is stored in the folder.
-
-    Attributes:
-        path: absolute path of the folder.
-        cluster_id: id of the cluster in the folder.
-
-    Raises:
-        LocalBrokerError: the folder cannot be created or written, another cluster uses it, or it belongs to a cluster
-            with another number of nodes.
+    Without `data_dir` it is a new folder in the cache, whose data `leave` removes. A folder belongs to one cluster: the
+    number of its nodes never changes.
     """
 
     def __init__(self, data_dir: Path | None, brokers: int) -> None:

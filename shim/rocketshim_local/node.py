@@ -23,16 +23,7 @@ _LAST_LINES = 15
 
 
 class Node:
-    """A node, with or without a running process.
-
-    Args:
-        address: id and ports of the node.
-        home: folder of the cluster.
-
-    Attributes:
-        data: folder of Kafka's data (records and metadata).
-        logs: folder of `server.log` (Kafka's log) and `console.log` (output of the JVM).
-    """
+    """A node, with or without a running process; `logs` has `server.log` (Kafka's) and `console.log` (the JVM's)."""
 
     def __init__(self, address: NodeAddress, home: Path) -> None:
         self.address = address
@@ -48,11 +39,7 @@ class Node:
 
     @property
     def process(self) -> "subprocess.Popen[bytes]":
-        """The process.
-
-        Raises:
-            LocalBrokerError: it has ended or was never started.
-        """
+        """The running process; a LocalBrokerError if there is none."""
         if self._process is None or self._process.poll() is not None:
             raise LocalBrokerError(f"node {self.address.node_id} is not running: restart it first")
         return self._process
