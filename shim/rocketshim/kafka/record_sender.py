@@ -62,7 +62,6 @@ class _Sending:
         self.done = done  # None: the owner takes it from `_Link.results`
         self.again_until_s = again_until_s
         self.what = what
-        self.error: KafkaError | None = None
         self.sent = _UNKNOWN
 
     def produce(self) -> None:
@@ -87,7 +86,7 @@ class _Sending:
 
     def end(self, error: KafkaError | None) -> None:
         """Give the owner the result."""
-        self.error = error
+        self.error: KafkaError | None = error
         self.link.results.append(self)
 
     def __call__(self, error: KafkaError | None, record: Any) -> None:
@@ -106,7 +105,12 @@ class _Sending:
         if error is not None and link.denial is not None and error.code() == KafkaError._PURGE_QUEUE:  # noqa: SLF001 - no public spelling
             error = link.denial
         if error is None or not link.goes_again(self, error):
-            link.call_back(self.done, error, record)
+            thread = threading.get_ident()
+            link.reporting.add(thread)
+            try:
+                self.done(error, record)
+            finally:
+                link.reporting.discard(thread)
 
 
 class _Link:
@@ -156,15 +160,6 @@ class _Link:
     def is_reporting(self) -> bool:
         """Return whether the caller is in a callback of this producer."""
         return threading.get_ident() in self.reporting
-
-    def call_back(self, done: Done, error: KafkaError | None, record: Any) -> None:
-        """Call a callback; meanwhile its thread must not poll."""
-        thread = threading.get_ident()
-        self.reporting.add(thread)
-        try:
-            done(error, record)
-        finally:
-            self.reporting.discard(thread)
 
     def poll(self, wait_s: float) -> None:
         """Process delivery reports; raise what the client or a callback raises."""
@@ -249,8 +244,13 @@ class _Link:
 
     def _fail(self, sending: _Sending, error: KafkaError) -> None:
         self.failed_count += 1
-        if sending.done is not None:
-            self.call_back(sending.done, error, None)
+        thread = threading.get_ident()
+        self.reporting.add(thread)
+        try:
+            if sending.done is not None:
+                sending.done(error, None)
+        finally:
+            self.reporting.discard(thread)
 
 
 class OwnedSender(Generic[_What]):
