@@ -35,8 +35,7 @@ from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_produ
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import DeliveryParts
-from rocketshim.worker.hop_group import HopGroup, Kind
-from rocketshim.worker.hop_writer import Flight, HopBatch
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
 from rocketshim.worker.refusals import Verdict
 from rocketshim_topics.wire import coordinates
 

@@ -9,11 +9,11 @@ from rocketshim.core.send_pace import SendPace
 from rocketshim.kafka.clients import ConsumerClient, ProducerFactory
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.commit_results import CommitResults
-from rocketshim.worker.counts import WorkerCounts
 from rocketshim.worker.hop_writer import HopWriter
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router
+from rocketshim.worker.state import WorkerCounts
 from rocketshim.worker.target_table import TargetTable
 
 __all__ = ["Delivery", "DeliveryParts", "paced"]

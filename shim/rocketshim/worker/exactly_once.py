@@ -56,8 +56,7 @@ from rocketshim.kafka.lookups import check_answers
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.delivery import DeliveryParts
-from rocketshim.worker.hop_group import HopGroup, Kind
-from rocketshim.worker.hop_writer import Flight, HopBatch
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
 from rocketshim.worker.transaction import Transaction
 from rocketshim.worker.transaction_failures import FENCED, TransactionFailures
 from rocketshim.worker.watchdog import Heartbeat

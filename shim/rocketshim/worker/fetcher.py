@@ -12,9 +12,9 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
-from rocketshim.worker.counts import Alarms, WorkerCounts
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
+from rocketshim.worker.state import Alarms, WorkerCounts
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import headers_shown

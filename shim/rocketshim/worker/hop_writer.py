@@ -14,7 +14,9 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
+from enum import Enum
+from types import MappingProxyType
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -23,16 +25,70 @@ from rocketshim.core.level_queue import Due
 from rocketshim.kafka.clients import ProducerClient, poll_callbacks
 from rocketshim.kafka.reports import DeliveryError, DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.counts import WorkerCounts, re_append_event
-from rocketshim.worker.hop_group import HopGroup, Kind
-from rocketshim.worker.refusals import RecordMarks
-from rocketshim_topics.wire import coordinates
+from rocketshim.worker.state import WorkerCounts, re_append_event
+from rocketshim.worker.target_health import TargetHealth
+from rocketshim_topics.wire import Header, coordinates
 
-__all__ = ["Flight", "HopBatch", "HopWriter"]
+__all__ = ["Flight", "Hop", "HopBatch", "HopGroup", "HopWriter", "Kind"]
 
 _FULL_S: Final = 0.02  # how long to wait at a time while the producer's queue is full
 _LARGER_THAN_QUEUE: Final = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "larger than queue.buffering.max.kbytes")
 _UNORDERED: Final = frozenset({KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT_QUEUE})  # noqa: SLF001
+_NONE: Final[Mapping[int, int]] = MappingProxyType({})
+
+
+class Kind(Enum):
+    """The kind of a hop."""
+
+    DELIVER = "deliver"
+    HOP = "hop"
+    RE_APPEND = "re-append"
+    PARK = "park"
+    SKIP = "skip"
+    NOT_YET = "not-yet"
+
+
+Hop = tuple[int, bytes | None, bytes | None, list[Header], int]
+"""Index of a record in its run; value, key and headers to write; when it was due, epoch ms. A tuple, for speed."""
+
+
+class HopGroup:
+    """Records of a run that take the same hop to the same partition.
+
+    Attributes:
+        kind: the kind of the hop.
+        topic: physical name; `""` for records that are skipped or have to wait.
+        partition: -1: any.
+        target: the target of a delivery, or the target for whose `ready_ns` the records wait.
+        reason: why they are parked or re-appended.
+        one_per_batch: whether each record must be a separate batch.
+        timestamps: those that senders gave, epoch ms, by index; the groups of a run may share them. All other records
+            get the brokers' time.
+        records: in order; none once they are produced. A value of None is a tombstone.
+    """
+
+    __slots__ = ("kind", "one_per_batch", "partition", "reason", "records", "target", "timestamps", "topic")
+
+    def __init__(
+        self,
+        kind: Kind,
+        topic: str = "",
+        partition: int = -1,
+        *,
+        target: TargetHealth | None = None,
+        reason: str = "",
+        one_per_batch: bool = False,
+        first: Hop | None = None,
+        timestamps: Mapping[int, int] = _NONE,
+    ) -> None:
+        self.kind = kind
+        self.topic = topic
+        self.partition = partition
+        self.target = target
+        self.reason = reason
+        self.one_per_batch = one_per_batch
+        self.timestamps = timestamps
+        self.records: list[Hop] = [] if first is None else [first]
 
 
 class Flight:
@@ -122,23 +178,25 @@ class HopWriter:
 
     Args:
         counts: the worker's counters.
+        forget: called with records whose hops are stored.
         alarm: called with an event and its facts.
 
     Attributes:
         inbox: batches whose reports have all arrived.
-        marks: marks of single records; they are forgotten when their hops are stored.
         reports: checks the delivery reports.
         failure: a fatal error of a producer that was found while its queue was full.
 
     Thread-safety: none; the worker's thread.
     """
 
-    def __init__(self, counts: WorkerCounts, marks: RecordMarks, alarm: Callable[..., None]) -> None:
+    def __init__(
+        self, counts: WorkerCounts, forget: Callable[[Sequence[Any]], None], alarm: Callable[..., None]
+    ) -> None:
         self.inbox: deque[HopBatch] = deque()
         self.reports = DeliveryReports()
         self.failure: KafkaError | None = None
         self._counts = counts
-        self.marks = marks
+        self._forget = forget
         self._alarm = alarm
 
     def batch(self, flight: Flight, group: HopGroup, now_ns: int) -> HopBatch:
@@ -198,7 +256,7 @@ class HopWriter:
             for record in records:
                 self._counts.count_parked(group.reason)
                 self._alarm("worker.parked", reason=group.reason, record=coordinates(record))
-        self.marks.forget_stored(records)
+        self._forget(records)
 
 
 def _produce(producer: ProducerClient, batch: HopBatch, start: int) -> BufferError | KafkaException | None:

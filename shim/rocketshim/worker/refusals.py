@@ -7,22 +7,19 @@ its body). The `Router` reads both.
 
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError
 
 from rocketshim.errors import TopicMismatchError
 from rocketshim.kafka.reports import is_unconfirmed
-from rocketshim.worker.hop_group import Kind
+from rocketshim.worker.hop_writer import HopBatch, Kind
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import coordinates
-
-if TYPE_CHECKING:
-    from rocketshim.worker.hop_writer import HopBatch
 
 __all__ = ["REFUSED_RECORD", "SPOILS_BATCH", "RecordMarks", "Refusals", "Verdict", "compacted"]
 
@@ -117,7 +114,7 @@ class Refusals:
         self._marks = marks
         self._alarm = alarm
 
-    def refused(self, batch: "HopBatch", at: int, error: KafkaError, now_ns: int) -> Verdict:
+    def refused(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> Verdict:
         """Note that the record at this position of a batch was not stored, and return what to do with the record.
 
         Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of

@@ -38,7 +38,7 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShape, HeaderShapes
-from rocketshim.worker.hop_group import Hop, HopGroup, Kind
+from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable

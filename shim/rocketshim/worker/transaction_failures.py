@@ -13,8 +13,7 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from rocketshim.core.backoff import Backoff
-from rocketshim.worker.hop_group import Kind
-from rocketshim.worker.hop_writer import HopBatch
+from rocketshim.worker.hop_writer import HopBatch, Kind
 from rocketshim.worker.refusals import SPOILS_BATCH, Refusals, Verdict
 from rocketshim.worker.transaction import PURGED, Transaction
 from rocketshim_topics.wire import coordinates

@@ -48,7 +48,6 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.commit_results import CommitResults
-from rocketshim.worker.counts import Alarms, WorkerCounts
 from rocketshim.worker.delivery import Delivery, DeliveryParts, paced
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
@@ -56,7 +55,7 @@ from rocketshim.worker.hop_writer import HopWriter
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks, Refusals
 from rocketshim.worker.router import Router
-from rocketshim.worker.state import WorkerState, queue_state
+from rocketshim.worker.state import Alarms, WorkerCounts, WorkerState, queue_state
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
@@ -415,7 +414,7 @@ class DelayWorker:
             router=self._router,
             refusals=Refusals(self._targets, self._marks, self._alarm),
             targets=self._targets,
-            writer=HopWriter(self.counts, self._marks, self._alarm),
+            writer=HopWriter(self.counts, self._marks.forget_stored, self._alarm),
             prober=self._prober,
             pace=pace,
             counts=self.counts,

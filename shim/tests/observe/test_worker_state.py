@@ -12,8 +12,7 @@ from rocketshim.errors import ConfigError
 from rocketshim.health import HealthServer
 from rocketshim.observe.snapshot import WorkerSnapshot
 from rocketshim.observe.worker_state import ask_workers, checked_urls
-from rocketshim.worker.counts import WorkerCounts
-from rocketshim.worker.state import QueueState, WorkerState
+from rocketshim.worker.state import QueueState, WorkerCounts, WorkerState
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

@@ -7,10 +7,9 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.core.send_pace import SendPace
 from rocketshim.worker.at_least_once import AtLeastOnce
-from rocketshim.worker.counts import WorkerCounts
-from rocketshim.worker.hop_group import HopGroup, Kind
-from rocketshim.worker.hop_writer import Flight, HopBatch, HopWriter
-from rocketshim.worker.refusals import RecordMarks, Verdict
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
+from rocketshim.worker.refusals import Verdict
+from rocketshim.worker.state import WorkerCounts
 from rocketshim.worker.target_health import TargetHealth
 
 STORED = Message(topic="t", partition=0, offset=7)
@@ -63,7 +62,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
     parts = Of(
         make_producer=make, router=Of(route=route), refusals=None, counts=counts, commits=None,
         targets=Of(set_producers=lambda *_: None),
-        writer=HopWriter(counts, RecordMarks(), lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
+        writer=HopWriter(counts, lambda _: None, lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
         prober=Of(use=lambda *_: None, confirmed_ns=0), point=lambda _: None,
         pace=SendPace(patience_ns=patience_ns, longest_ns=10**15, most=10**9),
     )  # fmt: skip

@@ -12,7 +12,7 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.header_shapes import HeaderShapes
-from rocketshim.worker.hop_group import HopGroup, Kind
+from rocketshim.worker.hop_writer import HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router, queue_append_ms
 from rocketshim.worker.target_health import TargetHealth

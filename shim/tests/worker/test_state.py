@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from rocketshim.health import HealthServer, metrics_text
 from rocketshim.worker import log_format
 from rocketshim.worker.allow_list import AllowList
-from rocketshim.worker.counts import PARK_REASONS
 from rocketshim.worker.log_format import ALARM_EVENTS, EVENTS
+from rocketshim.worker.state import PARK_REASONS
 from rocketshim_topics.names import TopicNames
 
 
