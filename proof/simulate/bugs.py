@@ -34,9 +34,8 @@ from rocketshim.producer.arguments import RecordMaker
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.at_least_once import AtLeastOnce
-from rocketshim.worker.exactly_once import ExactlyOnce
+from rocketshim.worker.exactly_once import ExactlyOnce, Transaction
 from rocketshim.worker.hop_writer import HopBatch
-from rocketshim.worker.transaction import Transaction
 from rocketshim.worker.worker_clients import WorkerClients
 from rocketshim_topics.wire import decode, read_headers
 

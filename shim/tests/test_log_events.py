@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-z]+\.[a-z]+(-[a-z]+)*")
 COMPUTED = {
     "kafka/clients.py",  # librdkafka's own lines
     "logs.py",  # the logger itself
-    "worker/counts.py",  # alarms; shim/tests/worker/test_log_format.py looks for their names
+    "worker/state.py",  # alarms; shim/tests/worker/test_log_format.py looks for their names
 }
 """Where the name of an event is computed."""
 

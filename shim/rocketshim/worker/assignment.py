@@ -22,13 +22,14 @@ Not handled here: which worker gets which partition; the group protocol (coopera
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_STORED, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.level_queue import Buffer, LevelQueue, QueueLimits
+from rocketshim.core.clock import Clock
+from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.worker_notes import levels_metadata
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.lookups import check_answers, offsets_at
@@ -39,7 +40,7 @@ from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
 
-__all__ = ["AssignedPartition", "Assignment"]
+__all__ = ["AssignedPartition", "Assignment", "CommitResults"]
 
 _LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
@@ -126,8 +127,7 @@ class Assignment:
     Args:
         topic: the schedule topic, physical.
         levels: the worker's level table.
-        limits: how many records of one partition are buffered when its head is near.
-        buffer: the memory that all partitions share.
+        make_queue: makes the queue of a partition with this delay in ms; all of them share their memory.
         leave: called with the partitions that are about to be revoked, while they may still be committed, and with an
             empty list before partitions are added; must be bounded in time.
         gone: called with the number of each partition that was revoked, or whose log started again.
@@ -141,8 +141,7 @@ class Assignment:
         self,
         topic: str,
         levels: DelayLevels,
-        limits: QueueLimits,
-        buffer: Buffer,
+        make_queue: Callable[[int], LevelQueue[Any]],
         *,
         leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[int], None],
@@ -156,8 +155,7 @@ class Assignment:
         self.topic = topic
         self._levels = levels
         self._metadata = levels_metadata(levels)
-        self._limits = limits
-        self._buffer = buffer
+        self._make_queue = make_queue
         self._leave = leave
         self._gone = gone
         self._alarm = alarm
@@ -310,7 +308,7 @@ class Assignment:
             due (`worker.router.Router.route`).
         """
         # records of a level that only another worker's longer table has hop again if they are not due after a second
-        queue: LevelQueue[Any] = LevelQueue(time_in_queue_ms(self._levels, number), self._limits, self._buffer)
+        queue = self._make_queue(time_in_queue_ms(self._levels, number))
         return AssignedPartition(self.topic, number, queue, committed, self._metadata)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
@@ -406,6 +404,62 @@ class Assignment:
         for number in numbers:
             self.held[number].paused = False
         self._unread.difference_update(numbers)
+
+
+class CommitResults:
+    """Takes the results of commits; the next commit repeats positions that were not committed.
+
+    Args:
+        assigned: the partitions assigned to the worker, by number.
+        clock: the monotonic clock.
+        alarm: called with an event and its facts.
+
+    Thread-safety: none; the worker's thread, which polls the consumer.
+    """
+
+    def __init__(self, assigned: Mapping[int, AssignedPartition], clock: Clock, alarm: Callable[..., None]) -> None:
+        self._fail_since_ns: int | None = None
+        self._assigned = assigned
+        self._clock = clock
+        self._alarm = alarm
+
+    def failing_since_ns(self) -> int | None:
+        """Return since when commits fail; None: they succeed, or nothing is due or to be committed any more."""
+        now_ns = self._clock.monotonic_ns()
+        if not any(_has_work(each, now_ns) for each in self._assigned.values()):
+            self._fail_since_ns = None  # what could not be committed was revoked
+        return self._fail_since_ns
+
+    def succeeded(self) -> None:
+        """Note that a commit has succeeded."""
+        self._fail_since_ns = None
+
+    def failed(self) -> None:
+        """Note that a commit has failed."""
+        if self._fail_since_ns is None:
+            self._fail_since_ns = self._clock.monotonic_ns()
+
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Take the result of one commit."""
+        answered = {item.partition for item in partitions}
+        for number, each in self._assigned.items():
+            if number in answered or not answered:
+                each.awaits_commit = False
+        if error is None and all(item.error is None for item in partitions):
+            self.succeeded()
+            return
+        self.failed()
+        for item in partitions:
+            if error is not None or item.error is not None:
+                assigned = self._assigned.get(item.partition)
+                if assigned is not None:
+                    assigned.commit_failed(item.offset)
+                self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
+
+
+def _has_work(assigned: AssignedPartition, now_ns: int) -> bool:
+    due_ns = assigned.queue.oldest_due_ns
+    return assigned.awaits_commit or assigned.uncommitted is not None or (due_ns is not None and due_ns <= now_ns)
 
 
 def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[int, tuple[int, int]]:

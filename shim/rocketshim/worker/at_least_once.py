@@ -23,20 +23,26 @@
 """
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
-from rocketshim.core.send_pace import cost
+from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.core.timer import Timer
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
-from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.delivery import DeliveryParts
-from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
-from rocketshim.worker.refusals import Verdict
+from rocketshim.settings import WorkerSettings
+from rocketshim.worker.assignment import AssignedPartition, CommitResults
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
+from rocketshim.worker.prober import Prober
+from rocketshim.worker.refusals import Refusals, Verdict
+from rocketshim.worker.router import Router
+from rocketshim.worker.state import Alarms
+from rocketshim.worker.target_table import TargetTable
+from rocketshim.worker.worker_clients import WorkerClients
 from rocketshim_topics.wire import coordinates
 
 if TYPE_CHECKING:
@@ -49,6 +55,7 @@ _MOST_TOPICS: Final = 200
 _TOPICS_BESIDE_LATE: Final = 5
 _BUSY_MS: Final = 20  # while hops are in flight: how long their reports may stay unread
 _RESEND_NS: Final = 1_000_000_000
+_FLIGHTS: Final = 3  # share of the buffer in flight: the producer has a copy, and one for a target that was silent
 _PROOF_NS: Final = 1_000_000_000
 _RENEWAL_MS: Final = 1_000  # a broken producer is replaced no sooner: a new one may be refused, too
 _LAST_REPORTS_S: Final = 1.0
@@ -57,56 +64,190 @@ _COMMIT_AGAIN_S: Final = 0.05
 _REBALANCING: Final = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS})
 
 
+class InFlight:
+    """The records without a report and those that wait, by number, bytes and topics; and how many more there may be."""
+
+    def __init__(self, pace: SendPace, *, most: int, most_bytes: int) -> None:
+        self.batches: set[HopBatch] = set()
+        self.topics: dict[str, int] = {}  # number of batches in flight
+        self.most_topics = _MOST_TOPICS
+        self.count = 0
+        self.size_bytes = 0.0
+        self._pace = pace
+        self._most = most
+        self._most_bytes = most_bytes  # the last run may exceed it
+
+    def room(self, now_ns: int, outstanding: int) -> int:
+        """Return the number of records that may be produced now, given how many a producer has."""
+        if self.size_bytes >= self._most_bytes or len(self.topics) >= self.most_topics:
+            return 0
+        room = min(self._most - self.count, 2 * self._most - outstanding)
+        return max(0, min(room, self._pace.room_count(now_ns)))
+
+    def is_one_too_many(self, topic: str) -> bool:
+        """Return whether no record for this topic may be produced now."""
+        return topic not in self.topics and len(self.topics) >= self.most_topics
+
+    def add(self, flight: Flight, count: int) -> None:
+        """Add a number of records of a flight; a negative number removes them."""
+        self.count += count
+        self.size_bytes += count * flight.mean_bytes
+
+    def opened(self, batch: HopBatch) -> None:
+        """Add a batch that was produced."""
+        topic = batch.group.topic
+        self.batches.add(batch)
+        self._pace.sent(_cost(batch), batch.sent_ns)
+        self.topics[topic] = self.topics.get(topic, 0) + 1
+        self.add(batch.flight, len(batch.indexes))
+
+    def done(self, batch: HopBatch, now_ns: int) -> None:
+        """Remove a batch of which no report counts any more."""
+        batch.is_done = True
+        if batch in self.batches:
+            self.batches.remove(batch)
+            self._pace.ended(_cost(batch), now_ns)
+            self.topics[batch.group.topic] -= 1
+            if not self.topics[batch.group.topic]:
+                del self.topics[batch.group.topic]
+            self.add(batch.flight, -len(batch.indexes))
+
+
+class Producers:
+    """The producer of hops, and one that sends each record in a batch of its own; made when they are needed."""
+
+    def __init__(self, clients: WorkerClients, config: dict[str, Any], prober: Prober, writer: HopWriter) -> None:
+        self._clients = clients
+        self._config = config
+        self._prober = prober
+        self._writer = writer
+        self._plain: ProducerClient | None = None
+        self._one_by_one: ProducerClient | None = None
+
+    def of(self, *, one_per_batch: bool, targets: TargetTable) -> ProducerClient:
+        """Return one of the two; make it if there is none. Targets are looked up for it from now on."""
+        if self._plain is None:
+            self._plain = self._clients.make_producer(self._config)
+            self._prober.use(self._plain, self._writer.reports)
+            targets.set_producers(self._plain)
+        if one_per_batch and self._one_by_one is None:
+            self._one_by_one = self._clients.make_producer({**self._config, "batch.num.messages": 1})
+            targets.set_producers(self._plain, self._one_by_one)
+        return self._one_by_one if one_per_batch and self._one_by_one is not None else self._plain
+
+    def poll(self, timeout_s: float) -> None:
+        """Serve the reports; the writer keeps a fatal error."""
+        for producer, wait_s in ((self._plain, timeout_s), (self._one_by_one, 0.0)):
+            if producer is not None:
+                self._writer.failure = poll_callbacks(producer, wait_s) or self._writer.failure
+
+    def close(self) -> None:
+        """Close both, and abandon what they have."""
+        for producer in (self._plain, self._one_by_one):
+            if producer is not None:
+                close_producer(producer, _LAST_REPORTS_S)
+        self._plain = self._one_by_one = None
+
+    def __len__(self) -> int:
+        return sum(len(each) for each in (self._plain, self._one_by_one) if each is not None)
+
+
+class Silence:
+    """Finds deliveries whose target does not answer, although what was produced later by the patience is stored."""
+
+    def __init__(self, pace: SendPace, prober: Prober) -> None:
+        self.deliveries: deque[HopBatch] = deque()  # in the order in which they were produced
+        self.reported_ns = 0  # when the last report was processed
+        self.confirmed_ns = 0  # when the newest stored record was produced
+        self._asked_ns = -_PROOF_NS
+        self._pace = pace
+        self._prober = prober
+
+    def overdue(self, now_ns: int, done: Callable[[HopBatch, int], None]) -> Iterator[HopBatch]:
+        """Yield the deliveries whose target is silent, and forget them; call `done` with those that need no report.
+
+        Decides: Does a target not answer? At least once, only if something that was produced later by the patience is
+            stored, a batch or a probe (`worker.at_least_once.Silence._is_overtaken`); otherwise the brokers are
+            slow. Exactly once, only if a probe is stored, `worker.exactly_once.ExactlyOnce._flush` aborts the whole
+            transaction, all its records are due again, and the silent target is avoided.
+        """
+        while self.deliveries:
+            batch = self.deliveries[0]
+            if batch.is_done or batch.flight.assigned.gone:
+                done(batch, now_ns)
+                self.deliveries.popleft()
+                continue
+            if batch.reports != batch.seen_reports:  # records of it are stored: its target is not silent
+                batch.seen_reports, batch.quiet_since_ns = batch.reports, now_ns
+            patience_ns = self._pace.patience_ns(now_ns, batch.group.target.failures if batch.group.target else 0)
+            if self._pace.quiet_ns(batch.quiet_since_ns, now_ns) < patience_ns:
+                return
+            if not self._is_overtaken(batch, patience_ns):
+                self._probe_for_proof(batch.flight.assigned, now_ns)
+                return
+            self.deliveries.popleft()
+            if batch.reports < len(batch.indexes):  # otherwise all have arrived and are in the inbox
+                yield batch
+
+    def most_topics(self, now_ns: int, batches: Iterable[HopBatch]) -> int:
+        """Return how many topics may have records in flight: few more than the late ones, so that these go first."""
+        late_ns = now_ns - self._pace.patience_ns(now_ns) // 4
+        late: set[str] = set()
+        if self.deliveries and self.deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
+            late = {each.group.topic for each in batches if each.group.kind is Kind.DELIVER and each.sent_ns <= late_ns}
+        return min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
+
+    def _is_overtaken(self, batch: HopBatch, patience_ns: int) -> bool:
+        """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
+        by_ns = max(batch.quiet_since_ns, self._pace.throttled_until_ns) + patience_ns
+        if self.confirmed_ns >= by_ns:
+            return True
+        return self._prober.confirmed_ns >= self._asked_ns >= max(by_ns, self.reported_ns + patience_ns)
+
+    def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
+        """Write a probe to find out whether only the target is silent."""
+        is_quiet = now_ns - self.reported_ns >= self._pace.patience_ns(now_ns)
+        if is_quiet and self._prober.outstanding == 0 and now_ns - self._asked_ns >= _PROOF_NS:
+            self._asked_ns = now_ns
+            self._prober.probe(assigned)
+
+
 class AtLeastOnce:
-    """Delivery that may repeat a record but never loses one.
-
-    Args:
-        parts: what both deliveries are made of.
-        config: settings of the producer.
-        max_in_flight: maximum number of records in flight.
-        max_in_flight_bytes: maximum bytes of records in flight; the last run may exceed it.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Delivery that may repeat a record but never loses one."""
 
     def __init__(
         self,
-        parts: DeliveryParts,
-        config: dict[str, Any],
+        settings: WorkerSettings,
+        clients: WorkerClients,
         *,
-        max_in_flight: int,
-        max_in_flight_bytes: int,
+        router: Router,
+        prober: Prober,
+        commits: CommitResults,
+        alarm: Alarms,
+        clock: Clock,
+        point: Callable[[str], None],
     ) -> None:
-        self._make_producer = parts.make_producer
-        self._router = parts.router
-        self._refusals = parts.refusals
-        self._targets = parts.targets
-        self._writer = parts.writer
-        self._prober = parts.prober
-        self._pace = parts.pace
-        self._counts = parts.counts
-        self._commits = parts.commits
-        self._clock = parts.clock
-        self._alarm = parts.alarm
-        self._point = parts.point
-        self._config = config
-        self._max_in_flight = max_in_flight
-        self._max_in_flight_bytes = max_in_flight_bytes
-        self._producer: ProducerClient | None = None
-        self._one_by_one: ProducerClient | None = None
+        self._pace = clients.pace()
+        self._router = router
+        self._targets = router.targets
+        self._refusals = Refusals(router.targets, router.marks, alarm)
+        self._writer = HopWriter(alarm.counts, router.marks.forget_stored, alarm)
+        self._producers = Producers(clients, clients.producer_config(self._pace), prober, self._writer)
+        self._silence = Silence(self._pace, prober)
+        self._in_flight = InFlight(
+            self._pace,
+            most=settings.max_in_flight_count,
+            most_bytes=min(settings.max_in_flight_bytes, settings.buffer_bytes // _FLIGHTS),
+        )
+        self._commits = commits
+        self._alarm = alarm
+        self._counts = alarm.counts
+        self._clock = clock
+        self._point = point
         self._consumer: ConsumerClient | None = None
-        self._deliveries: deque[HopBatch] = deque()  # deliveries, in the order in which they were produced
-        self._open_batches: set[HopBatch] = set()
         self._waiting: deque[tuple[int, Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[TargetHealth, list[tuple[Flight, list[int]]]] = {}  # (flight; indexes), by unknown target
-        self._open_topics: dict[str, int] = {}  # number of open batches
-        self._most_topics = _MOST_TOPICS
         self._backlog: deque[tuple[Flight, HopGroup, int]] = deque()  # waits for topics; when routed
-        self._in_flight_count = 0  # records of open batches, and records that wait
-        self._in_flight_bytes = 0.0
-        self._confirmed_ns = 0  # when the newest stored record was produced
-        self._reported_ns = 0  # when the last report was processed
-        self._proof_asked_ns = -_PROOF_NS
         self._renewal = Timer(_RENEWAL_MS)
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -114,31 +255,17 @@ class AtLeastOnce:
     def start(self, consumer: ConsumerClient) -> None:
         """Create the producer."""
         self._consumer = consumer
-        self._open()
+        self._producers.of(one_per_batch=False, targets=self._targets)
 
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may be produced now."""
-        if self._writer.failure is not None:
+        if self._writer.failure is not None or self._backlog:
             return 0
-        if self._in_flight_bytes >= self._max_in_flight_bytes or self._backlog:
-            return 0
-        if len(self._open_topics) >= self._most_topics:
-            return 0
-        room = min(self._max_in_flight - self._in_flight_count, 2 * self._max_in_flight - self._outstanding())
-        return max(0, min(room, self._pace.room_count(now_ns)))
+        return self._in_flight.room(now_ns, len(self._producers))
 
     def capacity_bytes(self, now_ns: int) -> int:
         """Return how many bytes of records may be produced now."""
         return max(1, self._pace.room(now_ns))
-
-    def _add_in_flight(self, flight: Flight, count: int) -> None:
-        """Add a number of records of a flight to those in flight; a negative number removes them."""
-        self._in_flight_count += count
-        self._in_flight_bytes += count * flight.mean_bytes
-
-    def _outstanding(self) -> int:
-        count = 0 if self._producer is None else len(self._producer)
-        return count if self._one_by_one is None else count + len(self._one_by_one)
 
     def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
         """Produce the records that left a queue."""
@@ -161,21 +288,18 @@ class AtLeastOnce:
                 self._finished(flight, len(group.records))
             elif group.kind is Kind.NOT_YET and group.target is not None:
                 self._unready.setdefault(group.target, []).append((flight, [hop[0] for hop in group.records]))
-                self._add_in_flight(flight, len(group.records))
-            elif self._backlog or self._is_one_topic_too_many(group):
+                self._in_flight.add(flight, len(group.records))
+            elif self._backlog or self._in_flight.is_one_too_many(group.topic):
                 self._backlog.append((flight, group, now_ns))
-                self._add_in_flight(flight, len(group.records))
+                self._in_flight.add(flight, len(group.records))
             else:
                 self._produce(flight, group, now_ns)
 
-    def _is_one_topic_too_many(self, group: HopGroup) -> bool:
-        return group.topic not in self._open_topics and len(self._open_topics) >= self._most_topics
-
     def _produce_backlog(self, now_ns: int) -> None:
         """Produce records that have waited for other topics to be finished."""
-        while self._backlog and not self._is_one_topic_too_many(self._backlog[0][1]):
+        while self._backlog and not self._in_flight.is_one_too_many(self._backlog[0][1].topic):
             flight, group, routed_ns = self._backlog.popleft()
-            self._add_in_flight(flight, -len(group.records))
+            self._in_flight.add(flight, -len(group.records))
             if flight.assigned.gone:
                 continue
             if group.target is None or group.target.last_failure_ns <= routed_ns:
@@ -184,20 +308,16 @@ class AtLeastOnce:
                 self._send(flight, [hop[0] for hop in group.records], now_ns)
 
     def _produce(self, flight: Flight, group: HopGroup, now_ns: int) -> None:
-        producer = self._one_by_one_producer() if group.one_per_batch else self._open()
+        producer = self._producers.of(one_per_batch=group.one_per_batch, targets=self._targets)
         for batch in self._writer.write(producer, flight, group, now_ns):
             self._register(batch)
 
     def _register(self, batch: HopBatch) -> None:
-        topic = batch.group.topic
-        self._open_batches.add(batch)
-        self._pace.sent(_cost(batch), batch.sent_ns)
-        self._open_topics[topic] = self._open_topics.get(topic, 0) + 1
-        self._add_in_flight(batch.flight, len(batch.indexes))
+        self._in_flight.opened(batch)
         if batch.is_refused:
             self._writer.inbox.append(batch)
         elif batch.group.kind is Kind.DELIVER:
-            self._deliveries.append(batch)
+            self._silence.deliveries.append(batch)
 
     def _send_again(self, flight: Flight, indexes: list[int], now_ns: int, re_append_reason: str = "") -> None:
         """Send records again that are in flight no longer."""
@@ -217,7 +337,7 @@ class AtLeastOnce:
 
     def process_reports(self, now_ns: int) -> None:
         """Process reports, produce failed records again, and handle targets that do not answer."""
-        self._poll(0)
+        self._producers.poll(0)
         for _ in range(len(self._writer.inbox)):  # not those that are refused meanwhile: this could go on forever
             self._process_batch(self._writer.inbox.popleft(), now_ns)
         if self._writer.failure is not None and self._renewal.is_due(now_ns // 1_000_000):
@@ -225,10 +345,11 @@ class AtLeastOnce:
         self._send_ready(now_ns)
         while self._waiting and self._waiting[0][0] <= now_ns:
             _, flight, index = self._waiting.popleft()
-            self._add_in_flight(flight, -1)
+            self._in_flight.add(flight, -1)
             self._send_again(flight, [index], now_ns)
-        self._check_silent_targets(now_ns)
-        self._limit_topics(now_ns)
+        for batch in self._silence.overdue(now_ns, self._in_flight.done):
+            self._replace(batch, now_ns)
+        self._in_flight.most_topics = self._silence.most_topics(now_ns, self._in_flight.batches)
         self._produce_backlog(now_ns)
 
     def _send_ready(self, now_ns: int) -> None:
@@ -238,14 +359,9 @@ class AtLeastOnce:
         self._targets.hear(now_ns)
         for target in [target for target in self._unready if now_ns >= target.ready_ns]:
             for flight, indexes in self._unready.pop(target):
-                self._add_in_flight(flight, -len(indexes))
+                self._in_flight.add(flight, -len(indexes))
                 if not flight.assigned.gone:
                     self._send(flight, indexes, now_ns)
-
-    def _poll(self, timeout_s: float) -> None:
-        for producer, wait_s in ((self._producer, timeout_s), (self._one_by_one, 0.0)):
-            if producer is not None:
-                self._writer.failure = poll_callbacks(producer, wait_s) or self._writer.failure
 
     def _process_batch(self, batch: HopBatch, now_ns: int) -> None:
         # other batches have its records now (test_records_in_flight_to_a_silent_target_do_not_block_other_targets),
@@ -263,25 +379,15 @@ class AtLeastOnce:
                 self._pace.answered(now_ns - batch.sent_ns, now_ns)
         elif batch.is_late:
             self._pace.late(batch.sent_ns, now_ns)
-        self._done(batch, now_ns)
-        self._reported_ns = now_ns
+        self._in_flight.done(batch, now_ns)
+        self._silence.reported_ns = now_ns
         if batch.flight.assigned.gone:
             return
         unstored = batch.unstored()
         if not unstored:
-            self._confirmed_ns = max(self._confirmed_ns, batch.sent_ns)
+            self._silence.confirmed_ns = max(self._silence.confirmed_ns, batch.sent_ns)
         self._stored(batch, unstored, now_ns)
         self._failed(batch, unstored, now_ns)
-
-    def _done(self, batch: HopBatch, now_ns: int) -> None:
-        batch.is_done = True
-        if batch in self._open_batches:
-            self._open_batches.remove(batch)
-            self._pace.ended(_cost(batch), now_ns)
-            self._open_topics[batch.group.topic] -= 1
-            if not self._open_topics[batch.group.topic]:
-                del self._open_topics[batch.group.topic]
-            self._add_in_flight(batch.flight, -len(batch.indexes))
 
     def _stored(self, batch: HopBatch, unstored: Mapping[int, object], now_ns: int) -> None:
         """Finish the records of a batch that are stored."""
@@ -305,60 +411,10 @@ class AtLeastOnce:
                 record = coordinates(batch.record(at))
                 self._alarm("worker.hop-not-stored", hop=batch.group.kind.value, error=error.name(), record=record)
                 self._waiting.append((now_ns + _RESEND_NS, flight, batch.indexes[at]))
-                self._add_in_flight(flight, 1)
+                self._in_flight.add(flight, 1)
             else:
                 again.append(batch.indexes[at])
         self._send_again(flight, again, now_ns)
-
-    def _check_silent_targets(self, now_ns: int) -> None:
-        """Re-append records that a target has not accepted in time, if other records or a probe were stored since.
-
-        Decides: Does a target not answer? At least once, only if something that was produced later by the patience is
-            stored, a batch or a probe (`worker.at_least_once.AtLeastOnce._is_overtaken`); otherwise the brokers are
-            slow. Exactly once, only if a probe is stored, `worker.exactly_once.ExactlyOnce._flush` aborts the whole
-            transaction, all its records are due again, and the silent target is avoided.
-        """
-        deliveries = self._deliveries
-        while deliveries:
-            batch = deliveries[0]
-            if batch.is_done or batch.flight.assigned.gone:
-                self._done(batch, now_ns)
-                deliveries.popleft()
-                continue
-            if batch.reports != batch.seen_reports:  # records of it are stored: its target is not silent
-                batch.seen_reports, batch.quiet_since_ns = batch.reports, now_ns
-            patience_ns = self._pace.patience_ns(now_ns, batch.group.target.failures if batch.group.target else 0)
-            if self._pace.quiet_ns(batch.quiet_since_ns, now_ns) < patience_ns:
-                return
-            if not self._is_overtaken(batch, patience_ns):
-                self._probe_for_proof(batch.flight.assigned, now_ns)
-                return
-            deliveries.popleft()
-            if batch.reports == len(batch.indexes):
-                continue  # all reports have arrived and are in the inbox
-            self._replace(batch, now_ns)
-
-    def _limit_topics(self, now_ns: int) -> None:
-        """Hold most other topics back while some are late, so that the producer sends the records of these first."""
-        late_ns = now_ns - self._pace.patience_ns(now_ns) // 4
-        late: set[str] = set()
-        if self._deliveries and self._deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
-            late = {each.group.topic for each in self._open_batches if _is_late_delivery(each, late_ns)}
-        self._most_topics = min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
-
-    def _is_overtaken(self, batch: HopBatch, patience_ns: int) -> bool:
-        """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
-        by_ns = max(batch.quiet_since_ns, self._pace.throttled_until_ns) + patience_ns
-        if self._confirmed_ns >= by_ns:
-            return True
-        return self._prober.confirmed_ns >= self._proof_asked_ns >= max(by_ns, self._reported_ns + patience_ns)
-
-    def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
-        """Write a probe to find out whether only the target is silent."""
-        is_quiet = now_ns - self._reported_ns >= self._pace.patience_ns(now_ns)
-        if is_quiet and self._prober.outstanding == 0 and now_ns - self._proof_asked_ns >= _PROOF_NS:
-            self._proof_asked_ns = now_ns
-            self._prober.probe(assigned)
 
     def _replace(self, batch: HopBatch, now_ns: int) -> None:
         """Re-append the records of a batch that have no report: their target has not answered."""
@@ -370,7 +426,7 @@ class AtLeastOnce:
 
     def _abandon(self, batch: HopBatch, now_ns: int) -> list[int]:
         """Finish a batch early: finish its stored records, and return the indexes of the others."""
-        self._done(batch, now_ns)
+        self._in_flight.done(batch, now_ns)
         unstored = batch.unstored()
         if not batch.flight.assigned.gone:
             self._stored(batch, unstored, now_ns)
@@ -383,11 +439,12 @@ class AtLeastOnce:
 
     def wait_ns(self, now_ns: int) -> int | None:
         """Return a short wait while reports are outstanding, else None."""
-        if self._pace.throttled_until_ns > now_ns and not self._outstanding():
+        outstanding = len(self._producers)
+        if self._pace.throttled_until_ns > now_ns and not outstanding:
             return self._pace.throttled_until_ns - now_ns
-        if self._writer.inbox or self._unready or self._backlog or len(self._open_topics) >= self._most_topics:
+        if self._writer.inbox or self._unready or self._backlog or self._in_flight.is_one_too_many(""):
             return _UNREADY_MS * 1_000_000
-        return _BUSY_MS * 1_000_000 if self._waiting or self._outstanding() else None
+        return _BUSY_MS * 1_000_000 if self._waiting or outstanding else None
 
     def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit the confirmed positions of these partitions.
@@ -436,7 +493,7 @@ class AtLeastOnce:
             except KafkaException as error:
                 if not left or error.args[0].code() not in _REBALANCING:
                     raise
-                self._poll(_COMMIT_AGAIN_S)
+                self._producers.poll(_COMMIT_AGAIN_S)
             else:
                 return
 
@@ -447,15 +504,13 @@ class AtLeastOnce:
             now_ns = self._clock.monotonic_ns()
             if now_ns >= end_ns:
                 return
-            self._poll(_BUSY_MS / 1_000)
+            self._producers.poll(_BUSY_MS / 1_000)
             self.process_reports(now_ns)
 
     def close(self) -> None:
         """Abandon records in flight and close the producers."""
-        for producer in (self._producer, self._one_by_one):
-            if producer is not None:
-                close_producer(producer, _LAST_REPORTS_S)
-        self._producer = self._one_by_one = self._consumer = None
+        self._producers.close()
+        self._consumer = None
         self._targets.set_producers()
 
     def _replace_producer(self, now_ns: int) -> None:
@@ -463,29 +518,13 @@ class AtLeastOnce:
         error, self._writer.failure = self._writer.failure, None
         self._counts.recycled += 1
         self._alarm("worker.producer-recycled", error=str(error))
-        for old in (self._producer, self._one_by_one):
-            if old is not None:
-                close_producer(old, _LAST_REPORTS_S)
-        self._producer = self._one_by_one = None
-        self._open()
-        lost = sorted(self._open_batches, key=_began)
+        self._producers.close()
+        self._producers.of(one_per_batch=False, targets=self._targets)
+        lost = sorted(self._in_flight.batches, key=_began)
         self._writer.inbox.clear()
-        self._deliveries.clear()
+        self._silence.deliveries.clear()
         for batch in lost:
             self._send_again(batch.flight, self._abandon(batch, now_ns), now_ns)
-
-    def _open(self) -> ProducerClient:
-        if self._producer is None:
-            self._producer = self._make_producer(self._config)
-            self._prober.use(self._producer, self._writer.reports)
-            self._targets.set_producers(self._producer)
-        return self._producer
-
-    def _one_by_one_producer(self) -> ProducerClient:
-        if self._one_by_one is None:
-            self._one_by_one = self._make_producer({**self._config, "batch.num.messages": 1})
-            self._targets.set_producers(self._open(), self._one_by_one)
-        return self._one_by_one
 
 
 def _began(batch: HopBatch) -> tuple[int, int]:
@@ -494,7 +533,3 @@ def _began(batch: HopBatch) -> tuple[int, int]:
 
 def _cost(batch: HopBatch) -> int:
     return cost(len(batch.indexes), len(batch.indexes) * batch.flight.mean_bytes)
-
-
-def _is_late_delivery(batch: HopBatch, late_ns: int) -> bool:
-    return batch.group.kind is Kind.DELIVER and batch.sent_ns <= late_ns

@@ -35,34 +35,47 @@
   (test_a_rebalance_aborts_the_open_transaction_before_any_slow_request).
 * A worker that is fenced three times in a minute ends with an error: another worker has the same `transactional.id`.
 * Probes are not part of transactions and have a separate producer.
+
+What the failures of a transaction say (`TransactionFailures`, the part of `refusals` for transactions):
+
+* A record that no topic of the shim accepts (it must be parked, and the worker may not) would abort every transaction.
+  Its partition backs off: a second at first, then twice as long each time, up to five seconds.
+* Records that were purged with an aborted transaction say nothing about their targets, unless these were silent.
+* The error of a missing right does not name the topic. So the cluster is asked which topics the worker may not write
+  to.
 """
 
 from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from rocketshim.core.backoff import Backoff
+from rocketshim.core.clock import Clock
 from rocketshim.core.level_queue import Due
+from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.errors import WorkerError
 from rocketshim.kafka.clients import (
     ConsumerClient,
     ProducerClient,
-    close_producer,
     init_transactions,
     poll_callbacks,
     purge_producer,
 )
 from rocketshim.kafka.lookups import check_answers
-from rocketshim.kafka.reports import DeliveryReports
-from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.delivery import DeliveryParts
-from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
-from rocketshim.worker.transaction import Transaction
-from rocketshim.worker.transaction_failures import FENCED, TransactionFailures
+from rocketshim.worker.assignment import AssignedPartition, CommitResults
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
+from rocketshim.worker.prober import Prober
+from rocketshim.worker.refusals import SPOILS_BATCH, Refusals, Verdict
+from rocketshim.worker.router import Router
+from rocketshim.worker.state import Alarms
+from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import WorkerClients
+from rocketshim_topics.wire import coordinates
 
-__all__ = ["ExactlyOnce"]
+__all__ = ["ExactlyOnce", "Transaction"]
 
 _NS: Final = 1_000_000
 _MOST_RECORDS: Final = 5_000
@@ -86,77 +99,304 @@ _CALLS: Final = 5  # requests of a transaction that wait for each other
 _PROBES: Final = 3  # a record of a new transaction takes the time of these: metadata and partitions come first
 _REMEMBERED_CALLS: Final = 8
 _OVERDUE_S: Final = 6.0  # a call that has not returned by this time after its time-out never will
+PURGED: Final = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})  # noqa: SLF001 - no public spelling
+FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})  # noqa: SLF001
+_SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF001
+_BACKOFF_NS: Final = Backoff(1_000_000_000, 5_000_000_000)
 
 
-class ExactlyOnce:
-    """Delivery in transactions.
+class Transaction:
+    """The records of one transaction.
 
-    Args:
-        parts: what both deliveries are made of.
-        clients: makes and closes producers, and asks for rights.
-        config: settings of the producer, including `transactional.id`.
-        probe_config: settings of the producer of probes.
-        api_timeout_ms: longest wait for one transactional call; below the transaction's time-out.
-        heart: gets a beat before each long call, with the longest time that the call may take.
+    Attributes:
+        begun_ns: monotonic instant of its begin.
+        count: number of its records.
+        cost: their cost in flight; see `core.send_pace`.
+        flights: the due records that it contains, by run.
+        batches: their hops as produced.
+        topics: the topics to which they were produced.
+        passed: positions that it commits although it has no record before them, by partition.
+        must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
+        is_late: whether its records were not stored in time, or the commit would not succeed in time.
+        is_silent: whether the targets have not stored its records, and no report has arrived for a while.
+        has_deleted: whether a target whose records were not stored was deleted.
 
     Thread-safety: none; the worker's thread.
     """
 
-    def __init__(
-        self,
-        parts: DeliveryParts,
-        clients: WorkerClients,
-        config: dict[str, Any],
-        probe_config: dict[str, Any],
-        *,
-        api_timeout_ms: int,
-        heart: Heartbeat,
-    ) -> None:
-        self._clients = clients
-        self._router = parts.router
-        self._failures = TransactionFailures(parts.refusals, parts.alarm, clients.denied)
-        self._targets = parts.targets
-        self._writer = parts.writer
-        self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
-        self._prober = parts.prober
-        self._pace = parts.pace
-        self._counts = parts.counts
-        self._commits = parts.commits
-        self._clock = parts.clock
-        self._alarm = parts.alarm
-        self._point = parts.point
-        self._config = config
-        self._probe_config = probe_config
-        self._api_timeout_s = api_timeout_ms / 1_000
-        self._call_ns: deque[int] = deque(maxlen=_REMEMBERED_CALLS)  # how long the last commits took
-        self._heart = heart
-        self._consumer: ConsumerClient | None = None
-        self._producer: ProducerClient | None = None
-        self._probes: ProducerClient | None = None
-        self._open: Transaction | None = None
-        self._not_before_ns = 0
-        self._records_a_topic = _MOST_RECORDS  # in the last transaction
+    __slots__ = (
+        "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_late", "is_silent", "must_abort",
+        "passed", "topics",
+    )  # fmt: skip
+
+    def __init__(self, begun_ns: int, passed: dict[AssignedPartition, int] | None = None) -> None:
+        self.begun_ns = begun_ns
+        self.count = self.cost = 0
+        self.flights: list[Flight] = []
+        self.batches: list[HopBatch] = []
+        self.topics: set[str] = set()
+        self.passed = passed or {}
+        self.must_abort = False
+        self.is_silent = self.is_late = False
+        self.has_deleted = False
+
+    def add(self, flight: Flight) -> None:
+        """Add the due records of a run."""
+        self.flights.append(flight)
+        self.count += len(flight.due.records)
+        self.cost += cost(len(flight.due.records), flight.due.size_bytes)
+
+    def ends(self) -> dict[AssignedPartition, int]:
+        """Return the position to commit of each partition."""
+        return self.passed | {flight.assigned: flight.due.run.next_offset for flight in self.flights}
+
+    def offsets(self) -> list[TopicPartition]:
+        """Return the positions to commit, as the client wants them."""
+        return [assigned.at(end) for assigned, end in self.ends().items()]
+
+    def failures(self) -> Iterator[tuple[HopBatch, int, KafkaError]]:
+        """Yield what was reported as not stored: the batch, the position in it, and the error."""
+        for batch in self.batches:
+            for at, error in batch.errors:
+                yield batch, at, error
+
+    def unstored_targets(self) -> set[TargetHealth]:
+        """Return the targets of the records that are not known to be stored."""
+        return {
+            batch.group.target
+            for batch in self.batches
+            if batch.group.target is not None and (batch.errors or batch.reports < len(batch.indexes))
+        }
+
+    @property
+    def has_failure(self) -> bool:
+        """Whether a record was reported as not stored."""
+        return any(batch.errors for batch in self.batches)
+
+    @property
+    def has_stored(self) -> bool:
+        """Whether all records of a batch are known to be stored."""
+        return any(not batch.errors and batch.reports == len(batch.indexes) for batch in self.batches)
+
+    @property
+    def has_refusal(self) -> bool:
+        """Whether a record was refused because of itself or of its target, and not only purged."""
+        return any(error.code() not in PURGED for _, _, error in self.failures())
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether a partition of its records was revoked."""
+        return any(flight.assigned.gone for flight in self.flights)
+
+
+class TransactionFailures:
+    """Learns from the failures of transactions.
+
+    Args:
+        refusals: learns from hops that were not stored.
+        alarm: called with an event and its facts.
+        denied: returns which of the given topics the worker may not write to.
+
+    Thread-safety: none; the worker's thread.
+    """
+
+    def __init__(self, refusals: Refusals, alarm: Callable[..., None], denied: Callable[[set[str]], set[str]]) -> None:
+        self._refusals = refusals
+        self._alarm = alarm
+        self._denied = denied
+
+    def refused(self, transaction: Transaction, batch: HopBatch, now_ns: int) -> None:
+        """Learn why the producer refused a record; if no topic accepts it, its partition backs off."""
+        _, error = batch.errors[0]
+        if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
+            transaction.must_abort = True  # an earlier record failed, not this one
+            return
+        if self._refusals.refused(batch, 0, error, now_ns) is Verdict.WAIT:
+            transaction.must_abort = True
+            self._back_off(batch, 0, error, now_ns)
+
+    def learn(self, transaction: Transaction, now_ns: int, cause: KafkaError | None = None) -> bool:
+        """Report failures to the router; return True if one unknown record made the broker refuse its batch."""
+        if cause is not None and cause.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            self._find_denied_topics(transaction, cause, now_ns)
+        # if a record was refused, those that were purged had no time to be stored; otherwise their targets are silent
+        is_silent = transaction.is_silent and not transaction.has_refusal
+        is_refused = False
+        for batch, at, error in transaction.failures():
+            group = batch.group
+            if error.code() in PURGED:
+                if is_silent and group.kind is Kind.DELIVER and group.target is not None:
+                    self._refusals.target_failed(group.target, now_ns, "no-answer")
+            elif error.code() not in FENCED | _SPOILS:
+                verdict = self._refusals.refused(batch, at, error, now_ns)
+                if verdict is Verdict.WAIT and group.kind is not Kind.DELIVER:
+                    self._back_off(batch, at, error, now_ns)
+                is_refused = is_refused or (
+                    group.kind is Kind.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
+                )
+        return is_refused
+
+    def _find_denied_topics(self, transaction: Transaction, cause: KafkaError, now_ns: int) -> None:
+        """Find out which topic denied a transaction that failed because of a missing ACL."""
+        denied = self._denied({batch.group.topic for batch in transaction.batches})
+        for batch in transaction.batches:
+            group = batch.group
+            if group.topic in denied and group.kind is not Kind.DELIVER:
+                self._back_off(batch, 0, cause, now_ns)
+            elif group.topic in denied and group.target is not None:
+                self._refusals.target_failed(group.target, now_ns, cause.name())
+
+    def _back_off(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> None:
+        """Let a partition back off: no topic accepts one of its records, so the next transactions leave it out."""
+        assigned = batch.flight.assigned
+        if assigned.backoff_until_ns <= now_ns:
+            assigned.backoff_until_ns = now_ns + _BACKOFF_NS.pause(assigned.backoffs)
+            assigned.backoffs += 1
+            record = coordinates(batch.record(at))
+            self._alarm("worker.hop-not-stored", topic=batch.group.topic, error=error.name(), record=record)
+
+
+class TransactionalProducer:
+    """The producer of the transactions: when it is replaced, and under which `transactional.id`."""
+
+    def __init__(self, clients: WorkerClients, pace: SendPace, alarm: Alarms, heart: Heartbeat) -> None:
+        self.current: ProducerClient | None = None
+        self.timeout_s = clients.longest_ms / 1_000  # of a call
+        self.not_before_ns = 0  # when the next transaction, or the next producer, may begin
+        self.is_careful = False  # whether it sends one record per batch
+        self._careful_until_ns = 0
         self._is_stale = False
         self._renewed_ns = 0
-        self._uncertain: list[Transaction] = []
-        self._careful_until_ns = 0
-        self._is_careful = False
         self._kept_ids = 0  # how often a transaction that could not end has kept its id
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
-        self._instance_conflict: WorkerError | None = None
+        self._config = clients.transactional_config(pace)
+        self._clients = clients
+        self._alarm = alarm
+        self._heart = heart
+
+    def make(self, now_ns: int) -> ProducerClient:
+        """Create the next producer; it counts when it is accepted."""
+        self.is_careful = now_ns < self._careful_until_ns
+        config = {**self._config, "batch.num.messages": 1} if self.is_careful else {**self._config}
+        if self._kept_ids:
+            config["transactional.id"] += f".{self._kept_ids}"
+        return self._clients.make_producer(config)
+
+    def initialise(self, producer: ProducerClient, topic: str) -> None:
+        """Initialise a producer; raise `CONCURRENT_TRANSACTIONS` soon if the last transaction of its id cannot end."""
+        self.beat()
+        try:
+            init_transactions(producer, topic, min(_ID_KEPT_S, self.timeout_s))
+        except KafkaException as problem:
+            error = problem.args[0]
+            if error.code() == KafkaError.CONCURRENT_TRANSACTIONS or not error.retriable():
+                raise
+            self.beat()
+            producer.init_transactions(self.timeout_s)
+
+    def accept(self, producer: ProducerClient, now_ns: int) -> None:
+        """Begin transactions with this producer."""
+        self.current = producer
+        self._is_stale, self._renewed_ns = False, now_ns
+
+    def discard(self, producer: ProducerClient | None = None) -> None:
+        """Close the current producer, or one that is not accepted."""
+        if producer is None:
+            producer, self.current = self.current, None
+        if producer is not None:
+            self._clients.discard(producer, _LOOK_S)
+
+    def begin_careful(self, now_ns: int) -> None:
+        """Have the next producers send one record per batch for a while."""
+        self._careful_until_ns = now_ns + _CAREFUL_NS
+
+    def change_id(self) -> None:
+        """Give the next producer another id: the last transaction of this one waits for a leader."""
+        self._kept_ids += 1
+
+    def connection_lost(self) -> None:
+        """Have the producer replaced before the next transaction, at most once a second.
+
+        `send_offsets_to_transaction` of librdkafka ignores its time-out. It waits forever for a remembered coordinator
+        that has left its metadata meanwhile (librdkafka 5456 and 5511). Without the replacement, the worker blocked in
+        most restarts of a broker on a busy machine. A new producer remembers no coordinator.
+        """
+        self._is_stale = True
+
+    def is_outdated(self, now_ns: int) -> bool:
+        """Return whether the current producer is to be replaced before the next transaction."""
+        is_careful_for_nothing = self.is_careful and now_ns >= self._careful_until_ns
+        return is_careful_for_nothing or (self._is_stale and now_ns - self._renewed_ns >= _AGAIN_NS)
+
+    def fenced(self, error: KafkaError, now_ns: int) -> None:
+        """Note that another producer has taken the id."""
+        self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
+        self._fenced_ns.append(now_ns)
+
+    def check_fenced(self) -> None:
+        """Raise `WorkerError` if the id was taken three times in a minute."""
+        if len(self._fenced_ns) == _MOST_FENCINGS and self._fenced_ns[-1] - self._fenced_ns[0] < _MINUTE_NS:
+            raise WorkerError(
+                f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id "
+                f"{self._config['transactional.id']!r}; give each worker its own --instance"
+            )
+
+    def wait_ns(self, now_ns: int) -> int:
+        """Return the time until it may be made or used, or has to be replaced; 0: now."""
+        if self.current is not None and self._is_stale:
+            return max(0, self._renewed_ns + _AGAIN_NS - now_ns)
+        return max(0, self.not_before_ns - now_ns)
+
+    def beat(self) -> None:
+        """Report that the loop lives, before a call that may take long."""
+        self._heart.beat(self.timeout_s + _OVERDUE_S)
+
+
+class ExactlyOnce:
+    """Delivery in transactions."""
+
+    def __init__(
+        self,
+        clients: WorkerClients,
+        *,
+        router: Router,
+        prober: Prober,
+        commits: CommitResults,
+        alarm: Alarms,
+        clock: Clock,
+        point: Callable[[str], None],
+        heart: Heartbeat,
+    ) -> None:
+        self._pace = clients.pace()
+        self._router = router
+        self._targets = router.targets
+        self._failures = TransactionFailures(Refusals(router.targets, router.marks, alarm), alarm, clients.denied)
+        self._writer = HopWriter(alarm.counts, router.marks.forget_stored, alarm)
+        self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
+        self._producer = TransactionalProducer(clients, self._pace, alarm, heart)
+        self._prober = prober
+        self._commits = commits
+        self._alarm = alarm
+        self._counts = alarm.counts
+        self._clock = clock
+        self._point = point
+        self._consumer: ConsumerClient | None = None
+        self._open: Transaction | None = None
+        self._uncertain: list[Transaction] = []
+        self._call_ns: deque[int] = deque(maxlen=_REMEMBERED_CALLS)  # how long the last commits took
+        self._records_a_topic = _MOST_RECORDS  # in the last transaction
 
     # --- the transaction ---------------------------------------------------------------------------------------------
 
     def start(self, consumer: ConsumerClient) -> None:
         """Create the producer of probes; the first turn creates the transactional producer."""
         self._consumer = consumer
-        self._probes = self._clients.make_producer(self._probe_config)
-        self._prober.use(self._probes, DeliveryReports())
+        self._prober.open(self._pace)
         self._discard_producer()
 
     def capacity(self, now_ns: int) -> int:
         """Return the number of records that may still go into this transaction."""
-        if self._producer is None or now_ns < self._not_before_ns:
+        if self._producer.current is None or now_ns < self._producer.not_before_ns:
             return 0
         transaction = self._open
         room = self._pace.room_count(now_ns)
@@ -186,7 +426,7 @@ class ExactlyOnce:
             assigned.queue.failed(due)
             return
         assigned.awaited.clear()
-        transaction, producer = self._open or self._begin(now_ns), self._producer
+        transaction, producer = self._open or self._begin(now_ns), self._producer.current
         if transaction is None or producer is None:
             assigned.queue.failed(due)
             return
@@ -202,10 +442,11 @@ class ExactlyOnce:
         self._point("after-produce")
 
     def _begin(self, now_ns: int, passed: dict[AssignedPartition, int] | None = None) -> Transaction | None:
-        if self._producer is None:
+        producer = self._producer.current
+        if producer is None:
             return None
         try:
-            self._producer.begin_transaction()
+            producer.begin_transaction()
         except KafkaException as error:
             self._on_uncertain_outcome(error.args[0], now_ns)
             return None
@@ -230,7 +471,7 @@ class ExactlyOnce:
                 else:
                     transaction.topics.add(group.topic)
                     for batch in self._writer.write(producer, flight, group, now_ns):
-                        batch.alone = batch.alone or self._is_careful
+                        batch.alone = batch.alone or self._producer.is_careful
                         (refused if batch.is_refused else transaction.batches).append(batch)
             for batch in refused:
                 self._failures.refused(transaction, batch, now_ns)
@@ -246,7 +487,7 @@ class ExactlyOnce:
 
     def end_turn(self, now_ns: int) -> None:
         """Commit the open transaction, if there is one."""
-        transaction, producer, consumer = self._open, self._producer, self._consumer
+        transaction, producer, consumer = self._open, self._producer.current, self._consumer
         if transaction is None or producer is None or consumer is None:
             return
         try:
@@ -256,19 +497,19 @@ class ExactlyOnce:
             if transaction.is_late or transaction.has_refusal or transaction.is_lost:
                 self._abort(producer, transaction, None, "a broker throttles this client for long" * is_throttled)
                 return
-            self._beat_before_call()
+            self._producer.beat()
             # Not while the records are stored, though 1.5 ms faster: see the open findings in docs/reliability.md.
             # If the transaction has failed, this call raises the cause.
             producer.send_offsets_to_transaction(
-                transaction.offsets(), consumer.consumer_group_metadata(), self._api_timeout_s
+                transaction.offsets(), consumer.consumer_group_metadata(), self._producer.timeout_s
             )
             if transaction.must_abort or transaction.has_failure:
                 self._abort(producer, transaction, None)
                 return
             self._point("before-commit")
-            self._beat_before_call()
+            self._producer.beat()
             called_ns = self._clock.monotonic_ns()
-            producer.commit_transaction(self._api_timeout_s)
+            producer.commit_transaction(self._producer.timeout_s)
             self._call_ns.append(self._clock.monotonic_ns() - called_ns)
         except KafkaException as problem:
             error = problem.args[0]
@@ -288,10 +529,10 @@ class ExactlyOnce:
         (The probe alone would not do: its own broker may be the silent one.) A deleted target ends the waiting
         earlier: librdkafka tries to add its partition to the transaction again and again.
         """
-        end_ns = self._clock.monotonic_ns() + round(self._api_timeout_s * 1e9)
+        end_ns = self._clock.monotonic_ns() + round(self._producer.timeout_s * 1e9)
         left, quiet_s, longest_s, asked_ns = len(producer), 0.0, 0.0, 0
         while True:
-            self._beat_before_call()
+            self._producer.beat()
             step_s = _ANSWER_S if quiet_s else _LOOK_S
             still = producer.flush(step_s)
             now_ns = self._clock.monotonic_ns()
@@ -327,8 +568,7 @@ class ExactlyOnce:
 
     def _is_probe_stored(self, asked_ns: int) -> bool:
         """Return whether a probe that was written since then is stored; note how long that took."""
-        if self._probes is not None:
-            poll_callbacks(self._probes)
+        self._prober.poll()
         now_ns = self._clock.monotonic_ns()
         self._prober.process_reports(now_ns)
         if self._prober.stored_ns < asked_ns:
@@ -338,7 +578,7 @@ class ExactlyOnce:
 
     def _is_throttled_too_long(self, transaction: Transaction) -> bool:
         """Return whether a broker reads the next request too late; the transaction could be too old by then."""
-        end_ns = transaction.begun_ns + round(self._api_timeout_s * 1e9)
+        end_ns = transaction.begun_ns + round(self._producer.timeout_s * 1e9)
         return transaction.count > 1 and self._pace.throttled_until_ns > end_ns
 
     def _look_again(self, transaction: Transaction) -> None:
@@ -360,11 +600,9 @@ class ExactlyOnce:
             self._writer.count_stored(batch, now_ns)
         if transaction.topics:
             self._records_a_topic = max(1, transaction.count // len(transaction.topics))
-        self._not_before_ns = now_ns + _GAP_NS
-        if now_ns - began_ns - base_ns > self._api_timeout_s * 1e9:
+        self._producer.not_before_ns = now_ns + _GAP_NS
+        if now_ns - began_ns - base_ns > self._producer.timeout_s * 1e9:
             self._discard_producer()  # it retried for long; no late request may hit the next transaction
-        elif self._is_careful and now_ns >= self._careful_until_ns:
-            self._discard_producer()
 
     def _end(self, transaction: Transaction, now_ns: int) -> None:
         self._open = None
@@ -379,9 +617,6 @@ class ExactlyOnce:
         if not flight.assigned.gone:
             flight.assigned.queue.confirmed(flight.due.run)
 
-    def _beat_before_call(self) -> None:
-        self._heart.beat(self._api_timeout_s + _OVERDUE_S)
-
     # --- failures ----------------------------------------------------------------------------------------------------
 
     def _abort(
@@ -389,24 +624,15 @@ class ExactlyOnce:
     ) -> None:
         """Abort the transaction; if the outcome of the abort is uncertain, replace the producer."""
         self._counts.aborted += 1
-        if transaction.is_silent and not transaction.has_stored:
-            # perhaps the last transaction cannot end, so that this one does not begin: its abort would not return
-            unbegun = KafkaError(KafkaError._TIMED_OUT, "no record of the transaction is stored")  # noqa: SLF001
-            self._on_uncertain_outcome(unbegun, self._clock.monotonic_ns())
-            return
-        self._commits.failed()
         if cause is not None and cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._look_again(transaction)  # the error does not name the deleted target
-        self._beat_before_call()
-        # the abort waits for the report of every record
-        purge_producer(producer, _LOOK_S if transaction.has_deleted else _PURGE_S)
-        if transaction.has_deleted and len(producer):
-            # librdkafka cannot purge a record whose partition it has just forgotten; its abort would wait 10 s for it
-            unpurged = KafkaError(KafkaError._STATE, "the record of a deleted target cannot be purged")  # noqa: SLF001
-            self._on_uncertain_outcome(unpurged, self._clock.monotonic_ns())
+        obstacle = self._purge(producer, transaction)
+        if obstacle is not None:
+            self._on_uncertain_outcome(obstacle, self._clock.monotonic_ns())
             return
+        self._commits.failed()
         try:
-            producer.abort_transaction(self._api_timeout_s)
+            producer.abort_transaction(self._producer.timeout_s)
         except KafkaException as problem:
             now_ns = self._clock.monotonic_ns()
             self._failures.learn(transaction, now_ns, cause)
@@ -424,14 +650,27 @@ class ExactlyOnce:
         for flight in reversed(transaction.flights):
             if not flight.assigned.gone:
                 flight.assigned.queue.failed(flight.due)
-        self._not_before_ns = now_ns + _BACK_OFF_NS
+        self._producer.not_before_ns = now_ns + _BACK_OFF_NS
         if is_refused:
-            self._careful_until_ns = now_ns + _CAREFUL_NS
-        self._kept_ids += transaction.is_silent
+            self._producer.begin_careful(now_ns)
+        if transaction.is_silent:
+            self._producer.change_id()
         is_stuck = transaction.is_late or transaction.has_deleted  # a request may be stored after the abort
-        if cause is not None or is_stuck or (is_refused and not self._is_careful):
+        if cause is not None or is_stuck or (is_refused and not self._producer.is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
             self._discard_producer()
+
+    def _purge(self, producer: ProducerClient, transaction: Transaction) -> KafkaError | None:
+        """Purge the records, since an abort waits for all reports; return why an abort would not return."""
+        if transaction.is_silent and not transaction.has_stored:
+            # perhaps the last transaction cannot end, so that this one does not begin
+            return KafkaError(KafkaError._TIMED_OUT, "no record of the transaction is stored")  # noqa: SLF001
+        self._producer.beat()
+        purge_producer(producer, _LOOK_S if transaction.has_deleted else _PURGE_S)
+        if transaction.has_deleted and len(producer):
+            # librdkafka cannot purge a record whose partition it has just forgotten; its abort would wait 10 s for it
+            return KafkaError(KafkaError._STATE, "the record of a deleted target cannot be purged")  # noqa: SLF001
+        return None
 
     def _on_uncertain_outcome(self, error: KafkaError, now_ns: int) -> None:
         """Replace the producer after an uncertain outcome; the committed positions will show the outcome.
@@ -441,16 +680,10 @@ class ExactlyOnce:
             minute, because another has its name (--instance), ends with a WorkerError.
         """
         if error.code() in FENCED:
-            self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
-            self._fenced_ns.append(now_ns)
-            if len(self._fenced_ns) == _MOST_FENCINGS and now_ns - self._fenced_ns[0] < _MINUTE_NS:
-                self._instance_conflict = WorkerError(
-                    f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id "
-                    f"{self._config['transactional.id']!r}; give each worker its own --instance"
-                )
+            self._producer.fenced(error, now_ns)
         self._counts.recycled += 1
         self._commits.failed()
-        self._not_before_ns = now_ns + _BACK_OFF_NS
+        self._producer.not_before_ns = now_ns + _BACK_OFF_NS
         self._alarm("worker.producer-recycled", error=str(error))
         transaction = self._open
         self._discard_producer()
@@ -463,19 +696,12 @@ class ExactlyOnce:
 
     def _discard_producer(self) -> None:
         """Close the producer; the next `process_reports` creates a new one."""
-        old, self._producer = self._producer, None
         self._targets.set_producers()
-        if old is not None:
-            self._clients.discard(old, _LOOK_S)
+        self._producer.discard()
 
     def connection_lost(self) -> None:
-        """Replace the producer before the next transaction, at most once a second.
-
-        `send_offsets_to_transaction` of librdkafka ignores its time-out. It waits forever for a remembered coordinator
-        that has left its metadata meanwhile (librdkafka 5456 and 5511). Without the replacement, the worker blocked in
-        most restarts of a broker on a busy machine. A new producer remembers no coordinator.
-        """
-        self._is_stale = True
+        """Have the producer replaced before the next transaction."""
+        self._producer.connection_lost()
 
     def process_reports(self, now_ns: int) -> None:
         """Create and initialise a producer if there is none, and find out the outcome of uncertain transactions.
@@ -483,54 +709,32 @@ class ExactlyOnce:
         Raises:
             WorkerError: the worker was fenced three times in a minute.
         """
-        if self._instance_conflict is not None:
-            raise self._instance_conflict
-        if self._probes is not None:
-            error = poll_callbacks(self._probes)
-            if error is not None:
-                self._alarm("worker.producer-recycled", error=str(error))
-                close_producer(self._probes, _LAST_REPORTS_S)
-                self._probes = self._clients.make_producer(self._probe_config)
-                self._prober.use(self._probes, DeliveryReports())
-        if self._is_stale and self._open is None and now_ns - self._renewed_ns >= _AGAIN_NS:
+        self._producer.check_fenced()
+        self._prober.poll()
+        if self._open is None and self._producer.is_outdated(now_ns):
             self._discard_producer()
-        if self._producer is not None or now_ns < self._not_before_ns or self._consumer is None:
+        if self._producer.current is not None or now_ns < self._producer.not_before_ns or self._consumer is None:
             return
-        self._is_careful = now_ns < self._careful_until_ns
-        config = {**self._config, "batch.num.messages": 1} if self._is_careful else {**self._config}
-        if self._kept_ids:
-            config["transactional.id"] += f".{self._kept_ids}"
-        producer = self._clients.make_producer(config)
-        self._beat_before_call()
+        producer = self._producer.make(now_ns)
         try:
-            self._init_transactions(producer)
+            self._producer.initialise(producer, self._prober.topic)
             for transaction in self._uncertain:
                 self._failures.learn(transaction, now_ns)
             self._resolve(self._consumer)
         except KafkaException as problem:
             self._commits.failed()
             self._alarm("worker.producer-recycled", error=str(problem))
-            self._clients.discard(producer, _LOOK_S)
-            is_kept = problem.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS
-            self._kept_ids += is_kept
-            for transaction in self._uncertain:
-                transaction.is_silent = transaction.is_silent and not is_kept  # then it could not begin
-            self._not_before_ns = self._clock.monotonic_ns() + (_GAP_NS if is_kept else _AGAIN_NS)
+            self._producer.discard(producer)
+            now_ns = self._clock.monotonic_ns()
+            self._producer.not_before_ns = now_ns + _AGAIN_NS
+            if problem.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS:
+                self._producer.change_id()
+                self._producer.not_before_ns = now_ns
+                for transaction in self._uncertain:
+                    transaction.is_silent = False  # it could not begin
             return
-        self._producer = producer
+        self._producer.accept(producer, self._clock.monotonic_ns())
         self._targets.set_producers(producer)
-        self._is_stale, self._renewed_ns = False, self._clock.monotonic_ns()
-
-    def _init_transactions(self, producer: ProducerClient) -> None:
-        """Initialise a producer; raise `CONCURRENT_TRANSACTIONS` soon if the last transaction of its id cannot end."""
-        try:
-            init_transactions(producer, self._prober.topic, min(_ID_KEPT_S, self._api_timeout_s))
-        except KafkaException as problem:
-            error = problem.args[0]
-            if error.code() == KafkaError.CONCURRENT_TRANSACTIONS or not error.retriable():
-                raise
-            self._beat_before_call()
-            producer.init_transactions(self._api_timeout_s)
 
     def _resolve(self, consumer: ConsumerClient) -> None:
         """Read the committed positions: they show which uncertain transactions were committed."""
@@ -538,8 +742,8 @@ class ExactlyOnce:
         if flights:
             numbers = {flight.assigned.number for flight in flights}
             asked = [TopicPartition(self._prober.topic, number) for number in numbers]
-            self._beat_before_call()
-            answers = check_answers(consumer.committed(asked, timeout=self._api_timeout_s))
+            self._producer.beat()
+            answers = check_answers(consumer.committed(asked, timeout=self._producer.timeout_s))
             found = {item.partition: item.offset for item in answers}
             committed = {each for each in flights if found[each.assigned.number] >= each.due.run.next_offset}
             for flight in flights:
@@ -559,13 +763,12 @@ class ExactlyOnce:
 
     def wait_ns(self, now_ns: int) -> int | None:
         """Return the time until the next transaction may begin; None: no limit."""
-        if self._producer is None:
-            return max(0, self._not_before_ns - now_ns)
-        if self._pace.throttled_until_ns > now_ns:
+        if self._producer.current is not None and self._pace.throttled_until_ns > now_ns:
             return self._pace.throttled_until_ns - now_ns
-        if self._is_stale:
-            return max(0, self._renewed_ns + _AGAIN_NS - now_ns)
-        return max(0, self._not_before_ns - now_ns) or (_BUSY_NS if self._prober.outstanding > 0 else None)
+        own_ns = self._producer.wait_ns(now_ns)
+        if own_ns or self._producer.current is None:
+            return own_ns
+        return _BUSY_NS if self._prober.outstanding > 0 else None
 
     def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit positions behind probes, and new metadata, in a separate transaction; other ones commit their own."""
@@ -579,17 +782,17 @@ class ExactlyOnce:
     def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
         """Abort the open transaction before a rebalance; the next owner resolves an uncertain one."""
         del assigned, longest_ns
-        if self._open is not None and self._producer is not None:
-            self._abort(self._producer, self._open, None, "the group rebalances")
+        if self._open is not None and self._producer.current is not None:
+            self._abort(self._producer.current, self._open, None, "the group rebalances")
 
     def close(self) -> None:
         """Abort the open transaction and close the producers."""
-        if self._open is not None and self._producer is not None:
+        producer = self._producer.current
+        if self._open is not None and producer is not None:
             try:
-                self._producer.abort_transaction(self._api_timeout_s)
+                producer.abort_transaction(self._producer.timeout_s)
             except KafkaException as error:
                 self._alarm("worker.transaction-aborted", error=str(error), records=self._open.count)
         self._discard_producer()
-        if self._probes is not None:
-            close_producer(self._probes, _LAST_REPORTS_S)
-        self._probes = self._consumer = self._open = None
+        self._prober.close()
+        self._consumer = self._open = None

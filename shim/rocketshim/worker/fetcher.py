@@ -12,9 +12,8 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
-from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
-from rocketshim.worker.state import Alarms, WorkerCounts
+from rocketshim.worker.state import Alarms
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import headers_shown
@@ -34,8 +33,6 @@ class Fetcher:
         self,
         assignment: Assignment,
         router: Router,
-        marks: RecordMarks,
-        counts: WorkerCounts,
         *,
         clock: Clock,
         sleep: Callable[[float], None] = time.sleep,
@@ -45,8 +42,7 @@ class Fetcher:
         self.failure: Exception | None = None
         self._assignment = assignment
         self._router = router
-        self._marks = marks
-        self._counts = counts
+        self._counts = alarm.counts
         self._clock = clock
         self._sleep = sleep
         self._prefetch_bytes = prefetch_bytes
@@ -120,7 +116,7 @@ class Fetcher:
             self.offer(self._assignment.restarted(assigned.number), run[last_fall:], seen_ns)
             return
         for message in unstamped:
-            self._marks.park(message, "no-append-time")
+            self._router.marks.park(message, "no-append-time")
         if not assigned.queue.has_due(seen_ns):  # otherwise the router looks the targets up when the records leave
             self._router.expect(run, seen_ns)
 

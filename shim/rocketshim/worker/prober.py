@@ -6,39 +6,48 @@ show how far this machine's wall clock is from the brokers'. One owner thread: t
 """
 
 from collections import deque
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
+from rocketshim.core.send_pace import SendPace
 from rocketshim.errors import TopicMismatchError
-from rocketshim.kafka.clients import ProducerClient, refresh_metadata
+from rocketshim.kafka.clients import ProducerClient, close_producer, poll_callbacks, refresh_metadata
 from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.refusals import compacted
+from rocketshim.worker.worker_clients import WorkerClients
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames, init_command
 
 __all__ = ["Prober"]
+
+_LAST_REPORTS_S: Final = 1.0
+_CLOCK_NS: Final = 600_000_000_000  # while records wait, the brokers' clock is read at least this often
 
 
 class Prober:
     """Writes probes and hands their append times to the queues."""
 
     __slots__ = (
-        "_alarm", "_clock", "_delivery_reports", "_names", "_producer", "_reports", "broker_clock", "confirmed_ns",
-        "outstanding", "stored_ns", "topic",
+        "_alarm", "_clients", "_clock", "_delivery_reports", "_names", "_own", "_pace", "_producer", "_reports",
+        "broker_clock", "clock_ahead_ms", "confirmed_ns", "outstanding", "stored_ns", "topic",
     )  # fmt: skip
 
-    def __init__(self, names: TopicNames, clock: Clock, alarm: Callable[..., None]) -> None:
+    def __init__(self, names: TopicNames, clients: WorkerClients, clock: Clock, alarm: Callable[..., None]) -> None:
         self.topic = names.schedule
         self.broker_clock = BrokerClock()
+        self.clock_ahead_ms = 0  # by how much this machine's clock is wrong; 0: a minute or less, or not known
         self.outstanding = 0  # written with the current producer, and their reports were not processed yet
         self.confirmed_ns = 0  # when the last report of a stored probe was processed
         self.stored_ns = 0  # when the newest stored probe was written
         self._names = names
+        self._clients = clients
+        self._pace: SendPace | None = None
+        self._own: ProducerClient | None = None  # exactly once: the other one has transactions
         self._clock = clock
         self._alarm = alarm
         self._producer: ProducerClient | None = None
@@ -50,6 +59,41 @@ class Prober:
         self._producer = producer
         self._delivery_reports = reports
         self.outstanding = 0
+
+    def open(self, pace: SendPace) -> None:
+        """Write probes with a producer that nothing else uses."""
+        self._pace = pace
+        self._own = self._clients.make_producer(self._clients.producer_config(pace))
+        self.use(self._own, DeliveryReports())
+
+    def poll(self) -> None:
+        """Serve the reports of the own producer, if there is one; replace it after a fatal error."""
+        error = None if self._own is None else poll_callbacks(self._own)
+        if error is not None and self._pace is not None:
+            self._alarm("worker.producer-recycled", error=str(error))
+            self.close()
+            self.open(self._pace)
+
+    def close(self) -> None:
+        """Close the own producer, if there is one."""
+        own, self._own = self._own, None
+        if own is not None:
+            close_producer(own, _LAST_REPORTS_S)
+
+    def compare_clocks(self, assigned: Sequence[AssignedPartition], now_ns: int) -> bool:
+        """Compare this machine's clock with the brokers'; return whether it became wrong or right.
+
+        The brokers' clock is asked for by a probe if none was written for long while records wait.
+        """
+        wall_ms, before = self._clock.wall_ms(), self.clock_ahead_ms
+        self.clock_ahead_ms = self.broker_clock.wrong_by_ms(now_ns, wall_ms)
+        if self.clock_ahead_ms and not before:
+            self._alarm("worker.clock-differs", ahead_ms=self.clock_ahead_ms)
+        if self.outstanding == 0 and not self.broker_clock.is_known(now_ns, wall_ms, within_ns=_CLOCK_NS):
+            waiting = next((each for each in assigned if each.queue.waiting_count), None)
+            if waiting is not None:
+                self.probe(waiting)
+        return bool(self.clock_ahead_ms) != bool(before)
 
     def probe(self, assigned: AssignedPartition) -> None:
         """Write a probe into a partition; after a failure the loop tries again a second later."""

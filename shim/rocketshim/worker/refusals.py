@@ -120,7 +120,7 @@ class Refusals:
         Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
             its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
             alone is parked. If only the timestamp that its sender gave is refused, it is delivered without that. In a
-            transaction: `worker.transaction_failures`.
+            transaction: `worker.exactly_once.TransactionFailures`.
 
         Raises:
             TopicMismatchError: the schedule topic is compacted.

@@ -164,8 +164,8 @@ class Router:
         self._names = names
         self._levels = levels
         self._policy = policy
-        self._targets = targets
-        self._marks = marks
+        self.targets = targets
+        self.marks = marks
         self._target_tries = target_tries
         self._max_delay_ms = max_delay_ms
         self._shapes = HeaderShapes(names)
@@ -209,7 +209,7 @@ class Router:
         records = due.records if len(indexes) == len(due.records) else [due.records[index] for index in indexes]
         shapes, clock_ms, number, prefix = self._shapes, due.clock_ms(now_ns), assigned.number, assigned.hop_prefix
         shapes.forget_numbers()
-        of_plain, numbers, marked = shapes.of_plain, shapes.numbers, self._marks.reasons
+        of_plain, numbers, marked = shapes.of_plain, shapes.numbers, self.marks.reasons
         queue_delay_ms, known_delay_ms = assigned.queue.delay_ms, self._levels.queue_delay_ms(number) or 0
         groups: list[HopGroup] = []
         begun: dict[tuple[TargetHealth, int], Callable[[Hop], None]] = {}
@@ -289,7 +289,7 @@ class Router:
             return self._park(each.index, each.record, "due-too-late")
         if route.refusal is not None:
             return self._offer(each, now_ns)
-        target = self._targets.target(route.topic, now_ns)
+        target = self.targets.target(route.topic, now_ns)
         if re_append_reason:
             return self._re_append(each, re_append_reason)
         if now_ns < target.ready_ns:
@@ -307,7 +307,7 @@ class Router:
         elif 0 <= qid < count:
             partition = qid
         elif qid >= 0 and now_ns >= target.answered_ns + _LOOK_AGAIN_NS:
-            self._targets.look_again(target.topic)  # it may have more partitions now
+            self.targets.look_again(target.topic)  # it may have more partitions now
             return self._not_yet(each, target)
         else:
             partition = target.turn % count if key is None else murmur2(key, count)
@@ -344,7 +344,7 @@ class Router:
         """
         if each.tries >= self._target_tries:
             return self._park(each.index, each.record, NOT_ALLOWED)
-        lanes = (self._targets.target(self._names.schedule, now_ns).partitions or 0) // self._levels.STRIDE
+        lanes = (self.targets.target(self._names.schedule, now_ns).partitions or 0) // self._levels.STRIDE
         lane = (each.record.partition() // self._levels.STRIDE + 1) % max(1, lanes)
         partition = self._levels.queue_for(_OFFER_MS[min(each.tries, len(_OFFER_MS) - 1)], lane)
         return HopGroup(Kind.RE_APPEND, self._names.schedule, partition, reason=NOT_ALLOWED, first=each.re_append())
@@ -354,7 +354,7 @@ class Router:
         if is_probe(record):
             return HopGroup(Kind.SKIP, first=(index, None, None, [], 0))
         out: OutgoingRecord = parked(record, self._names, reason)
-        if self._marks.is_without_body(record):
+        if self.marks.is_without_body(record):
             out = bare_parked(out)
         return HopGroup(Kind.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
 
@@ -386,7 +386,7 @@ class Router:
             return None
         target = route.target
         if target is None or now_ns >= target.ask_ns:
-            target = route.target = self._targets.target(route.topic, now_ns)
+            target = route.target = self.targets.target(route.topic, now_ns)
         return target if target.is_open(now_ns) else None
 
 

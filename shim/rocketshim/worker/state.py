@@ -111,10 +111,10 @@ class Alarms:
     Thread-safety: none; the worker's thread.
     """
 
-    __slots__ = ("_clock", "_counts", "_errors", "_lines", "_repeated")
+    __slots__ = ("_clock", "_errors", "_lines", "_repeated", "counts")
 
     def __init__(self, counts: WorkerCounts, clock: Clock, errors: ErrorLines) -> None:
-        self._counts = counts
+        self.counts = counts
         self._clock = clock
         self._errors = errors
         self._repeated = RepeatedErrors()
@@ -150,7 +150,7 @@ class Alarms:
             _LOG.warning("worker.client-error", extra=facts)
 
     def _count(self, event: str) -> None:
-        self._counts.alarms[event] = self._counts.alarms.get(event, 0) + 1
+        self.counts.alarms[event] = self.counts.alarms.get(event, 0) + 1
 
 
 @dataclass(frozen=True, slots=True)

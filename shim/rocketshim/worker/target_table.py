@@ -63,6 +63,11 @@ class TargetTable:
         """Ask this lookup from now on."""
         self._lookup = lookup
 
+    def close(self) -> None:
+        """End the lookups."""
+        if self._lookup is not None:
+            self._lookup.close()
+
     @property
     def failure(self) -> Exception | None:
         """Why targets cannot be looked up."""

@@ -24,36 +24,30 @@ Invariants:
   reports and end a transaction, each for a bounded time.
 """
 
-import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from operator import attrgetter
-from typing import Final
+from typing import Any, Final, Protocol
 
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
-from rocketshim.core.level_queue import Buffer, QueueLimits
-from rocketshim.core.send_pace import SendPace, cost
+from rocketshim.core.level_queue import Buffer, Due, LevelQueue, QueueLimits
 from rocketshim.errors import ConfigError, WorkerError
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_consumer, confluent_clients, unsubscribes
 from rocketshim.logs import safe_logger
 from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.allow_list import AllowList
-from rocketshim.worker.assignment import AssignedPartition, Assignment
+from rocketshim.worker.assignment import AssignedPartition, Assignment, CommitResults
 from rocketshim.worker.at_least_once import AtLeastOnce
-from rocketshim.worker.commit_results import CommitResults
-from rocketshim.worker.delivery import Delivery, DeliveryParts, paced
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
-from rocketshim.worker.hop_writer import HopWriter
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.refusals import RecordMarks, Refusals
+from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms, WorkerCounts, WorkerState, queue_state
 from rocketshim.worker.target_table import TargetTable
@@ -74,15 +68,53 @@ _PROBED_NS: Final = 1_000_000  # while a probe is in flight: its report decides 
 _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more records are due
 _STATE_NS: Final = 1_000_000_000
 _SKIP_NS: Final = 5_000_000_000  # exactly once, a transaction of its own commits what it finds
-_CLOCK_NS: Final = 600_000_000_000  # while records wait, the brokers' clock is read at least this often
 _FETCHES: Final = 16  # the least number of fetched batches that fill the buffer
-_FLIGHTS: Final = 3  # share of the buffer in flight: the producer has a copy, and one for a target that was silent
 _LEAVE_S: Final = 2.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
 
 def _no_point(name: str) -> None:
     """Do nothing: the default for `on_point`."""
+
+
+class Delivery(Protocol):
+    """One way to write due records and to commit positions. One owner thread: the worker's."""
+
+    def start(self, consumer: ConsumerClient) -> None:
+        """Create the producer; raise errors of the cluster."""
+
+    def capacity(self, now_ns: int) -> int:
+        """Return the number of records that may be relayed now."""
+
+    def capacity_bytes(self, now_ns: int) -> int:
+        """Return how many bytes of records may be relayed now, 1 or more; has a meaning only if `capacity` is not 0."""
+
+    def relay(self, assigned: AssignedPartition, due: Due[Any], now_ns: int) -> None:
+        """Write the records that left a queue to their targets or to another queue."""
+
+    def can_extend(self, now_ns: int) -> bool:
+        """Return whether the open transaction can take more records in this turn."""
+
+    def end_turn(self, now_ns: int) -> None:
+        """Finish the turn: no more records are due for now."""
+
+    def process_reports(self, now_ns: int) -> None:
+        """Process the results of written records; write those that failed again."""
+
+    def connection_lost(self) -> None:
+        """React to a connection to a broker that broke since the last turn."""
+
+    def wait_ns(self, now_ns: int) -> int | None:
+        """Return how long the loop may sleep at most; None: no limit."""
+
+    def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
+        """Commit the positions of these partitions."""
+
+    def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:
+        """Wait until these partitions have no records in flight, or the time is over."""
+
+    def close(self) -> None:
+        """Close the producers and abandon records in flight. Complete when it returns."""
 
 
 class DelayWorker:
@@ -97,7 +129,6 @@ class DelayWorker:
             passes this point of the protocol; for fault tests.
 
     Attributes:
-        counts: counters of what the worker has done.
         heart: heartbeat for a `Watchdog`, which ends a process whose loop is blocked.
 
     Thread-safety: one thread calls `start`, `step` and `close`. `run` calls them in the caller's thread. Any thread and
@@ -119,60 +150,67 @@ class DelayWorker:
         if not isinstance(given, WorkerSettings):
             raise ConfigError(f"a worker takes WorkerSettings(bootstrap=…, allow=…), not {given!r:.80}")
         self.settings = settings
-        self.names = TopicNames(settings.namespace)
-        self.counts = WorkerCounts()
         self.heart = Heartbeat()
-        self.group = settings.group or self.names.worker_group
-        instance = settings.instance or f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
-        self.transactional_id = f"{self.group}.{instance}"
+        names = TopicNames(settings.namespace)
+        self.group = settings.group or names.worker_group
         self._clock: Clock = clock or SystemClock()
-        self._on_point = on_point
         self._is_stopping = False  # an event has a lock, which the code that a signal interrupts may hold
-        self._alarm = Alarms(self.counts, self._clock, ErrorLines(self.group, MEMBER | settings.client))
+        errors = ErrorLines(self.group, MEMBER | settings.client)
+        self._alarm = Alarms(WorkerCounts(), self._clock, errors)
         self._targets = TargetTable(self._alarm)
-        self._marks = RecordMarks()
-        self._router = Router(
-            self.names,
+        marks = RecordMarks()
+        router = Router(
+            names,
             settings.delay_levels,
-            AllowList(self.names, settings.allow),
+            AllowList(names, settings.allow),
             self._targets,
-            self._marks,
+            marks,
             target_tries=settings.target_tries,
             max_delay_ms=settings.max_delay_ms,
         )
+        limits, buffer = QueueLimits(settings.prefetch_count, settings.prefetch_bytes), Buffer(settings.buffer_bytes)
         self._assignment = Assignment(
-            self.names.schedule,
+            names.schedule,
             settings.delay_levels,
-            QueueLimits(settings.prefetch_count, settings.prefetch_bytes),
-            Buffer(settings.buffer_bytes),
+            lambda delay_ms: LevelQueue(delay_ms, limits, buffer),
             leave=self._leave,
-            gone=self._marks.forget,
+            gone=marks.forget,
             alarm=self._alarm,
             sleep=sleep,
         )
         self._commits = CommitResults(self._assignment.held, self._clock, self._alarm)
         self._clients = WorkerClients(
-            clients or confluent_clients(), settings, self.group, on_commit=self._commits.on_commit, alarm=self._alarm
+            clients or confluent_clients(),
+            settings,
+            self.group,
+            on_commit=self._commits.on_commit,
+            alarm=self._alarm,
+            clock=self._clock,
         )
-        self._prober = Prober(self.names, self._clock, self._alarm)
+        self._prober = Prober(names, self._clients, self._clock, self._alarm)
         self._fetcher = Fetcher(
             self._assignment,
-            self._router,
-            self._marks,
-            self.counts,
+            router,
             clock=self._clock,
             sleep=sleep,
             prefetch_bytes=min(settings.prefetch_bytes, settings.buffer_bytes // _FETCHES),
             alarm=self._alarm,
         )
+        self._delivery: Delivery
+        if settings.exactly_once:
+            self._delivery = ExactlyOnce(
+                self._clients, router=router, prober=self._prober, commits=self._commits, alarm=self._alarm,
+                clock=self._clock, point=on_point, heart=self.heart,
+            )  # fmt: skip
+        else:
+            self._delivery = AtLeastOnce(
+                settings, self._clients, router=router, prober=self._prober, commits=self._commits, alarm=self._alarm,
+                clock=self._clock, point=on_point,
+            )  # fmt: skip
         self._state: WorkerState | None = None
-        self._state_ns = 0
         self._commit_ns = self._skip_ns = 0
-        self._clock_ahead_ms = 0
         self._served = -1  # the partition from which the loop took records last
         self._consumer: ConsumerClient | None = None
-        self._delivery: Delivery | None = None
-        self._lookup: TopicLookup | None = None
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -204,24 +242,26 @@ class DelayWorker:
         """
         if self._consumer is not None:
             return
-        clients, levels, topic = self._clients, self.settings.delay_levels, self.names.schedule
-        assignment = self._assignment
+        clients, levels, assignment = self._clients, self.settings.delay_levels, self._assignment
         if assignment.is_closing:
             raise WorkerError("this worker was closed, and a worker runs only once: create a new one")
-        clients.ensure_topics(Layout(self.names, levels))
+        clients.ensure_topics(Layout(TopicNames(self.settings.namespace), levels))
         with ExitStack() as opened:
-            delivery = opened.enter_context(closing(self._make_delivery()))
+            delivery = opened.enter_context(closing(self._delivery))
             consumer = opened.enter_context(closing(clients.consumer()))
             lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
             opened.callback(lookup.close)
             self._targets.set_lookup(lookup)
             delivery.start(consumer)
             consumer.subscribe(
-                [topic], on_assign=assignment.on_assign, on_revoke=assignment.on_revoke, on_lost=assignment.on_lost
+                [assignment.topic],
+                on_assign=assignment.on_assign,
+                on_revoke=assignment.on_revoke,
+                on_lost=assignment.on_lost,
             )
             opened.pop_all()
-        self._delivery, self._consumer, self._lookup = delivery, consumer, lookup
-        _LOG.info("worker.started", extra={"topic": topic, "group": self.group, "levels": str(levels)})
+        self._consumer = consumer
+        _LOG.info("worker.started", extra={"topic": assignment.topic, "group": self.group, "levels": str(levels)})
 
     def stop(self) -> None:
         """Ask the worker to stop; `run` returns when it has stopped.
@@ -236,8 +276,8 @@ class DelayWorker:
         This takes `stop_timeout_ms` at most, and one or two seconds to leave the group. If no broker answers, positions
         may be uncommitted; the worker then logs an alarm.
         """
-        consumer, delivery, lookup = self._consumer, self._delivery, self._lookup
-        if consumer is None or delivery is None or lookup is None:
+        consumer, delivery = self._consumer, self._delivery
+        if consumer is None:
             return
         self.heart.rest()
         assigned = list(self._assignment.held.values())
@@ -266,8 +306,7 @@ class DelayWorker:
             finally:
                 self._assignment.held.clear()
                 delivery.close()
-                self._delivery = None
-                lookup.close()
+                self._targets.close()
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:
@@ -277,7 +316,7 @@ class DelayWorker:
             WorkerError: the worker cannot continue; call `close`.
         """
         self.heart.beat()
-        consumer, delivery = self._started()
+        consumer, delivery = self._started(), self._delivery
         failure = self._fetcher.failure or self._assignment.failure or self._targets.failure
         if failure is not None:
             raise WorkerError(f"the worker cannot continue: {failure}") from failure
@@ -304,7 +343,7 @@ class DelayWorker:
                 self._skip_ns = now_ns + _SKIP_NS
                 self._assignment.skip_invisible(consumer)
             delivery.commit(list(self._assignment.held.values()), asynchronous=True)
-        if now_ns >= self._state_ns:
+        if self._state is None or now_ns >= self._state.at_ns + _STATE_NS:
             self._publish_state(consumer, now_ns)
 
     # --- waiting ----------------------------------------------------------------------------------------------------
@@ -360,89 +399,41 @@ class DelayWorker:
     # --- state -------------------------------------------------------------------------------------------------------
 
     @property
+    def counts(self) -> WorkerCounts:
+        """The counters of what the worker has done. Any thread may read them."""
+        return self._alarm.counts
+
+    @property
     def state(self) -> WorkerState | None:
         """The worker's state, at most a second old; None before the first step. Any thread may read it."""
         return self._state
 
     def _publish_state(self, consumer: ConsumerClient, now_ns: int) -> None:
-        self._state_ns = now_ns + _STATE_NS
         assigned = sorted(self._assignment.held.values(), key=attrgetter("number"))
-        self._compare_clocks(assigned, now_ns)
+        if self._prober.compare_clocks(assigned, now_ns):
+            self._assignment.publish_clock(self._prober.clock_ahead_ms)
         self._state = WorkerState(
             at_ns=now_ns,
             mode="exactly-once" if self.settings.exactly_once else "at-least-once",
             group=self.group,
-            topic=self.names.schedule,
+            topic=self._assignment.topic,
             is_member=self._assignment.is_member,
             commits_fail_since_ns=self._commits.failing_since_ns(),
             avoided=self._targets.avoided(now_ns),
-            queues=tuple(queue_state(consumer, self.names.schedule, each, now_ns) for each in assigned),
+            queues=tuple(queue_state(consumer, self._assignment.topic, each, now_ns) for each in assigned),
             counts=self.counts.copy(),
-            namespace=self.names.namespace,
-            clock_ahead_ms=self._clock_ahead_ms,
+            namespace=self.settings.namespace,
+            clock_ahead_ms=self._prober.clock_ahead_ms,
         )
-
-    def _compare_clocks(self, assigned: list[AssignedPartition], now_ns: int) -> None:
-        """Compare this machine's clock with the brokers', by a probe if none was written for long; log a difference."""
-        wall_ms, broker_clock = self._clock.wall_ms(), self._prober.broker_clock
-        before, self._clock_ahead_ms = self._clock_ahead_ms, broker_clock.wrong_by_ms(now_ns, wall_ms)
-        if bool(self._clock_ahead_ms) != bool(before):
-            self._assignment.publish_clock(self._clock_ahead_ms)
-        if self._clock_ahead_ms and not before:
-            self._alarm("worker.clock-differs", ahead_ms=self._clock_ahead_ms)
-        if self._prober.outstanding == 0 and not broker_clock.is_known(now_ns, wall_ms, within_ns=_CLOCK_NS):
-            waiting = next((each for each in assigned if each.queue.waiting_count), None)
-            if waiting is not None:
-                self._prober.probe(waiting)
 
     def _leave(self, leaving: list[AssignedPartition]) -> None:
-        delivery = self._delivery
-        if delivery is not None:
-            delivery.drain(leaving, min(_REVOKE_DRAIN_NS, self.settings.stop_timeout_ms * _NS))
-            delivery.commit(leaving, asynchronous=False)
+        self._delivery.drain(leaving, min(_REVOKE_DRAIN_NS, self.settings.stop_timeout_ms * _NS))
+        self._delivery.commit(leaving, asynchronous=False)
 
-    def _make_delivery(self) -> Delivery:
-        settings, clients = self.settings, self._clients
-        longest_ms = settings.transaction_timeout_ms * 2 // 3 if settings.exactly_once else settings.hop_timeout_ms
-        pace = SendPace(
-            patience_ns=settings.target_patience_ms * _NS,
-            longest_ns=longest_ms * _NS,
-            most=cost(settings.max_in_flight_count, settings.max_in_flight_bytes),
-        )
-        parts = DeliveryParts(
-            make_producer=clients.make_producer,
-            router=self._router,
-            refusals=Refusals(self._targets, self._marks, self._alarm),
-            targets=self._targets,
-            writer=HopWriter(self.counts, self._marks.forget_stored, self._alarm),
-            prober=self._prober,
-            pace=pace,
-            counts=self.counts,
-            commits=self._commits,
-            clock=self._clock,
-            alarm=self._alarm,
-            point=self._on_point,
-        )
-        if settings.exactly_once:
-            return ExactlyOnce(
-                parts,
-                clients,
-                paced(clients.transactional_config(self.transactional_id), pace, self._clock),
-                paced(clients.producer_config(), pace, self._clock),
-                api_timeout_ms=longest_ms,
-                heart=self.heart,
-            )
-        return AtLeastOnce(
-            parts,
-            paced(clients.producer_config(), pace, self._clock),
-            max_in_flight=settings.max_in_flight_count,
-            max_in_flight_bytes=min(settings.max_in_flight_bytes, settings.buffer_bytes // _FLIGHTS),
-        )
-
-    def _started(self) -> tuple[ConsumerClient, Delivery]:
-        if self._consumer is None or self._delivery is None:
+    def _started(self) -> ConsumerClient:
+        if self._consumer is None:
             raise WorkerError("the worker is not started: call start() first, or use run()")
-        return self._consumer, self._delivery
+        return self._consumer
 
 
 class _Running:

@@ -1,10 +1,14 @@
 """The worker's Kafka clients and their settings, and what it asks the cluster with an admin client."""
 
+import socket
 import threading
+import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from rocketshim.core.clock import Clock
+from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, WORKER_SESSION_MS
 from rocketshim.kafka.clients import (
@@ -29,6 +33,7 @@ __all__ = ["MEMBER", "WorkerClients"]
 _LOG = safe_logger("rocketshim.worker")
 MEMBER: Final[dict[str, Any]] = {"group.protocol": "classic", "session.timeout.ms": WORKER_SESSION_MS}
 """How the worker is a member of its group; a user may set another session time-out."""
+_NS: Final = 1_000_000
 _MOST_UNPOLLED_MS: Final = 5_000  # added to the session time-out; a blocked loop then loses its partitions
 
 
@@ -57,7 +62,9 @@ class WorkerClients:
         *,
         on_commit: Callable[..., None],
         alarm: Callable[..., None],
+        clock: Clock,
     ) -> None:
+        self._clock = clock
         self.errors: deque[KafkaError] = deque(maxlen=100)
         self.make_producer = clients.producer
         self._clients = clients
@@ -152,8 +159,23 @@ class WorkerClients:
         }
         return self._settings.client_config(required, defaults)
 
-    def producer_config(self) -> dict[str, Any]:
-        """Return the settings of a producer of hops."""
+    @property
+    def longest_ms(self) -> int:
+        """After this time a producer gives up: a record, or exactly once a call, below the transaction's time-out."""
+        settings = self._settings
+        return settings.transaction_timeout_ms * 2 // 3 if settings.exactly_once else settings.hop_timeout_ms
+
+    def pace(self) -> SendPace:
+        """Return the pace of the producers that share it."""
+        settings = self._settings
+        return SendPace(
+            patience_ns=settings.target_patience_ms * _NS,
+            longest_ns=self.longest_ms * _NS,
+            most=cost(settings.max_in_flight_count, settings.max_in_flight_bytes),
+        )
+
+    def producer_config(self, pace: SendPace) -> dict[str, Any]:
+        """Return the settings of a producer of hops; it passes throttle times to `pace` and to the user's callback."""
         defaults = {
             "client.id": "rocketshim-worker",
             "linger.ms": 1,
@@ -161,14 +183,15 @@ class WorkerClients:
             "topic.metadata.propagation.max.ms": self._settings.target_patience_ms,
         }
         required = {**PROTECTED_PRODUCER, "delivery.timeout.ms": self._settings.hop_timeout_ms}
-        return self._connection(required, defaults)
+        return paced(self._connection(required, defaults), pace, self._clock)
 
-    def transactional_config(self, transactional_id: str) -> dict[str, Any]:
+    def transactional_config(self, pace: SendPace) -> dict[str, Any]:
         """Return the settings of a transactional producer of hops."""
         timeout_ms = self._settings.transaction_timeout_ms
+        instance = self._settings.instance or f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         return {
-            **self.producer_config(),
-            "transactional.id": transactional_id,
+            **self.producer_config(pace),
+            "transactional.id": f"{self._group}.{instance}",
             "transaction.timeout.ms": timeout_ms,
             "delivery.timeout.ms": timeout_ms,
             # The coordinator refuses librdkafka's first request of a transaction while it finishes the last one.
@@ -177,3 +200,15 @@ class WorkerClients:
             "retry.backoff.ms": 1,
             "retry.backoff.max.ms": 100,
         }
+
+
+def paced(config: Mapping[str, Any], pace: SendPace, clock: Clock) -> dict[str, Any]:
+    """Return the settings of a producer that passes throttle times to `pace` and to the user's callback, if any."""
+    users = config.get("throttle_cb")
+
+    def throttled(event: Any) -> None:
+        pace.throttled(clock.monotonic_ns(), round(event.throttle_time * 1e9))
+        if users is not None:
+            users(event)
+
+    return {**config, "throttle_cb": throttled}

@@ -147,6 +147,6 @@ def _nothing_is_miscounted(worker: DelayWorker) -> None:
         flights = [flight for _, flight, _ in delivery._waiting]
         flights += [flight for ready in delivery._unready.values() for flight, indexes in ready for _ in indexes]
         flights += [flight for flight, group, _ in delivery._backlog for _ in group.records]
-        flights += [batch.flight for batch in delivery._open_batches for _ in batch.indexes]
-        assert delivery._in_flight_count == len(flights)
-        assert delivery._in_flight_bytes == pytest.approx(sum(flight.mean_bytes for flight in flights), abs=1e-3)
+        flights += [batch.flight for batch in delivery._in_flight.batches for _ in batch.indexes]
+        assert delivery._in_flight.count == len(flights)
+        assert delivery._in_flight.size_bytes == pytest.approx(sum(flight.mean_bytes for flight in flights), abs=1e-3)

@@ -5,11 +5,13 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from rocketshim.clock import SystemClock
 from rocketshim.core.send_pace import SendPace
+from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.worker.at_least_once import AtLeastOnce
-from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
-from rocketshim.worker.refusals import Verdict
-from rocketshim.worker.state import WorkerCounts
+from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
+from rocketshim.worker.refusals import RecordMarks, Verdict
+from rocketshim.worker.state import Alarms, WorkerCounts
 from rocketshim.worker.target_health import TargetHealth
 
 STORED = Message(topic="t", partition=0, offset=7)
@@ -47,6 +49,8 @@ class Producer:
 def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeastOnce, Flight, list[object]]:
     """Return a delivery with a flight of three records, and the confirmed runs."""
 
+    pace = SendPace(patience_ns=patience_ns, longest_ns=10**15, most=10**9)
+
     def make(config: object) -> Producer:
         del config
         made.append(Producer())
@@ -58,15 +62,16 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
         group.records += [(index, due.records[index].value, None, [], 0) for index in indexes]
         return [group]
 
-    counts = WorkerCounts()
-    parts = Of(
-        make_producer=make, router=Of(route=route), refusals=None, counts=counts, commits=None,
-        targets=Of(set_producers=lambda *_: None),
-        writer=HopWriter(counts, lambda _: None, lambda *_, **__: None), clock=None, alarm=lambda *_, **__: None,
-        prober=Of(use=lambda *_: None, confirmed_ns=0), point=lambda _: None,
-        pace=SendPace(patience_ns=patience_ns, longest_ns=10**15, most=10**9),
-    )  # fmt: skip
-    out = AtLeastOnce(parts, {}, max_in_flight=9, max_in_flight_bytes=9)  # type: ignore[arg-type]
+    out = AtLeastOnce(
+        Of(max_in_flight_count=9, max_in_flight_bytes=9, buffer_bytes=99),  # type: ignore[arg-type]
+        Of(make_producer=make, producer_config=lambda _: {}, pace=lambda: pace),  # type: ignore[arg-type]
+        router=Of(route=route, targets=Of(set_producers=lambda *_: None), marks=RecordMarks()),  # type: ignore[arg-type]
+        prober=Of(use=lambda *_: None, confirmed_ns=0),  # type: ignore[arg-type]
+        commits=None,  # type: ignore[arg-type]
+        alarm=Alarms(WorkerCounts(), SystemClock(), ErrorLines("g", {})),
+        clock=SystemClock(),
+        point=lambda _: None,
+    )
     out.start(None)  # type: ignore[arg-type]
     records = [
         Of(value=value, offset=lambda: 0, topic=lambda: "s", partition=lambda: 0) for value in (b"a", b"b", b"c")
@@ -111,7 +116,7 @@ def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     batch = out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register(batch)
-    out._confirmed_ns = 50  # other records were stored meanwhile
+    out._silence.confirmed_ns = 50  # other records were stored meanwhile
     out._writer.failure = KafkaError(KafkaError._FATAL)
     out.process_reports(100)
     again = made[-1].sent
@@ -133,7 +138,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
         batch.indexes, batch.dues_ms = [index % 3], [0]
         out._register(batch)
     flight.pending = len(batches)
-    out._prober.outstanding = 1
+    out._silence._prober.outstanding = 1
     replaced: list[HopBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[assignment]
     soon_after.reported(None, STORED)
@@ -167,7 +172,7 @@ def test_a_producer_that_refuses_a_record_each_time_does_not_block_the_loop() ->
         assert len(refused) == 3 * turn, "a turn of the loop tries each record once"
         assert out.wait_ns(turn) is not None, "the next turn is soon"
     assert confirmed == []
-    assert out._in_flight_count == 3
+    assert out._in_flight.count == 3
 
 
 def test_a_target_that_fails_right_after_a_success_is_avoided_again() -> None:
@@ -194,11 +199,11 @@ def test_records_that_waited_for_other_topics_are_written_to_a_target_that_has_f
         ]
 
     out._router = Of(route=route)  # type: ignore[assignment]
-    out._most_topics = 0
+    out._in_flight.most_topics = 0
     out._send(flight, [0, 1, 2], 1)
     target.failed(5, "refused")
     target.record_success()
-    out._most_topics = 200
+    out._in_flight.most_topics = 200
     out._produce_backlog(6)
     assert [value for value, _ in made[0].sent] == [b"a", b"b", b"c"]
     assert routed == [6]

@@ -74,7 +74,7 @@ def test_a_producer_that_cannot_begin_transactions_is_closed(sim: Any, monkeypat
     sim.schedule()
     sim.until(worker, lambda: len(values(sim)) == 1)
     assert closed
-    assert worker._delivery._producer not in closed
+    assert worker._delivery._producer.current not in closed
 
 
 def test_an_outcome_that_is_uncertain_again_and_again_costs_a_producer_at_most_each_tenth_of_a_second(sim: Any) -> None:
@@ -123,7 +123,7 @@ def test_the_watchdog_gives_the_lookup_of_positions_a_time_of_its_own(
     def noted(name: str, call: Any) -> Any:
         return lambda *args, **named: (calls.append(name), call(*args, **named))[1]
 
-    monkeypatch.setattr(exactly_once.ExactlyOnce, "_beat_before_call", lambda _: calls.append("beat"))
+    monkeypatch.setattr(exactly_once.TransactionalProducer, "beat", lambda _: calls.append("beat"))
     monkeypatch.setattr(worker._consumer, "committed", noted("committed", committed))
     monkeypatch.setattr(InMemoryProducer, "init_transactions", noted("init", init))
     sim.kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=True), applied=True)
@@ -154,7 +154,7 @@ def test_a_transaction_that_is_refused_because_of_a_deleted_target_is_the_only_o
     for topic in ("orders", "audit"):
         sim.schedule(topic=topic)
     sim.until(worker, lambda: len(values(sim)) == len(values(sim, "audit")) == 1)
-    producer = worker._delivery._producer
+    producer = worker._delivery._producer.current
     flush = producer.flush
 
     def refused(timeout: float = -1) -> int:
@@ -214,7 +214,7 @@ def test_the_next_worker_resolves_the_transaction_of_a_worker_that_died(sim: Any
     with pytest.raises(Dead):
         sim.run(worker, 500)
     sim.kafka.kill(worker._consumer)
-    sim.kafka.kill(worker._delivery._producer)
+    sim.kafka.kill(worker._delivery._producer.current)
     worker._consumer = None
     second = sim.worker(instance="a")
     sim.clock.advance(15_000)
@@ -242,15 +242,15 @@ def test_after_a_lost_connection_the_producer_is_replaced_at_most_once_a_second(
 ) -> None:
     worker = sim.worker()
     sim.run(worker, 1_500)
-    first = worker._delivery._producer
+    first = worker._delivery._producer.current
     worker._clients.errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
     sim.run(worker, 50)
-    second = worker._delivery._producer
+    second = worker._delivery._producer.current
     worker._clients.errors.append(KafkaError(KafkaError._TRANSPORT, "connection refused"))
     sim.run(worker, 500)
-    assert first is not second is worker._delivery._producer
+    assert first is not second is worker._delivery._producer.current
     sim.run(worker, 1_000)
-    assert worker._delivery._producer is not second
+    assert worker._delivery._producer.current is not second
     sim.schedule()
     sim.until(worker, lambda: len(values(sim)) == 1, 5_000)
 

@@ -23,7 +23,7 @@ def test_records_for_a_bounded_number_of_topics_are_in_the_producer(sim: Any) ->
     for number in range(500):
         sim.schedule(topic=f"audit.{number}")
     sim.run(worker, 1_500)
-    assert len(worker._delivery._open_topics) == 200
+    assert len(worker._delivery._in_flight.topics) == 200
     sim.kafka.release()
     sim.until(worker, lambda: worker.counts.delivered == 500, 1_000)
     stored_ms = [sim.delivered(f"audit.{number}")[0].timestamp()[1] for number in range(500)]
@@ -44,7 +44,7 @@ def test_only_five_topics_are_added_while_another_one_is_late(sim: Any) -> None:
         sim.schedule(topic=f"audit.{number}")
         sim.kafka.hold_sends(f"audit.{number}")
     sim.run(worker, 1_100)
-    assert len(worker._delivery._open_topics) == 1 + 5
+    assert len(worker._delivery._in_flight.topics) == 1 + 5
     sim.kafka.release()
     sim.until(worker, lambda: worker.counts.delivered == 20, 1_000)
     assert not worker.counts.alarms
@@ -105,10 +105,10 @@ def test_no_target_of_a_broker_that_throttles_is_silent_and_nothing_more_is_sent
     sim.kafka.hold_sends("orders")
     sim.schedule()
     sim.until(worker, lambda: worker._delivery._pace.in_flight > 0)
-    worker._delivery._config["throttle_cb"](SimpleNamespace(throttle_time=9.0))
+    worker._delivery._producers._config["throttle_cb"](SimpleNamespace(throttle_time=9.0))
     sim.schedule(topic="audit")
     sim.run(worker, 8_500)
-    assert worker._delivery._outstanding() == 1
+    assert len(worker._delivery._producers) == 1
     sim.kafka.release("orders")
     sim.until(worker, lambda: worker.counts.delivered == 2, 1_500)
     assert not worker.counts.alarms
@@ -120,8 +120,8 @@ def test_after_a_transaction_that_took_too_long_the_next_ones_are_smaller(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = sim.worker()
-    sim.until(worker, lambda: worker._delivery._producer is not None)
-    producer = worker._delivery._producer
+    sim.until(worker, lambda: worker._delivery._producer.current is not None)
+    producer = worker._delivery._producer.current
     flush, left = producer.flush, [80]
 
     def slowly(timeout: float = -1) -> int:  # a report each second, and the calls may take ten
@@ -157,7 +157,7 @@ def test_a_broker_that_throttles_for_longer_than_a_transaction_lasts_aborts_it_a
 
     def throttle(name: str) -> None:
         if name == "after-produce" and worker.counts.aborted == 0:
-            worker._delivery._config["throttle_cb"](SimpleNamespace(throttle_time=30.0))
+            worker._delivery._producer._config["throttle_cb"](SimpleNamespace(throttle_time=30.0))
 
     worker._delivery._point = throttle
     for number in range(4):
@@ -282,8 +282,8 @@ def test_a_target_is_silent_if_others_of_its_transaction_are_stored_though_no_pr
 @pytest.mark.parametrize("is_slow", [True, False], ids=["slow", "silent"])
 def test_a_transaction_waits_while_reports_arrive(sim: Any, is_slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = sim.worker()
-    sim.until(worker, lambda: worker._delivery._producer is not None)
-    producer = worker._delivery._producer
+    sim.until(worker, lambda: worker._delivery._producer.current is not None)
+    producer = worker._delivery._producer.current
     flush = producer.flush
     waited_s = 0.0
 

@@ -9,6 +9,8 @@ from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.prober import Prober
 from rocketshim_topics.names import TopicNames
 
+NO_CLIENTS: Any = None
+
 
 class Held:
     """An assigned partition; the prober passes append times to its queue."""
@@ -28,7 +30,7 @@ class Held:
 def test_reports_of_a_replaced_producer_do_not_count_for_the_next() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
-    prober, held = Prober(TopicNames(), kafka.clock, lambda *_, **__: None), Held()
+    prober, held = Prober(TopicNames(), NO_CLIENTS, kafka.clock, lambda *_, **__: None), Held()
     old, new = (kafka.producer({"bootstrap.servers": "memory"}) for _ in range(2))
     as_held: Any = held
     prober.use(old, DeliveryReports())
@@ -50,7 +52,7 @@ def test_a_probe_that_is_reported_without_an_offset_dates_nothing() -> None:
     kafka = InMemoryKafka()
     kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
     told: list[str] = []
-    prober, held = Prober(TopicNames(), kafka.clock, lambda event, **_: told.append(event)), Held()
+    prober, held = Prober(TopicNames(), NO_CLIENTS, kafka.clock, lambda event, **_: told.append(event)), Held()
     as_held: Any = held
     producer = kafka.producer({"bootstrap.servers": "memory"})
     reports = DeliveryReports()
@@ -69,7 +71,7 @@ def test_the_newest_stored_probe_counts_by_the_instant_at_which_it_was_written()
     clock = VirtualClock()
     kafka = InMemoryKafka(clock)
     kafka.create_topic(TopicNames().schedule, 32, config={"message.timestamp.type": "LogAppendTime"})
-    prober, held = Prober(TopicNames(), clock, lambda *_, **__: None), Held()
+    prober, held = Prober(TopicNames(), NO_CLIENTS, clock, lambda *_, **__: None), Held()
     as_held: Any = held
     producer = kafka.producer({"bootstrap.servers": "memory"})
     prober.use(producer, DeliveryReports())

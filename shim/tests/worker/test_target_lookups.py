@@ -67,7 +67,6 @@ class Lookup:
 
 def watched(sim: Any, **settings: Any) -> tuple[Any, Lookup]:
     worker, lookup = sim.worker(**settings), Lookup(sim)
-    worker._lookup = lookup
     worker._targets.set_lookup(lookup)
     return worker, lookup
 
@@ -208,7 +207,7 @@ def test_records_for_more_missing_targets_than_are_looked_up_in_a_second_are_par
 
 def test_a_failed_lookup_is_an_alarm_and_no_record_is_lost(sim: Any) -> None:
     worker = sim.worker()
-    client = worker._lookup._client = worker._lookup._make_client()
+    client = worker._targets._lookup._client = worker._targets._lookup._make_client()
     answers = client.list_topics
     client.list_topics = lambda *_, **__: (_ for _ in ()).throw(KafkaException("nobody answers"))
     sim.schedule()
@@ -251,7 +250,7 @@ def test_a_client_for_lookups_that_cannot_be_made_ends_the_worker_with_an_error(
     def refuse() -> Any:
         raise ConfigError("a setting is wrong")
 
-    worker._lookup._make_client = refuse
+    worker._targets._lookup._make_client = refuse
     sim.schedule()
     with pytest.raises(WorkerError, match="a setting is wrong"):
         sim.run(worker, 1_000)

@@ -591,7 +591,7 @@ def test_the_next_worker_delivers_the_records_in_flight_of_a_worker_that_died(si
     sim.run(worker, 1_100)
     consumer, delivery = worker._consumer, worker._delivery
     sim.kafka.kill(consumer)
-    sim.kafka.kill(delivery._producer)
+    sim.kafka.kill(delivery._producers._plain)
     worker._consumer = None  # the process is gone
     sim.kafka.release()
     sim.clock.advance(60_000)
@@ -813,7 +813,7 @@ def test_the_group_is_polled_however_many_records_are_due(sim: Any, monkeypatch:
     for number in range(5_000):
         sim.schedule(topic=f"audit.{number}", level=4)
     consumer, polls = worker._consumer, [0]
-    lookup = worker._lookup._client = worker._lookup._make_client()
+    lookup = worker._targets._lookup._client = worker._targets._lookup._make_client()
     list_topics, poll = lookup.list_topics, consumer.poll
 
     def slowly(*args: Any, **kwargs: Any) -> Any:
@@ -839,7 +839,7 @@ def test_headers_count_towards_the_bytes_in_flight(sim: Any, headers: list[tuple
     for _ in range(400):
         sim.schedule(value=b"", headers=headers)
     sim.run(worker, 1_500)
-    assert 10 <= worker._delivery._in_flight_count <= 40
+    assert 10 <= worker._delivery._in_flight.count <= 40
     sim.kafka.release()
     sim.until(worker, lambda: len(sim.delivered()) >= 400)
 
@@ -1082,14 +1082,14 @@ def test_invalid_topic_names_are_not_remembered(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule(topic="x" * 100_000, headers=[("BORN_TIMESTAMP", b"1")])
     sim.until(worker, lambda: len(sim.parked()) == 1)
-    assert not worker._router._routes
+    assert not worker._fetcher._router._routes
 
 
 def test_marks_of_records_are_forgotten_with_their_partition(sim: Any) -> None:
     worker = sim.worker()
     sim.schedule()
     sim.run(worker, 1_500)
-    reasons = worker._marks.reasons
+    reasons = worker._fetcher._router.marks.reasons
     reasons[(0, 5)] = reasons[(1, 5)] = "target-refused:MSG_SIZE_TOO_LARGE"
     worker._fetcher.offer(worker._assignment.held[0], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns())
     assert set(reasons) == {(1, 5)}, "the log of partition 0 started again, and its offset 5 is another record"
@@ -1341,7 +1341,7 @@ def test_marks_of_the_records_that_show_that_a_log_was_recreated_are_kept(sim: A
     first, second = sim.kafka.records(SCHEDULE, 0)
     for run in ([second], [first]):
         worker._fetcher.offer(worker._assignment.held[0], run, sim.clock.monotonic_ns())
-    assert worker._marks.reasons == {(0, 0): "no-append-time"}
+    assert worker._fetcher._router.marks.reasons == {(0, 0): "no-append-time"}
 
 
 def test_a_producer_is_replaced_after_a_fatal_error_and_no_record_is_lost(sim: Any) -> None:
@@ -1366,8 +1366,8 @@ def test_a_producer_that_the_brokers_refuse_is_not_replaced_all_the_time(sim: An
             made[-1]._session.die(KafkaError(KafkaError.CLUSTER_AUTHORIZATION_FAILED, "no id", fatal=True))
         return made[-1]
 
-    worker._delivery._make_producer = refused
-    worker._delivery._producer._session.die(KafkaError(KafkaError._FATAL, "x", fatal=True))
+    worker._clients.make_producer = refused
+    worker._delivery._producers._plain._session.die(KafkaError(KafkaError._FATAL, "x", fatal=True))
     for number in range(5):
         sim.schedule(value=b"%d" % number)
     sim.run(worker, 5_000)
