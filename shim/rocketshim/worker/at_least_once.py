@@ -156,12 +156,20 @@ class Silence:
     """Finds deliveries whose target does not answer, although what was produced later by the patience is stored."""
 
     def __init__(self, pace: SendPace, prober: Prober) -> None:
-        self.deliveries: deque[HopBatch] = deque()  # in the order in which they were produced
+        self._deliveries: deque[HopBatch] = deque()  # in the order in which they were produced
         self.reported_ns = 0  # when the last report was processed
         self.confirmed_ns = 0  # when the newest stored record was produced
         self._asked_ns = -_PROOF_NS
         self._pace = pace
         self._prober = prober
+
+    def watch(self, delivery: HopBatch) -> None:
+        """Watch a delivery that was produced now."""
+        self._deliveries.append(delivery)
+
+    def forget(self) -> None:
+        """Watch none of them any more."""
+        self._deliveries.clear()
 
     def overdue(self, now_ns: int, done: Callable[[HopBatch, int], None]) -> Iterator[HopBatch]:
         """Yield the deliveries whose target is silent, and forget them; call `done` with those that need no report.
@@ -171,11 +179,11 @@ class Silence:
             slow. Exactly once, only if a probe is stored, `worker.exactly_once.ExactlyOnce._flush` aborts the whole
             transaction, all its records are due again, and the silent target is avoided.
         """
-        while self.deliveries:
-            batch = self.deliveries[0]
+        while self._deliveries:
+            batch = self._deliveries[0]
             if batch.is_done or batch.flight.assigned.gone:
                 done(batch, now_ns)
-                self.deliveries.popleft()
+                self._deliveries.popleft()
                 continue
             if batch.reports != batch.seen_reports:  # records of it are stored: its target is not silent
                 batch.seen_reports, batch.quiet_since_ns = batch.reports, now_ns
@@ -185,7 +193,7 @@ class Silence:
             if not self._is_overtaken(batch, patience_ns):
                 self._probe_for_proof(batch.flight.assigned, now_ns)
                 return
-            self.deliveries.popleft()
+            self._deliveries.popleft()
             if batch.reports < len(batch.indexes):  # otherwise all have arrived and are in the inbox
                 yield batch
 
@@ -193,7 +201,7 @@ class Silence:
         """Return how many topics may have records in flight: few more than the late ones, so that these go first."""
         late_ns = now_ns - self._pace.patience_ns(now_ns) // 4
         late: set[str] = set()
-        if self.deliveries and self.deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
+        if self._deliveries and self._deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
             late = {each.group.topic for each in batches if each.group.kind is Kind.DELIVER and each.sent_ns <= late_ns}
         return min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
 
@@ -317,7 +325,7 @@ class AtLeastOnce:
         if batch.is_refused:
             self._writer.inbox.append(batch)
         elif batch.group.kind is Kind.DELIVER:
-            self._silence.deliveries.append(batch)
+            self._silence.watch(batch)
 
     def _send_again(self, flight: Flight, indexes: list[int], now_ns: int, re_append_reason: str = "") -> None:
         """Send records again that are in flight no longer."""
@@ -522,7 +530,7 @@ class AtLeastOnce:
         self._producers.of(one_per_batch=False, targets=self._targets)
         lost = sorted(self._in_flight.batches, key=_began)
         self._writer.inbox.clear()
-        self._silence.deliveries.clear()
+        self._silence.forget()
         for batch in lost:
             self._send_again(batch.flight, self._abandon(batch, now_ns), now_ns)
 

@@ -349,19 +349,19 @@ class DelayWorker:
     # --- waiting ----------------------------------------------------------------------------------------------------
 
     def _wait_ns(self, delivery: Delivery, longest_ns: int) -> int:
-        now_ns = self._clock.monotonic_ns()
+        now_ns, held = self._clock.monotonic_ns(), self._assignment.held.values()
         until_ns = now_ns + (min(longest_ns, _PROBED_NS) if self._prober.outstanding > 0 else longest_ns)
         own_ns = delivery.wait_ns(now_ns)
         if own_ns is not None:
             until_ns = min(until_ns, now_ns + own_ns)
         if delivery.capacity(now_ns):
-            for assigned in self._assignment.held.values():
+            for assigned in held:
                 next_ns = assigned.queue.next_ns()
                 if assigned.is_waiting(now_ns):
                     until_ns = min(until_ns, now_ns + _AWAITED_NS)
                 elif next_ns is not None and next_ns < until_ns:
                     until_ns = min(until_ns, max(next_ns, assigned.backoff_until_ns))
-        if until_ns > self._commit_ns and any(each.uncommitted is not None for each in self._assignment.held.values()):
+        if until_ns > self._commit_ns and any(each.uncommitted is not None for each in held):
             until_ns = self._commit_ns
         return max(0, until_ns - now_ns)
 
