@@ -245,7 +245,7 @@ class DelayWorker:
         clients, levels, assignment = self._clients, self.settings.delay_levels, self._assignment
         if assignment.is_closing:
             raise WorkerError("this worker was closed, and a worker runs only once: create a new one")
-        clients.ensure_topics(Layout(TopicNames(self.settings.namespace), levels))
+        clients.ensure_topics(Layout(self.names, levels))
         with ExitStack() as opened:
             delivery = opened.enter_context(closing(self._delivery))
             consumer = opened.enter_context(closing(clients.consumer()))
@@ -397,6 +397,16 @@ class DelayWorker:
                 delivery.process_reports(self._clock.monotonic_ns())
 
     # --- state -------------------------------------------------------------------------------------------------------
+
+    @property
+    def names(self) -> TopicNames:
+        """The names of the topics of its namespace."""
+        return TopicNames(self.settings.namespace)
+
+    @property
+    def transactional_id(self) -> str:
+        """Its `transactional.id` with `exactly_once`; after a transaction that cannot end, a suffix follows."""
+        return self._clients.transactional_id
 
     @property
     def counts(self) -> WorkerCounts:

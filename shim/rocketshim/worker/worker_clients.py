@@ -69,6 +69,8 @@ class WorkerClients:
         self.make_producer = clients.producer
         self._clients = clients
         self._settings = settings
+        instance = settings.instance or f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
+        self.transactional_id = f"{group}.{instance}"
         self._group = group
         self._on_commit = on_commit
         self._alarm = alarm
@@ -188,10 +190,9 @@ class WorkerClients:
     def transactional_config(self, pace: SendPace) -> dict[str, Any]:
         """Return the settings of a transactional producer of hops."""
         timeout_ms = self._settings.transaction_timeout_ms
-        instance = self._settings.instance or f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
         return {
             **self.producer_config(pace),
-            "transactional.id": f"{self._group}.{instance}",
+            "transactional.id": self.transactional_id,
             "transaction.timeout.ms": timeout_ms,
             "delivery.timeout.ms": timeout_ms,
             # The coordinator refuses librdkafka's first request of a transaction while it finishes the last one.
