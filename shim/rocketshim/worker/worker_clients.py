@@ -157,7 +157,9 @@ class WorkerClients:
             "session.timeout.ms": session_ms,
             "max.poll.interval.ms": max(session_ms + _MOST_UNPOLLED_MS, longest_ms),
             "heartbeat.interval.ms": 2_000,
-            "topic.metadata.refresh.interval.ms": 5_000,  # bounds the time to notice new lanes and re-created topics
+            # Bounds the time to notice new lanes and re-created topics. A refresh that is answered while the consumer
+            # joins makes it join again: with 5 s it never joined on a link of 3 s.
+            "topic.metadata.refresh.interval.ms": 10_000,
         }
         return self._settings.client_config(required, defaults)
 
