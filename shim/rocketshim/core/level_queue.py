@@ -67,12 +67,7 @@ RecordT = TypeVar("RecordT", bound=ScheduleRecord)
 
 @dataclass(frozen=True, slots=True)
 class QueueLimits:
-    """How much of one partition may be buffered.
-
-    Attributes:
-        full_count: number of waiting records at which fetching pauses, at least 1.
-        full_bytes: number of waiting bytes at which fetching pauses, at least 1.
-    """
+    """How much of one partition waits at most: then fetching pauses."""
 
     full_count: int = 1_000
     full_bytes: int = 1_048_576
@@ -84,15 +79,10 @@ class QueueLimits:
 
 @dataclass(slots=True)
 class Buffer:
-    """The memory that all queues of a process share.
-
-    Attributes:
-        limit_bytes: size at which queues that have records stop fetching.
-        held_bytes: records that wait or are in flight.
-    """
+    """The memory that all queues of a process share."""
 
     limit_bytes: int = 1 << 60
-    held_bytes: int = 0
+    held_bytes: int = 0  # records that wait or are in flight
 
     @property
     def is_full(self) -> bool:
@@ -107,23 +97,14 @@ class Buffer:
 
 @dataclass(slots=True)
 class Due(Generic[RecordT]):
-    """Records that left their queue together, in order.
-
-    Attributes:
-        records: at least one.
-        appends_ms: for each record its append time, epoch ms, aligned with `records`.
-        seen_ns: for each record the monotonic instant of first sight, aligned with `records`.
-        run: identifies them when they are confirmed.
-        clock_offset_ns: a lower bound of the leader's clock less our slowed clock, on evidence younger than they are.
-        size_bytes: total size of the records, as far as it is known.
-    """
+    """Records that left their queue together, in order; at least one."""
 
     records: list[RecordT]
-    appends_ms: list[int]
-    seen_ns: list[int]
+    appends_ms: list[int]  # epoch ms
+    seen_ns: list[int]  # monotonic instants of first sight
     run: Run
-    clock_offset_ns: int
-    size_bytes: int = 0
+    clock_offset_ns: int  # a lower bound of the leader's clock less our slowed clock, on evidence younger than they are
+    size_bytes: int = 0  # as far as it is known
 
     def clock_ms(self, now_ns: int) -> int:
         """Return a lower bound of the leader's clock, epoch ms. Absolute due times are compared with it."""
@@ -143,14 +124,7 @@ class _FetchedRun(Generic[RecordT]):
 
 
 class LevelQueue(Generic[RecordT]):
-    """The waiting records of one partition of the schedule topic.
-
-    Args:
-        delay_ms: the queue's own delay, 0 or more.
-        limits: when to pause and resume fetching.
-        buffer: the memory that this queue shares with others; None: it shares none.
-
-    Thread-safety: none; one owner thread.
+    """The waiting records of one partition of the schedule topic. One owner thread.
 
     Source: `ScheduleMessageService#executeOnTimeUp` of RocketMQ; the second clock differs on purpose.
     """
@@ -181,18 +155,10 @@ class LevelQueue(Generic[RecordT]):
         self._stale = False
 
     def offer(self, records: Sequence[RecordT], seen_ns: int, extra_bytes: int = 0) -> list[RecordT]:
-        """Accept fetched records, in order.
+        """Accept fetched records; return those whose timestamp is not an append time but their sender's.
 
-        Args:
-            records: offsets strictly rising, above all that was offered before; may be empty.
-            seen_ns: monotonic instant at which they were fetched, in ns.
-            extra_bytes: mean size of a record beyond its value (key, headers), in bytes.
-
-        Returns:
-            Those of them whose timestamp is not an append time but their sender's.
-
-        Raises:
-            ValueError: the offsets do not rise; nothing was accepted.
+        Their offsets rise strictly, above all that was offered before; otherwise nothing is accepted, and `ValueError`
+        is raised. `extra_bytes` is the mean size of a record beyond its value (key, headers).
         """
         if not records:
             return []
@@ -219,29 +185,12 @@ class LevelQueue(Generic[RecordT]):
         return [record for record, (kind, _) in zip(records, stamps, strict=True) if kind != _APPEND_TIME]
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
-        """Record the delivery report of a record that we wrote into this partition (a probe, a hop).
-
-        Args:
-            offset: its offset.
-            append_ms: its append time, epoch ms on the leader's clock.
-            seen_ns: monotonic instant at which the report was seen, in ns.
-        """
+        """Record the delivery report of a record that we wrote into this partition (a probe, a hop)."""
         self._clock.probed(offset, append_ms, seen_ns)
         self._stale = True
 
     def take(self, now_ns: int, limit: int = 5_000, limit_bytes: int = 1 << 40) -> Due[RecordT] | None:
-        """Take records that have waited long enough; they are in flight from here on.
-
-        Args:
-            now_ns: the monotonic clock, in ns.
-            limit: maximum number of records, 1 or more.
-            limit_bytes: size at which no more records are added, in bytes, 1 or more.
-
-        Returns:
-            At least one record, or None.
-
-        Raises:
-            ValueError: a limit is below 1; nothing changed.
+        """Take records that have waited long enough; they are in flight from here on. The last may exceed the bytes.
 
         Decides: When does a record leave its queue? When the evidence of `core.queue_clock.QueueClock` shows that it is
             due.
@@ -299,13 +248,9 @@ class LevelQueue(Generic[RecordT]):
         self._buffer = Buffer()
 
     def failed(self, due: Due[RecordT]) -> None:
-        """Put back records whose hops failed: they are due again, before everything else of this queue.
+        """Put back records whose hops failed, or a part of them: they are due again, before all others of this queue.
 
-        Args:
-            due: what `take` returned, or a part of it (the same run, fewer records), none of it confirmed.
-
-        Raises:
-            ValueError: there is no record, or the run was confirmed; nothing changed.
+        If there is no record, or the run was confirmed, `ValueError` is raised, and nothing changes.
         """
         if not due.records or due.run.unfinished == 0:
             raise ValueError("only records that left and were not confirmed can fail")

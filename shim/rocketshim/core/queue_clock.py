@@ -50,26 +50,14 @@ class QueueClock:
         self._asked_ns: int | None = None
 
     def saw(self, offset: int, append_ms: int, seen_ns: int) -> None:
-        """Record that a record of the partition was fetched.
-
-        Args:
-            offset: its offset.
-            append_ms: its append time, epoch ms on the leader's clock.
-            seen_ns: monotonic instant of the fetch, in ns.
-        """
+        """Record that a record of the partition was fetched."""
         reading = append_ms * _NS - seen_ns
         if self._guess_ns is not None and reading > self._guess_ns:
             self._guess_ns = reading
         self._add(offset, append_ms * _NS - slowed(seen_ns))
 
     def probed(self, offset: int, append_ms: int, seen_ns: int) -> None:
-        """Record the delivery report of a record that we wrote into the partition.
-
-        Args:
-            offset: its offset.
-            append_ms: its append time, epoch ms on the leader's clock.
-            seen_ns: monotonic instant at which the report was seen, in ns.
-        """
+        """Record the delivery report of a record that we wrote into the partition."""
         self._guess_ns = append_ms * _NS - seen_ns
         self._asked_ns = None
         self._add(offset, append_ms * _NS - slowed(seen_ns))
@@ -77,9 +65,7 @@ class QueueClock:
     def now_ns(self, offset: int, monotonic_ns: int) -> int | None:
         """Return a lower bound of the clock, in epoch ns, for records up to `offset`; None without evidence.
 
-        Args:
-            offset: not below that of any earlier call: records leave in order.
-            monotonic_ns: the monotonic clock.
+        The offset is not below that of any earlier call: records leave in order.
         """
         evidence = self._evidence
         while evidence and evidence[0][0] < offset:
@@ -99,8 +85,7 @@ class QueueClock:
     def probe_instant_ns(self, clock_ns: int) -> int | None:
         """Return the monotonic instant from which a probe helps a head that is due at `clock_ns`.
 
-        Returns:
-            The instant; None: immediately, because the age of the records is not known.
+        None: immediately, because the age of the records is not known.
         """
         wanted = None if self._guess_ns is None else clock_ns - self._guess_ns + _WORTH_NS
         again = None if self._asked_ns is None else self._asked_ns + _AGAIN_NS

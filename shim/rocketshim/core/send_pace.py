@@ -47,19 +47,9 @@ def cost(count: int, size_bytes: float) -> int:
 
 
 class SendPace:
-    """The pace of one way of delivery. All instants are monotonic, in ns.
+    """The pace of one way of delivery. All instants are monotonic, in ns. One owner thread.
 
-    Args:
-        patience_ns: how long a record must be without an answer at least, before silence is possible.
-        longest_ns: after this time the client gives a record up.
-        most: upper bound of the limit.
-
-    Attributes:
-        throttled_until_ns: until when a broker does not read what is sent to it.
-        limit: cost of the records that may be in flight.
-        in_flight: cost of the records in flight.
-
-    Thread-safety: none; one owner thread.
+    `longest_ns` is the time after which the client abandons a record. `limit` and `in_flight` are costs.
 
     Source: slow start and congestion avoidance of TCP (RFC 5681); throttling of Kafka clients (KIP-219).
     """
@@ -126,14 +116,7 @@ class SendPace:
         self._is_known = True
 
     def stored(self, amount: int, sent_ns: int, now_ns: int, base_ns: int = 0) -> None:
-        """Note that records of this cost, which are still in flight, were stored.
-
-        Args:
-            amount: their cost.
-            sent_ns: when they were sent.
-            now_ns: now.
-            base_ns: how long the same takes without records.
-        """
+        """Note that records of this cost, which are in flight, were stored; `base_ns` is the time without records."""
         took_ns, late_ns = now_ns - sent_ns - base_ns, self._third_ns
         if self.throttled_until_ns > sent_ns:
             took_ns, late_ns = max(now_ns, self.throttled_until_ns) - sent_ns, _LATE_THROTTLED_NS
@@ -167,11 +150,8 @@ class SendPace:
         """Return how long a record must be without an answer before silence is possible.
 
         Decides: How long may a target of the worker take? `target_patience_ms`, or longer while the brokers are slow; a
-            time in which a broker throttles does not count (`core.send_pace.SendPace.quiet_ns`).
-
-        Args:
-            now_ns: now.
-            failures: how often its target has failed in a row; 0 if others wait for the record.
+            time in which a broker throttles does not count (`core.send_pace.SendPace.quiet_ns`). `failures` is how
+            often its target has failed in a row; 0 if others wait for the record.
         """
         least_ns = self._patience_ns << min(max(0, failures - 1), _MOST_DOUBLINGS)
         slow_ns = _SLOWEST_TIMES * max(self._slowest_at(now_ns))

@@ -52,42 +52,38 @@ _AGAIN_NS: Final = 1_000_000_000
 
 
 class AssignedPartition:
-    """One assignment of one partition.
-
-    Attributes:
-        number: partition number.
-        queue: records that wait until they are due.
-        committed: the position that is committed or is being committed.
-        awaits_commit: whether an asynchronous commit of the partition has no answer yet.
-        paused: whether fetching is paused.
-        gone: whether the partition was revoked; results that arrive for it are dropped.
-        skipped_to: the position after the last probe that was read, or after transaction markers behind all records.
-        backoff_until_ns: no record leaves the partition before this monotonic instant, since a hop was refused.
-        awaited: the targets for which its next records wait: none leaves while one of them is unknown.
-        backoffs: number of such back-offs in a row.
-        hop_prefix: first part of the coordinates of its records.
-        metadata: metadata of its commits.
-        told: the metadata that its last commit carried.
-    """
+    """One assignment of one partition."""
 
     __slots__ = (
-        "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "gone", "hop_prefix",
-        "metadata", "number", "paused", "queue", "skipped_to", "told",
+        "_topic",
+        "awaited",
+        "awaits_commit",
+        "backoff_until_ns",
+        "backoffs",
+        "committed",
+        "committed_metadata",
+        "gone",
+        "hop_prefix",
+        "metadata",
+        "number",
+        "paused",
+        "queue",
+        "skipped_to",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
         self._topic = topic
-        self.metadata = self.told = metadata
+        self.metadata = self.committed_metadata = metadata
         self.number = number
         self.queue = queue
-        self.committed = committed
-        self.awaits_commit = False
+        self.committed = committed  # or being committed
+        self.awaits_commit = False  # the answer of an asynchronous one
         self.paused = False
-        self.gone = False
-        self.skipped_to = -1
-        self.backoff_until_ns = 0
-        self.backoffs = 0
-        self.awaited: set[TargetHealth] = set()
+        self.gone = False  # revoked: results that arrive for it are dropped
+        self.skipped_to = -1  # behind the last probe that was read, or the markers behind all records
+        self.backoff_until_ns = 0  # no record leaves it before, since a hop was refused
+        self.backoffs = 0  # in a row
+        self.awaited: set[TargetHealth] = set()  # no record leaves it while one of them is unknown
         self.hop_prefix = f"{topic}/{number}/".encode()
 
     @property
@@ -112,11 +108,11 @@ class AssignedPartition:
         position = self.position
         if position is not None and position > self.committed:
             return position
-        return self.committed if self.told != self.metadata and self.committed >= 0 else None
+        return self.committed if self.committed_metadata != self.metadata and self.committed >= 0 else None
 
     def commit_failed(self, position: int) -> None:
         """Have the next commit store this position again."""
-        self.told = ""
+        self.committed_metadata = ""
         if position == self.position:
             self.committed = min(self.committed, position - 1)
 
@@ -124,17 +120,9 @@ class AssignedPartition:
 class Assignment:
     """The partitions assigned to this worker.
 
-    Args:
-        topic: the schedule topic, physical.
-        levels: the worker's level table.
-        make_queue: makes the queue of a partition with this delay in ms; all of them share their memory.
-        leave: called with the partitions that are about to be revoked, while they may still be committed, and with an
-            empty list before partitions are added; must be bounded in time.
-        gone: called with the number of each partition that was revoked, or whose log started again.
-        alarm: called with an event and its facts.
-        sleep: waits a number of seconds.
-
-    Thread-safety: none; the worker's thread.
+    `leave` is called with the partitions that are about to be revoked, while they may still be committed, and with an
+    empty list before partitions are added; it must be bounded in time. `gone` is called with the number of each
+    partition that was revoked, or whose log started again.
     """
 
     def __init__(
@@ -407,15 +395,7 @@ class Assignment:
 
 
 class CommitResults:
-    """Takes the results of commits; the next commit repeats positions that were not committed.
-
-    Args:
-        assigned: the partitions assigned to the worker, by number.
-        clock: the monotonic clock.
-        alarm: called with an event and its facts.
-
-    Thread-safety: none; the worker's thread, which polls the consumer.
-    """
+    """Takes the results of commits; the next commit repeats positions that were not committed."""
 
     def __init__(self, assigned: Mapping[int, AssignedPartition], clock: Clock, alarm: Callable[..., None]) -> None:
         self._fail_since_ns: int | None = None

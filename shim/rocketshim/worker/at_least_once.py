@@ -23,7 +23,7 @@
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -65,15 +65,20 @@ _REBALANCING: Final = frozenset({KafkaError.ILLEGAL_GENERATION, KafkaError.REBAL
 
 
 class InFlight:
-    """The records without a report and those that wait, by number, bytes and topics; and how many more there may be."""
+    """The records without a report and those that wait: how many more there may be, and whose target is silent."""
 
-    def __init__(self, pace: SendPace, *, most: int, most_bytes: int) -> None:
+    def __init__(self, pace: SendPace, prober: Prober, *, most: int, most_bytes: int) -> None:
         self.batches: set[HopBatch] = set()
         self.topics: dict[str, int] = {}  # number of batches in flight
         self.most_topics = _MOST_TOPICS
         self.count = 0
         self.size_bytes = 0.0
+        self.reported_ns = 0  # when the last report was processed
+        self.confirmed_ns = 0  # when the newest stored record was produced
+        self._deliveries: deque[HopBatch] = deque()  # in the order in which they were produced
+        self._asked_ns = -_PROOF_NS
         self._pace = pace
+        self._prober = prober
         self._most = most
         self._most_bytes = most_bytes  # the last run may exceed it
 
@@ -100,6 +105,13 @@ class InFlight:
         self._pace.sent(_cost(batch), batch.sent_ns)
         self.topics[topic] = self.topics.get(topic, 0) + 1
         self.add(batch.flight, len(batch.indexes))
+        if batch.group.kind is Kind.DELIVER and not batch.is_refused:
+            self._deliveries.append(batch)
+
+    def take_all(self) -> list[HopBatch]:
+        """Return all batches, the oldest records first; their producer is closed, and none will be reported."""
+        self._deliveries.clear()
+        return sorted(self.batches, key=_began)
 
     def done(self, batch: HopBatch, now_ns: int) -> None:
         """Remove a batch of which no report counts any more."""
@@ -111,6 +123,56 @@ class InFlight:
             if not self.topics[batch.group.topic]:
                 del self.topics[batch.group.topic]
             self.add(batch.flight, -len(batch.indexes))
+
+    def overdue(self, now_ns: int) -> Iterator[HopBatch]:
+        """Yield the deliveries whose target is silent: what was produced later by the patience is stored.
+
+        Decides: Does a target not answer? At least once, only if something that was produced later by the patience is
+            stored, a batch or a probe (`worker.at_least_once.InFlight._is_overtaken`); otherwise the brokers are
+            slow. Exactly once, only if a probe is stored, `worker.exactly_once.ExactlyOnce._flush` aborts the whole
+            transaction, all its records are due again, and the silent target is avoided.
+        """
+        while self._deliveries:
+            batch = self._deliveries[0]
+            if batch.is_done or batch.flight.assigned.gone:
+                self.done(batch, now_ns)
+                self._deliveries.popleft()
+                continue
+            if batch.reports != batch.seen_reports:  # records of it are stored: its target is not silent
+                batch.seen_reports, batch.quiet_since_ns = batch.reports, now_ns
+            patience_ns = self._pace.patience_ns(now_ns, batch.group.target.failures if batch.group.target else 0)
+            if self._pace.quiet_ns(batch.quiet_since_ns, now_ns) < patience_ns:
+                return
+            if not self._is_overtaken(batch, patience_ns):
+                self._probe_for_proof(batch.flight.assigned, now_ns)
+                return
+            self._deliveries.popleft()
+            if batch.reports < len(batch.indexes):  # otherwise all have arrived and are in the inbox
+                yield batch
+
+    def limit_topics(self, now_ns: int) -> None:
+        """Hold most other topics back while some are late, so that the producer sends the records of these first."""
+        late_ns = now_ns - self._pace.patience_ns(now_ns) // 4
+        late: set[str] = set()
+        if self._deliveries and self._deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
+            late = {
+                each.group.topic for each in self.batches if each.group.kind is Kind.DELIVER and each.sent_ns <= late_ns
+            }
+        self.most_topics = min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
+
+    def _is_overtaken(self, batch: HopBatch, patience_ns: int) -> bool:
+        """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
+        by_ns = max(batch.quiet_since_ns, self._pace.throttled_until_ns) + patience_ns
+        if self.confirmed_ns >= by_ns:
+            return True
+        return self._prober.confirmed_ns >= self._asked_ns >= max(by_ns, self.reported_ns + patience_ns)
+
+    def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
+        """Write a probe to find out whether only the target is silent."""
+        is_quiet = now_ns - self.reported_ns >= self._pace.patience_ns(now_ns)
+        if is_quiet and self._prober.outstanding == 0 and now_ns - self._asked_ns >= _PROOF_NS:
+            self._asked_ns = now_ns
+            self._prober.probe(assigned)
 
 
 class Producers:
@@ -152,74 +214,6 @@ class Producers:
         return sum(len(each) for each in (self._plain, self._one_by_one) if each is not None)
 
 
-class Silence:
-    """Finds deliveries whose target does not answer, although what was produced later by the patience is stored."""
-
-    def __init__(self, pace: SendPace, prober: Prober) -> None:
-        self._deliveries: deque[HopBatch] = deque()  # in the order in which they were produced
-        self.reported_ns = 0  # when the last report was processed
-        self.confirmed_ns = 0  # when the newest stored record was produced
-        self._asked_ns = -_PROOF_NS
-        self._pace = pace
-        self._prober = prober
-
-    def watch(self, delivery: HopBatch) -> None:
-        """Watch a delivery that was produced now."""
-        self._deliveries.append(delivery)
-
-    def forget(self) -> None:
-        """Watch none of them any more."""
-        self._deliveries.clear()
-
-    def overdue(self, now_ns: int, done: Callable[[HopBatch, int], None]) -> Iterator[HopBatch]:
-        """Yield the deliveries whose target is silent, and forget them; call `done` with those that need no report.
-
-        Decides: Does a target not answer? At least once, only if something that was produced later by the patience is
-            stored, a batch or a probe (`worker.at_least_once.Silence._is_overtaken`); otherwise the brokers are
-            slow. Exactly once, only if a probe is stored, `worker.exactly_once.ExactlyOnce._flush` aborts the whole
-            transaction, all its records are due again, and the silent target is avoided.
-        """
-        while self._deliveries:
-            batch = self._deliveries[0]
-            if batch.is_done or batch.flight.assigned.gone:
-                done(batch, now_ns)
-                self._deliveries.popleft()
-                continue
-            if batch.reports != batch.seen_reports:  # records of it are stored: its target is not silent
-                batch.seen_reports, batch.quiet_since_ns = batch.reports, now_ns
-            patience_ns = self._pace.patience_ns(now_ns, batch.group.target.failures if batch.group.target else 0)
-            if self._pace.quiet_ns(batch.quiet_since_ns, now_ns) < patience_ns:
-                return
-            if not self._is_overtaken(batch, patience_ns):
-                self._probe_for_proof(batch.flight.assigned, now_ns)
-                return
-            self._deliveries.popleft()
-            if batch.reports < len(batch.indexes):  # otherwise all have arrived and are in the inbox
-                yield batch
-
-    def most_topics(self, now_ns: int, batches: Iterable[HopBatch]) -> int:
-        """Return how many topics may have records in flight: few more than the late ones, so that these go first."""
-        late_ns = now_ns - self._pace.patience_ns(now_ns) // 4
-        late: set[str] = set()
-        if self._deliveries and self._deliveries[0].sent_ns <= late_ns:  # the oldest one without a report
-            late = {each.group.topic for each in batches if each.group.kind is Kind.DELIVER and each.sent_ns <= late_ns}
-        return min(_MOST_TOPICS, len(late) + _TOPICS_BESIDE_LATE) if late else _MOST_TOPICS
-
-    def _is_overtaken(self, batch: HopBatch, patience_ns: int) -> bool:
-        """Return whether a record or probe that was produced `patience_ns` after this batch is stored."""
-        by_ns = max(batch.quiet_since_ns, self._pace.throttled_until_ns) + patience_ns
-        if self.confirmed_ns >= by_ns:
-            return True
-        return self._prober.confirmed_ns >= self._asked_ns >= max(by_ns, self.reported_ns + patience_ns)
-
-    def _probe_for_proof(self, assigned: AssignedPartition, now_ns: int) -> None:
-        """Write a probe to find out whether only the target is silent."""
-        is_quiet = now_ns - self.reported_ns >= self._pace.patience_ns(now_ns)
-        if is_quiet and self._prober.outstanding == 0 and now_ns - self._asked_ns >= _PROOF_NS:
-            self._asked_ns = now_ns
-            self._prober.probe(assigned)
-
-
 class AtLeastOnce:
     """Delivery that may repeat a record but never loses one."""
 
@@ -241,9 +235,9 @@ class AtLeastOnce:
         self._refusals = Refusals(router.targets, router.marks, alarm)
         self._writer = HopWriter(alarm.counts, router.marks.forget_stored, alarm)
         self._producers = Producers(clients, clients.producer_config(self._pace), prober, self._writer)
-        self._silence = Silence(self._pace, prober)
         self._in_flight = InFlight(
             self._pace,
+            prober,
             most=settings.max_in_flight_count,
             most_bytes=min(settings.max_in_flight_bytes, settings.buffer_bytes // _FLIGHTS),
         )
@@ -324,8 +318,6 @@ class AtLeastOnce:
         self._in_flight.opened(batch)
         if batch.is_refused:
             self._writer.inbox.append(batch)
-        elif batch.group.kind is Kind.DELIVER:
-            self._silence.watch(batch)
 
     def _send_again(self, flight: Flight, indexes: list[int], now_ns: int, re_append_reason: str = "") -> None:
         """Send records again that are in flight no longer."""
@@ -355,16 +347,16 @@ class AtLeastOnce:
             _, flight, index = self._waiting.popleft()
             self._in_flight.add(flight, -1)
             self._send_again(flight, [index], now_ns)
-        for batch in self._silence.overdue(now_ns, self._in_flight.done):
+        for batch in self._in_flight.overdue(now_ns):
             self._replace(batch, now_ns)
-        self._in_flight.most_topics = self._silence.most_topics(now_ns, self._in_flight.batches)
+        self._in_flight.limit_topics(now_ns)
         self._produce_backlog(now_ns)
 
     def _send_ready(self, now_ns: int) -> None:
         """Send records whose targets have become known."""
         if not self._unready:
             return
-        self._targets.hear(now_ns)
+        self._targets.process_answers(now_ns)
         for target in [target for target in self._unready if now_ns >= target.ready_ns]:
             for flight, indexes in self._unready.pop(target):
                 self._in_flight.add(flight, -len(indexes))
@@ -388,12 +380,12 @@ class AtLeastOnce:
         elif batch.is_late:
             self._pace.late(batch.sent_ns, now_ns)
         self._in_flight.done(batch, now_ns)
-        self._silence.reported_ns = now_ns
+        self._in_flight.reported_ns = now_ns
         if batch.flight.assigned.gone:
             return
         unstored = batch.unstored()
         if not unstored:
-            self._silence.confirmed_ns = max(self._silence.confirmed_ns, batch.sent_ns)
+            self._in_flight.confirmed_ns = max(self._in_flight.confirmed_ns, batch.sent_ns)
         self._stored(batch, unstored, now_ns)
         self._failed(batch, unstored, now_ns)
 
@@ -486,7 +478,7 @@ class AtLeastOnce:
             return
         self._point("after-commit")
         for each, position in moved:
-            each.committed, each.told = position, each.metadata
+            each.committed, each.committed_metadata = position, each.metadata
             each.awaits_commit = asynchronous
 
     def _commit_at_last(self, consumer: ConsumerClient, offsets: list[TopicPartition]) -> None:
@@ -528,9 +520,8 @@ class AtLeastOnce:
         self._alarm("worker.producer-recycled", error=str(error))
         self._producers.close()
         self._producers.of(one_per_batch=False, targets=self._targets)
-        lost = sorted(self._in_flight.batches, key=_began)
+        lost = self._in_flight.take_all()
         self._writer.inbox.clear()
-        self._silence.forget()
         for batch in lost:
             self._send_again(batch.flight, self._abandon(batch, now_ns), now_ns)
 

@@ -106,23 +106,7 @@ _BACKOFF_NS: Final = Backoff(1_000_000_000, 5_000_000_000)
 
 
 class Transaction:
-    """The records of one transaction.
-
-    Attributes:
-        begun_ns: monotonic instant of its begin.
-        count: number of its records.
-        cost: their cost in flight; see `core.send_pace`.
-        flights: the due records that it contains, by run.
-        batches: their hops as produced.
-        topics: the topics to which they were produced.
-        passed: positions that it commits although it has no record before them, by partition.
-        must_abort: whether it cannot be committed: a record was not produced, or the producer has failed.
-        is_late: whether its records were not stored in time, or the commit would not succeed in time.
-        is_silent: whether the targets have not stored its records, and no report has arrived for a while.
-        has_deleted: whether a target whose records were not stored was deleted.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """The records of one transaction and what was reported of them. The next one has a new object."""
 
     __slots__ = (
         "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_late", "is_silent", "must_abort",
@@ -135,10 +119,11 @@ class Transaction:
         self.flights: list[Flight] = []
         self.batches: list[HopBatch] = []
         self.topics: set[str] = set()
-        self.passed = passed or {}
-        self.must_abort = False
-        self.is_silent = self.is_late = False
-        self.has_deleted = False
+        self.passed = passed or {}  # positions that it commits without a record before them
+        self.must_abort = False  # a record was not produced, or the producer has failed
+        self.is_late = False  # records were not stored in time, or the commit would not succeed in time
+        self.is_silent = False  # targets have not stored its records, and no report has arrived for a while
+        self.has_deleted = False  # a target whose records were not stored was deleted
 
     def add(self, flight: Flight) -> None:
         """Add the due records of a run."""
@@ -190,15 +175,7 @@ class Transaction:
 
 
 class TransactionFailures:
-    """Learns from the failures of transactions.
-
-    Args:
-        refusals: learns from hops that were not stored.
-        alarm: called with an event and its facts.
-        denied: returns which of the given topics the worker may not write to.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Learns from the failures of transactions; `denied` returns the topics that the worker may not write to."""
 
     def __init__(self, refusals: Refusals, alarm: Callable[..., None], denied: Callable[[set[str]], set[str]]) -> None:
         self._refusals = refusals
@@ -555,7 +532,7 @@ class ExactlyOnce:
                 return still
             if quiet_s == _LOOK_S:
                 self._look_again(transaction)
-            self._targets.hear(now_ns)
+            self._targets.process_answers(now_ns)
             transaction.has_deleted = any(target.partitions == 0 for target in transaction.unstored_targets())
             if transaction.has_deleted:
                 return still
@@ -594,7 +571,7 @@ class ExactlyOnce:
         for flight in transaction.flights:
             self._confirm(flight)
         for assigned, end in transaction.ends().items():
-            assigned.committed, assigned.told = max(assigned.committed, end), assigned.metadata
+            assigned.committed, assigned.committed_metadata = max(assigned.committed, end), assigned.metadata
             assigned.backoffs = 0
         for batch in transaction.batches:
             self._writer.count_stored(batch, now_ns)

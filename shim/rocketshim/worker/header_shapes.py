@@ -7,7 +7,9 @@ which no two values are equal. The positions of the sample's headers in the resu
 plain record, `itemgetter` chooses the headers at these positions, in C.
 
 A record that is well-formed but not plain (`007`, an empty `UNIQ_KEY`) is decoded and encoded first; then it is plain.
-For a malformed record, `decode` raises the reason. So no rule of the wire format is written here a second time.
+For a malformed record, `decode` raises the reason. So no rule of the wire format is written here a second time. The
+plain way, to decode the record and to make its hop, is the oracle
+(test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say).
 
 Bounded: 512 shapes of at most 100 names and 4,096 characters. `forget_numbers` bounds the tables of numbers.
 """
@@ -121,14 +123,9 @@ class HeaderShape:
     def candidates(
         self, headers: list[Header], hop_id: bytes, append_ms: int, due_ms: int | None = None, tries: int = 0
     ) -> list[Header]:
-        """Return the headers of a plain record, followed by the headers that a hop may add.
+        """Return the headers of a plain record, followed by the headers that a hop may add; for a delivery without due.
 
-        Args:
-            headers: of the plain record.
-            hop_id: the record's coordinates.
-            append_ms: its timestamp.
-            due_ms: when it is due, for hops to a queue; None: for a delivery.
-            tries: the new value of `TARGET_TRIES`.
+        `tries` is the new value of `TARGET_TRIES`.
         """
         if self.has_identity and due_ms is None:  # nearly always
             return [*headers, (wire.HOP_ID, hop_id), _SHIM_HEADER]
@@ -149,13 +146,7 @@ class HeaderShape:
 
 
 class HeaderShapes:
-    """Finds the shapes of records.
-
-    Attributes:
-        numbers: the 64-bit numbers of the records read since `forget_numbers`, by their text.
-
-    Thread-safety: none; one owner thread.
-    """
+    """Finds the shapes of records; `numbers` are those of the records read since `forget_numbers`, by their text."""
 
     __slots__ = ("_by_form", "_by_names", "_shorts", "_topics", "numbers")
 
@@ -189,11 +180,7 @@ class HeaderShapes:
         return shape if shape.shim < 0 or headers[shape.shim][1] == _VERSION else None
 
     def make_plain(self, headers: list[Header]) -> tuple[HeaderShape, list[Header]]:
-        """Return the shape of any record, and its headers in plain form.
-
-        Raises:
-            MalformedRecordError: the record breaks the wire format.
-        """
+        """Return the shape of any record, and its headers in plain form; a malformed one raises its error."""
         envelope = decode(headers, trusted=True)
         envelope.uniq_key = envelope.uniq_key or None  # an empty one identifies nothing
         plain = encode(envelope)

@@ -53,18 +53,10 @@ Hop = tuple[int, bytes | None, bytes | None, list[Header], int]
 
 
 class HopGroup:
-    """Records of a run that take the same hop to the same partition.
+    """Records of a run that take the same hop to the same partition; none once they are produced.
 
-    Attributes:
-        kind: the kind of the hop.
-        topic: physical name; `""` for records that are skipped or have to wait.
-        partition: -1: any.
-        target: the target of a delivery, or the target for whose `ready_ns` the records wait.
-        reason: why they are parked or re-appended.
-        one_per_batch: whether each record must be a separate batch.
-        timestamps: those that senders gave, epoch ms, by index; the groups of a run may share them. All other records
-            get the brokers' time.
-        records: in order; none once they are produced. A value of None is a tombstone.
+    `topic` is `""` for records that are skipped or have to wait for `target.ready_ns`. `timestamps` are those that
+    senders gave, epoch ms, by index, and the groups of a run may share them; other records get the brokers' time.
     """
 
     __slots__ = ("kind", "one_per_batch", "partition", "reason", "records", "target", "timestamps", "topic")
@@ -92,13 +84,7 @@ class HopGroup:
 
 
 class Flight:
-    """A run of records that left their queue together.
-
-    Attributes:
-        assigned: the partition that they left.
-        due: the records.
-        pending: how many of them are not finished.
-    """
+    """A run of records that left their queue together; `pending` is how many of them are not finished."""
 
     __slots__ = ("assigned", "due", "mean_bytes", "pending")
 
@@ -110,22 +96,7 @@ class Flight:
 
 
 class HopBatch:
-    """Records of one flight that were produced to one partition.
-
-    Attributes:
-        flight: the flight.
-        group: their hop, which several batches may share; without its records, once all are produced.
-        indexes: their indexes in the flight, in the order in which they were produced.
-        dues_ms: when they were due.
-        reports: number of reports that have arrived.
-        errors: the records that were not stored: position in `indexes`, and error.
-        is_done: whether the batch was processed, or replaced by other batches; later reports are dropped.
-        is_refused: whether the producer has refused its only record, so that no report will arrive.
-        alone: whether each of its records was a separate batch on the wire.
-        sent_ns: monotonic instant at which it was produced.
-        seen_reports: number of reports when the delivery looked at it last.
-        quiet_since_ns: when the delivery saw that a report had arrived; at first when it was produced.
-    """
+    """Records of one flight that were produced to one partition."""
 
     __slots__ = (
         "alone", "delivery_error", "dues_ms", "errors", "flight", "group", "inbox", "indexes", "is_done",
@@ -136,17 +107,18 @@ class HopBatch:
         self, flight: Flight, group: HopGroup, inbox: "deque[HopBatch]", delivery_error: DeliveryError, sent_ns: int
     ) -> None:
         self.flight = flight
-        self.group = group
+        self.group = group  # several batches may share it; it has no records once all are produced
         self.inbox = inbox
         self.delivery_error = delivery_error
-        self.sent_ns = self.quiet_since_ns = sent_ns
+        self.sent_ns = self.quiet_since_ns = sent_ns  # the second: when the last report was seen
         self.seen_reports = 0
-        self.indexes: list[int] = []
+        self.indexes: list[int] = []  # in the flight, in the order in which they were produced
         self.dues_ms: list[int] = []
         self.reports = 0
-        self.errors: list[tuple[int, KafkaError]] = []
-        self.is_done = self.is_refused = False
-        self.alone = group.one_per_batch
+        self.errors: list[tuple[int, KafkaError]] = []  # position in `indexes`, and error
+        self.is_done = False  # processed, or replaced by other batches: later reports are dropped
+        self.is_refused = False  # the producer has refused its only record: no report will arrive
+        self.alone = group.one_per_batch  # each record was a separate batch on the wire
 
     def reported(self, error: KafkaError | None, message: Any) -> None:
         """Count a delivery report; hand the batch over when all reports have arrived."""
@@ -174,27 +146,14 @@ class HopBatch:
 
 
 class HopWriter:
-    """Produces hops.
-
-    Args:
-        counts: the worker's counters.
-        forget: called with records whose hops are stored.
-        alarm: called with an event and its facts.
-
-    Attributes:
-        inbox: batches whose reports have all arrived.
-        reports: checks the delivery reports.
-        failure: a fatal error of a producer that was found while its queue was full.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Produces hops; calls `forget` with records whose hops are stored."""
 
     def __init__(
         self, counts: WorkerCounts, forget: Callable[[Sequence[Any]], None], alarm: Callable[..., None]
     ) -> None:
-        self.inbox: deque[HopBatch] = deque()
+        self.inbox: deque[HopBatch] = deque()  # batches whose reports have all arrived
         self.reports = DeliveryReports()
-        self.failure: KafkaError | None = None
+        self.failure: KafkaError | None = None  # a fatal one of a producer
         self._counts = counts
         self._forget = forget
         self._alarm = alarm

@@ -159,7 +159,7 @@ class Refusals:
             self.target_failed(target, now_ns, error.name())
         elif alone:
             self._marks.park(record, f"target-refused:{error.name()}")
-        elif target.be_careful(now_ns):
+        elif target.begin_careful(now_ns):
             self._alarm("worker.target-careful", topic=target.topic, error=error.name())
 
     def _own_hop_refused(self, record: Any, kind: Kind, error: KafkaError) -> Verdict:

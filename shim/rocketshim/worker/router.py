@@ -59,22 +59,14 @@ _OFFSET, _KEY, _VALUE = methodcaller("offset"), methodcaller("key"), methodcalle
 
 
 class _Route:
-    """The constant part of routing for one value of `REAL_TOPIC` and `CONSUMER_GROUP`.
-
-    Attributes:
-        name: logical name of the target.
-        refusal: why records may not go there; None: they may.
-        topic: physical name; `""` if they never may.
-        is_retry: whether the target is a retry topic.
-        target: its state, as last looked up in the table.
-    """
+    """The constant part of routing for one value of `REAL_TOPIC` and `CONSUMER_GROUP`."""
 
     __slots__ = ("is_retry", "name", "refusal", "target", "topic")
 
     def __init__(self, name: str, refusal: str | None, topic: str) -> None:
         self.name = name
-        self.refusal = refusal
-        self.topic = topic
+        self.refusal = refusal  # None: records may go there
+        self.topic = topic  # `""`: they never may
         self.is_retry = name.startswith(RETRY_PREFIX)
         self.target: TargetHealth | None = None
 
@@ -296,7 +288,7 @@ class Router:
             return self._not_yet(each, target)
         if target.partitions == 0:
             return self._re_append(each, f"unknown-topic:{route.name}", parked_as="")
-        if not target.let_through(now_ns):
+        if not target.may_try(now_ns):
             return self._re_append(each, target.avoid_reason)
         return self._deliver(each, target, clock_ms, now_ns)
 

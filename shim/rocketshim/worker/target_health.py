@@ -32,24 +32,6 @@ _NO_LIMITS_MS: Final = (-1 << 64, 1 << 64)
 class TargetHealth:
     """One physical topic to which the worker writes. All instants are monotonic, in ns.
 
-    Attributes:
-        topic: physical name.
-        partitions: number of partitions; 0: the topic does not exist; None: unknown at the moment, or not known yet.
-        ready_ns: its records wait until this instant, for the answer of a lookup or for a producer's refresh.
-        ask_ns: when to look it up again.
-        answered_ns: when `partitions` was looked up.
-        ticket: ticket of the last lookup; answers to earlier lookups are ignored.
-        not_before_ns: its records wait until this instant even if an answer has arrived.
-        lacking_ns: first and last instant at which a producer did not know a partition that the cluster has.
-        avoid_until_ns: the worker does not try it before this instant.
-        avoid_reason: why it is avoided.
-        timestamps_ms: how far a timestamp must be ahead of the brokers' clock at least, and may be at most, exclusive.
-        timestamps_until_ns: until when these limits count.
-        careful_until_ns: until this instant each of its records is a separate batch.
-        turn: the partition of the next keyless records.
-        failures: number of failures in a row.
-        last_failure_ns: when the last failure happened.
-
     Decides: How long is a target avoided?
     """
 
@@ -61,20 +43,20 @@ class TargetHealth:
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
-        self.partitions: int | None = None
-        self.ready_ns = NEVER_NS
-        self.ask_ns = -1
+        self.partitions: int | None = None  # 0: it does not exist; None: unknown at the moment, or not known yet
+        self.ready_ns = NEVER_NS  # its records wait for the answer of a lookup or for a producer's refresh
+        self.ask_ns = -1  # when to look it up again
         self.answered_ns = -NEVER_NS
-        self.not_before_ns = 0
-        self.ticket = 0
-        self.lacking_ns = (-NEVER_NS, -NEVER_NS)
+        self.not_before_ns = 0  # its records wait until then even if an answer has arrived
+        self.ticket = 0  # of the last lookup: answers to earlier ones are ignored
+        self.lacking_ns = (-NEVER_NS, -NEVER_NS)  # when a producer lacked a partition first and last
         self.avoid_until_ns = 0
         self.avoid_reason = ""
-        self.careful_until_ns = 0
-        self.failures = 0
+        self.careful_until_ns = 0  # until then each of its records is a separate batch
+        self.failures = 0  # in a row
         self.last_failure_ns = -_AVOID_MOST_NS
-        self.turn = 0
-        self.timestamps_ms = _NO_LIMITS_MS
+        self.turn = 0  # the partition of the next keyless records
+        self.timestamps_ms = _NO_LIMITS_MS  # least and most that one is ahead of the brokers' clock, exclusive
         self.timestamps_until_ns = 0
 
     def is_open(self, now_ns: int) -> bool:
@@ -87,7 +69,7 @@ class TargetHealth:
         if self.partitions == 0:
             self.ask_ns = max(self.ask_ns, now_ns + 1)
 
-    def let_through(self, now_ns: int) -> bool:
+    def may_try(self, now_ns: int) -> bool:
         """Return whether a record may be tried now; while it fails, let one through after each `avoid_until_ns`."""
         if not self.failures:
             return True
@@ -110,7 +92,7 @@ class TargetHealth:
         self.failures += 1
         return True
 
-    def be_careful(self, now_ns: int) -> bool:
+    def begin_careful(self, now_ns: int) -> bool:
         """Switch to one record per batch after a refused batch; return False if the target is in that mode already."""
         was = now_ns < self.careful_until_ns
         self.careful_until_ns = now_ns + _CAREFUL_NS

@@ -42,9 +42,6 @@ _MOST_BY_NAME: Final = 20
 class TargetTable:
     """The targets looked up last.
 
-    Args:
-        alarm: called with an event and its facts when a lookup fails.
-
     Decides: How many partitions has a target? 0: it does not exist; None: not known yet. The answers come from the
         thread of `worker.topic_lookup.TopicLookup`.
     """
@@ -127,7 +124,7 @@ class TargetTable:
         if self._lookup is not None:
             self._lookup.ask(target.topic, target.ticket, is_urgent=is_urgent)
 
-    def hear(self, now_ns: int) -> None:
+    def process_answers(self, now_ns: int) -> None:
         """Process the answers of lookups."""
         if self._lookup is None:
             return

@@ -47,30 +47,18 @@ class _MetadataClient(Protocol):
 
 
 class Answer(NamedTuple):
-    """The result of one lookup.
-
-    Attributes:
-        topic: physical name.
-        ticket: the ticket of the question.
-        partitions: number of partitions; 0: the topic does not exist; None: unknown at the moment.
-        error: why the cluster did not answer; empty if it did.
-    """
+    """The result of one lookup."""
 
     topic: str
     ticket: int
-    partitions: int | None
-    error: str = ""
+    partitions: int | None  # 0: the topic does not exist; None: unknown at the moment
+    error: str = ""  # why the cluster did not answer
 
 
 class TopicLookup:
-    """Looks up how many partitions topics have.
+    """Looks up how many partitions topics have; `failure` is why it cannot.
 
-    Args:
-        make_client: creates the consumer for lookups; called at the first lookup, in the thread that will own it.
-        in_background: whether a separate thread does the lookups; without it, `answers` does.
-
-    Attributes:
-        failure: why it cannot look up topics.
+    `make_client` is called at the first lookup, in the thread that will own the client.
 
     Thread-safety: the worker's thread calls all methods.
     """
@@ -91,13 +79,7 @@ class TopicLookup:
             self._thread.start()
 
     def ask(self, topic: str, ticket: int, *, is_urgent: bool) -> None:
-        """Request the lookup of a topic.
-
-        Args:
-            topic: physical name.
-            ticket: a number that the answer repeats.
-            is_urgent: whether records wait for the answer.
-        """
+        """Request the lookup of a topic; the answer repeats the ticket. It is urgent if records wait for it."""
         self._asked.append((topic, ticket))
         if is_urgent:
             self._wanted.set()

@@ -375,7 +375,7 @@ class DelayWorker:
             delivery takes no more.
         """
         until_ns = self._clock.monotonic_ns() + _TURN_NS
-        self._targets.hear(self._clock.monotonic_ns())
+        self._targets.process_answers(self._clock.monotonic_ns())
         progress = True
         while progress:
             progress = False

@@ -38,18 +38,7 @@ _MOST_UNPOLLED_MS: Final = 5_000  # added to the session time-out; a blocked loo
 
 
 class WorkerClients:
-    """Creates the worker's Kafka clients.
-
-    Args:
-        clients: factories of Kafka clients.
-        settings: the worker's settings.
-        group: the worker's consumer group.
-        on_commit: called with the result of an asynchronous commit.
-        alarm: called with an event and its facts.
-
-    Attributes:
-        errors: errors that the clients have reported and that the loop has not read yet.
-        make_producer: the factory of producers.
+    """Creates the worker's Kafka clients; `errors` are those that the loop has not read yet.
 
     Thread-safety: the worker's thread, except `lookup_consumer`. librdkafka's callbacks append to `errors`.
     """

@@ -116,7 +116,7 @@ def test_a_record_that_is_sent_again_has_the_whole_patience_again() -> None:
     batch = out._writer.batch(flight, HopGroup(Kind.DELIVER, "t", 0), 0)
     batch.indexes, batch.dues_ms = [0, 1, 2], [0, 0, 0]
     out._register(batch)
-    out._silence.confirmed_ns = 50  # other records were stored meanwhile
+    out._in_flight.confirmed_ns = 50  # other records were stored meanwhile
     out._writer.failure = KafkaError(KafkaError._FATAL)
     out.process_reports(100)
     again = made[-1].sent
@@ -138,7 +138,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
         batch.indexes, batch.dues_ms = [index % 3], [0]
         out._register(batch)
     flight.pending = len(batches)
-    out._silence._prober.outstanding = 1
+    out._in_flight._prober.outstanding = 1
     replaced: list[HopBatch] = []
     out._replace = lambda batch, _: replaced.append(batch)  # type: ignore[assignment]
     soon_after.reported(None, STORED)
@@ -181,7 +181,7 @@ def test_a_target_that_fails_right_after_a_success_is_avoided_again() -> None:
     assert not target.failed(1, "same"), "records that were in flight at the same time tell nothing new"
     target.record_success()
     assert target.failed(2, "second")
-    assert not target.let_through(3)
+    assert not target.may_try(3)
 
 
 def test_records_that_waited_for_other_topics_are_written_to_a_target_that_has_failed_and_recovered_meanwhile() -> None:

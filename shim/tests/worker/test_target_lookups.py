@@ -284,12 +284,12 @@ def test_a_target_that_records_wait_for_stays_in_a_full_table(monkeypatch: pytes
     targets.set_lookup(lookup)  # type: ignore[arg-type]
     awaited = [targets.target(f"audit.{number}", 0) for number in range(10)]
     asked += [Answer(topic, ticket, 1) for topic, ticket in lookup.asked]
-    targets.hear(1)
+    targets.process_answers(1)
     assert all(target.ready_ns < NEVER_NS for target in awaited)
     for number in range(10, 20):
         targets.target(f"audit.{number}", 2)
         asked[:] = [Answer(topic, ticket, 1) for topic, ticket in lookup.asked]
-        targets.hear(2)
+        targets.process_answers(2)
     assert len(targets._targets) <= 5
     assert all(target.ask_ns == 0 for target in awaited), "the router asks the table about them again"
 
