@@ -34,7 +34,7 @@ from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.core.timer import Timer
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
-from rocketshim.settings import WorkerSettings
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.assignment import AssignedPartition, CommitResults
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
 from rocketshim.worker.prober import Prober
