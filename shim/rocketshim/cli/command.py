@@ -56,7 +56,7 @@ class Command(TyperCommand):
 
     def _defaults(self, profile: "Profile", typed: Mapping[str, Any], *, is_asked: bool) -> dict[str, Any]:
         """Return the values of the profile that nothing else sets; those of repeatable options are added to others."""
-        found = {name: value for name, value in profile.model_dump().items() if value}
+        found = {name: value for name, value in profile.model_dump().items() if value is not None}
         for each in self.params:
             is_set = each.name in typed and not getattr(each, "multiple", False)
             if is_set or (not is_asked and isinstance(each.envvar, str) and os.environ.get(each.envvar)):
@@ -75,5 +75,5 @@ def _words(parameters: list[Any], values: Mapping[str, Any]) -> Iterator[str]:
         value = values.get(each.name)
         if value is True:
             yield each.opts[0]
-        elif value:
+        elif value is not None:
             yield from (f"{each.opts[0]}={text}" for text in ([value] if isinstance(value, str) else value))

@@ -163,3 +163,16 @@ def test_an_option_may_stand_before_the_command_and_one_behind_it_wins(behind: l
 def test_an_option_before_a_command_that_does_not_have_it_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--namespace", "shop", "dlq", "apply", __file__]) == 1
     assert "No such option: --namespace" in capsys.readouterr().err
+
+
+def test_an_empty_value_is_a_value_before_the_command_and_in_a_profile(
+    config: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text('[profiles.plain]\nbootstrap = "kafka:9093"\nnamespace = ""')
+    monkeypatch.setenv("ROCKETSHIM_BOOTSTRAP", "kafka:9092")
+    monkeypatch.setenv("ROCKETSHIM_NAMESPACE", "shop")
+    assert main(["--namespace", "", "connect"]) == 0
+    assert seen.pop()["namespace"] == ""
+    assert connected("--profile", "plain")["namespace"] == ""
+    assert main(["--bootstrap", "", "connect"]) == 1
+    assert "bootstrap is empty" in capsys.readouterr().err
