@@ -14,12 +14,17 @@ import pytest
 
 FOLDER = pytest.StashKey[Path]()
 FIRST_SEEN = pytest.StashKey[dict[str, str]]()
+LAST = pytest.StashKey[str]()
+"""The last test: what it leaves is found while it is torn down."""
+
 OF_JAVA = ("blockmgr-", "hsperfdata_", "liblz4-java-", "snappy-", "spark-", "spark.", "artifacts-")
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
     """Note the names that a test sees first, so that the error names it or one that ran beside it."""
+    if nextitem is None:
+        item.config.stash[LAST] = item.nodeid
     yield
     if (folder := item.config.stash.get(FOLDER, None)) is not None:
         for path in folder.iterdir():
@@ -27,8 +32,11 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_temporary_folder(pytestconfig: pytest.Config) -> Iterator[None]:
-    """Let `tempfile` use a new folder, and fail at the end if it is not empty."""
+def own_temporary_folder(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[None]:
+    """Let `tempfile` use a new folder, and fail at the end if it is not empty, unless the run was interrupted.
+
+    After an interruption an error here would take the place of pytest's report.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rocketshim-tests-"))
     seen = pytestconfig.stash[FIRST_SEEN] = {}
     pytestconfig.stash[FOLDER] = folder
@@ -42,4 +50,8 @@ def own_temporary_folder(pytestconfig: pytest.Config) -> Iterator[None]:
     left = sorted(path.name for path in folder.iterdir() if not path.name.startswith(OF_JAVA))
     del pytestconfig.stash[FOLDER]
     shutil.rmtree(folder, ignore_errors=True)
-    assert not left, f"left in the temporary folder: {[f'{name}, first seen by {seen.get(name)}' for name in left]}"
+    last = pytestconfig.stash.get(LAST, "no test")
+    named = [f"{name}, first seen by {seen.get(name, last)}" for name in left]
+    assert not left or request.session.exitstatus == pytest.ExitCode.INTERRUPTED, (
+        f"left in the temporary folder: {named}"
+    )
