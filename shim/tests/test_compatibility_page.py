@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tools.compat.environments import unit_tests
 from tools.compat.page import PAGE, RESULTS, rendered
 from tools.compat.round import FEATURES, outcomes
 
@@ -22,16 +23,31 @@ def test_each_test_of_the_round_exists(test: str) -> None:
     assert f"def {name or 'test_'}" in (TESTS / file).read_text(encoding="utf-8")
 
 
-def test_one_failure_fails_its_feature_and_a_feature_without_tests_is_not_run(tmp_path: Path) -> None:
+def _case(test: str, outcome: str = "") -> str:
+    file, _, name = test.partition(".py::")
+    return f'<testcase classname="integration_tests.{file}" name="{name}">{outcome}</testcase>'
+
+
+def test_one_failure_fails_its_feature_and_a_feature_lacking_a_test_is_not_run(tmp_path: Path) -> None:
     report = tmp_path / "round.xml"
-    report.write_text(
-        "<testsuites><testsuite>"
-        '<testcase classname="integration_tests.test_init_cli" name="test_any[1]"/>'
-        '<testcase classname="integration_tests.test_init_cli" name="test_any[2]"><failure/></testcase>'
-        '<testcase classname="integration_tests.test_letters_cli" name="test_other"/>'
-        "</testsuite></testsuites>"
-    )
+    (console,) = FEATURES["console"]
+    ran, skipped = FEATURES["drop-in"]
+    cases = [
+        _case("test_init_cli.py::test_any[1]"),
+        _case("test_init_cli.py::test_any[2]", "<failure/>"),
+        _case(console),
+        _case(ran),
+        _case(skipped, "<skipped/>"),
+    ]
+    report.write_text(f"<testsuites><testsuite>{''.join(cases)}</testsuite></testsuites>")
     found = outcomes(report)
     assert found["init, doctor"] == "1 of 2 failed"
-    assert found["commands"] == "passed"
+    assert found["console"] == "passed"
+    assert found["drop-in"] == "not run", "one of its tests was skipped"
     assert found["orderly"] == "not run"
+
+
+def test_the_report_of_an_earlier_run_is_not_the_result_of_one_that_did_not_start(tmp_path: Path) -> None:
+    (tmp_path / "unit.xml").write_text('<testsuites><testsuite tests="3"/></testsuites>')
+    with pytest.raises(FileNotFoundError, match=r"unit\.xml"):
+        unit_tests(Path("/bin/false"), tmp_path)

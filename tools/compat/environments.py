@@ -19,7 +19,7 @@ _UNIT_TESTS: Final = ("shim/tests", "topics/tests")
 def newest(interpreter: str, folder: Path) -> Path:
     """Return the Python of an environment with the newest version of every package; made if `folder` is missing."""
     python = _environment(interpreter, folder)
-    _pip(python, "--editable", f".[{_EXTRAS}]", "--group", "dev")
+    _pip(python, "--upgrade", "--upgrade-strategy", "eager", "--editable", f".[{_EXTRAS}]", "--group", "dev")
     return python
 
 
@@ -51,9 +51,14 @@ def versions(python: Path) -> dict[str, str]:
 
 
 def unit_tests(python: Path, folder: Path, processes: int = 2) -> str:
-    """Run the unit tests; return `"6,535 passed"` or `"6,535 passed, 9 failed"`. `folder` keeps pytest's report."""
+    """Run the unit tests; return `"6,535 passed"` or `"6,535 passed, 9 failed"`. `folder` keeps pytest's report.
+
+    Raises:
+        FileNotFoundError: pytest ended without a report; `unit.txt` beside it has the cause.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "unit.xml"
+    report.unlink(missing_ok=True)  # otherwise the result of an earlier run might count
     words = ["-m", "pytest", "-q", "-m", "not long", "-n", str(processes), f"--junitxml={report}", *_UNIT_TESTS]
     with (folder / "unit.txt").open("wb") as out:
         subprocess.run([python, *words], cwd=ROOT, stdout=out, stderr=out, check=False)
