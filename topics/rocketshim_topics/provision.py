@@ -8,8 +8,8 @@ the plan was asked to (`grow`, `fix`).
   create a topic.
 * The error of each future is checked. "Already exists" means that another client was faster; the topic is then read
   again and compared.
-* A setting that only costs speed (`Difference.is_note`) is left out if the cluster refuses it, and nobody waits for it.
-  Some managed clusters refuse `segment.ms`, others ignore it.
+* A setting that only costs speed (`Difference.is_note`) is left out if the cluster refuses it, and its change is
+  waited for during a few seconds only. Some managed clusters refuse `segment.ms`, others ignore it.
 * A controller refuses as a whole a request that creates more than 10,000 topics, partitions and settings together
   (measured, Kafka 4). Therefore several requests create many topics.
 * After a creation every partition must have a leader, in as many answers as there are brokers. The client chooses which
@@ -327,14 +327,19 @@ def _await_leaders(admin: AdminClient, planned: Plan, raced: tuple[TopicSpec, ..
 
 
 def _await_settings(admin: AdminClient, planned: Plan, timeout_s: float) -> None:
-    """Wait until changed settings can be read. The controller answers before the brokers have them."""
-    wanted = {(each.topic, each.setting) for each in planned.differences if each.will_change and not each.is_note}
+    """Wait until changed settings can be read. The controller answers before the brokers have them.
+
+    A setting that only costs speed may have been refused or ignored, so it is waited for during `_GRACE_S` only.
+    """
+    wanted = {(each.topic, each.setting) for each in planned.differences if each.will_change}
     specs = [spec for spec in planned.specs if any(topic == spec.name for topic, _ in wanted)]
-    until = time.monotonic() + timeout_s
+    began = time.monotonic()
+    until = began + timeout_s
     while True:
         seen = plan(admin, specs, timeout_s=timeout_s).differences
         waiting = [each for each in seen if (each.topic, each.setting) in wanted]
-        if not waiting:
+        is_in_grace = time.monotonic() < began + _GRACE_S
+        if not any(is_in_grace or not each.is_note for each in waiting):
             return
         if time.monotonic() > until:
             raise BrokerUnavailableError(f"after {timeout_s:g} s a change is not yet in force: {waiting[0]}")

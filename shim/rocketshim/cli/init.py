@@ -96,13 +96,24 @@ def init(
     is_applied = not dry_run and not planned.is_done
     if is_applied:
         provision.apply(admin, planned)
-        for refused in () if as_json else provision.plan(admin, planned.missing).differences:
-            typer.echo(f"note  {refused}: this cluster sets it otherwise")
+        if not as_json:
+            _print_refused(admin, planned)
     if as_json:
         typer.echo(json.dumps(_facts(planned, is_applied=is_applied)))
     else:
         typer.echo(_end(planned, is_applied=is_applied))
     raise typer.Exit(FINDING if any(_is_left(each) for each in planned.differences) else 0)
+
+
+def _print_refused(admin: Any, planned: "Plan") -> None:
+    """Print what is not as planned after the plan was applied: the cluster has refused or ignored it."""
+    from rocketshim_topics import provision  # noqa: PLC0415 - `--help` does without
+
+    missing = {spec.name for spec in planned.missing}
+    touched = missing | {each.topic for each in planned.differences if each.will_change}
+    for each in provision.plan(admin, [spec for spec in planned.specs if spec.name in touched]).differences:
+        if each.is_note or each.topic in missing:
+            typer.echo(f"note  {each}: this cluster sets it otherwise")
 
 
 def _end(planned: "Plan", *, is_applied: bool) -> str:
