@@ -376,8 +376,9 @@ class Redriver:
         raise RedriveError(
             f"the redrive log {self._log_topic} has lost records since this plan was made (the plan knows it up to "
             f"offset {self._log_end}, and the log {what}), so which of the plan's letters were sent is not known; "
-            f"{self._progress.sent} were sent in this run. Make a new plan by rocketshim dlq plan: it holds back what "
-            "may have been sent (marks-lost). Discard that by dlq discard, or send it nevertheless by dlq plan --again"
+            f"{self._progress.sent} were sent in this run. Make a new plan by rocketshim dlq plan, or parked plan: it "
+            "holds back what may have been sent (marks-lost). Send that nevertheless by --again, or mark dead letters "
+            "as not to be sent by dlq discard"
         )
 
     def _refuse_if_taken_over(self, log: RedriveLog) -> None:

@@ -94,7 +94,7 @@ def plan_parked(
 ) -> RedrivePlan:
     """Plan to send parked records to the worker again.
 
-    Records that were sent again are left out. One that names no target is held back: the worker would park it again.
+    Records that were sent again are held back. So is one that names no target: the worker would park it again.
 
     Args:
         reader: reads the parking topic and the redrive log.
@@ -108,9 +108,12 @@ def plan_parked(
     for message in reader.read([names.parked]):
         entry, digest = parked_record(message), record_digest(message)
         position = (message.partition(), message.offset())
-        if not wants(entry) or (not again and log.settled(*position, digest) is not None):
+        if not wants(entry):
             continue
-        if log.may_have_lost(message) and not again:
+        settled = None if again else log.settled(*position, digest)
+        if settled is not None:
+            held_back.append(HeldBack(*position, f"{settled.state}-by:{settled.plan}", entry.reason))
+        elif log.may_have_lost(message) and not again:
             held_back.append(HeldBack(*position, "marks-lost", entry.reason))
         elif entry.target:
             letters.append(PlannedLetter(*position, digest, names.schedule, entry.reason, entry.uniq_key or ""))

@@ -17,6 +17,7 @@ from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import TopicNames
+from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record
 from rocketshim_topics.redrive_plan import PlannedLetter, RedrivePlan, RedriveRules
 
 LETTERS = tuple(PlannedLetter(0, offset, "f" * 16, "rmq.retry.g", "Timeout", f"m{offset}") for offset in range(100))
@@ -58,6 +59,27 @@ def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: p
     hand_over(plan, None, as_json=False)
     assert "may have been sent before; plan them nevertheless (--again)" in capsys.readouterr().out
     assert len(nevertheless.letters) == 1
+
+
+def test_a_parked_record_that_was_sent_again_is_held_back_not_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who names it by its position must not read that there is no such record."""
+    names = TopicNames()
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic(names.parked)
+    kafka.create_topic(names.redrive_log, config={"message.timestamp.type": "LogAppendTime"})
+    kafka.append(names.parked, b"x", headers=[("PARK_REASON", b"forbidden"), ("REAL_TOPIC", b"orders")])
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        (letter,) = plan_parked(reader, names, lambda _: True, {}).letters
+        mark = MarkRecord(
+            state="redriven", source=names.parked, plan="p1", session="s", by="me", letters=((0, 0, letter.digest),)
+        )
+        kafka.append(names.redrive_log, encode_redrive_record(mark))
+        plan = plan_parked(reader, names, lambda _: True, {})
+        again = plan_parked(reader, names, lambda _: True, {}, again=True)
+    assert (plan.letters, [each.reason for each in plan.held_back]) == ((), ["redriven-by:p1"])
+    hand_over(plan, None, as_json=False)
+    assert "send 0 of 1 parked records" in capsys.readouterr().out
+    assert again.letters == (letter,)
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 100), (10, 10), (200, 100)])
