@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from rocketshim import ConsumeFromWhere, DelayLevels, PushConsumer, TopicNames
+from rocketshim.cli import main
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.positions import LATEST, listed_offsets
 from rocketshim.kafka.queue_lookup import QueueLookup
@@ -179,6 +180,24 @@ def test_two_subscriptions_of_one_group_that_differ_are_found_and_said(
         record for record in caplog.records if getattr(record, "event", None) == "consumer.subscriptions-differ"
     )
     assert (said.mine, said.theirs) == (f"{orders}=paid", f"{orders}=created")  # type: ignore[attr-defined]
+
+
+def test_two_members_of_a_topic_with_one_partition_are_found_from_inside_and_outside(
+    broker: Broker, group: Callable[..., str], topic: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of them has the partition, the other one that of the retry topic. No message is sent."""
+    orders, mine = topic(1), group()
+    command = ["group", "subscriptions", mine, "--bootstrap", broker.bootstrap]
+    one, two = member(broker, mine), member(broker, mine)
+    one.register_message_listener(orders, Heard(), tags="created")
+    two.register_message_listener(orders, Heard(), tags="paid")
+    with one:
+        assert one.wait_assigned(GUARD_S)
+        with two:
+            wait_until(lambda: one.subscription_conflicts == {orders: f"{orders}=paid"})
+            wait_until(lambda: two.subscription_conflicts == {orders: f"{orders}=created"})
+            assert main([*command, "--namespace", NAMESPACE]) == 2
+    assert f"{orders}: 2 subscriptions in one group" in capsys.readouterr().err
 
 
 def test_a_member_that_was_there_first_hears_of_the_one_that_differs(

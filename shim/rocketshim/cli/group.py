@@ -193,7 +193,8 @@ def subscriptions(*, group: GroupName, at: Connected, as_json: Json = False) -> 
         console().print(table)
     for conflict in found:
         differing = "; ".join(
-            f"{text} (partitions {', '.join(map(str, numbers))})" for text, numbers in conflict.partitions.items()
+            f"{text} (partitions {', '.join(map(str, numbers)) or 'of the retry topic'})"
+            for text, numbers in conflict.partitions.items()
         )
         meaning = "" if conflict.loses_messages else " (no other filter of this topic: normal in a rolling deployment)"
         subscriptions_of = f"{conflict.topic}: {len(conflict.partitions)} subscriptions in one group{meaning}"

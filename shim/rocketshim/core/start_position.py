@@ -45,6 +45,7 @@ __all__ = [
     "digest_conflict",
     "encode_metadata",
     "has_same_filter",
+    "is_other_filter",
     "latest_offset",
     "led_by",
     "resolve_starts",
@@ -268,6 +269,12 @@ def has_same_filter(topic: str, one: str, other: str) -> bool:
         return False  # filters of two types may have one text
     mine, theirs = (_filter_of(topic, text) for text in (one, other))
     return mine == theirs if mine and theirs else mine is not None and theirs is not None
+
+
+def is_other_filter(topic: str, one: str, other: str) -> bool:
+    """Return whether two different subscriptions certainly filter a topic differently: both name it."""
+    named = (topics_of(one) or frozenset()) & (topics_of(other) or frozenset())
+    return topic in named and not has_same_filter(topic, one, other)
 
 
 def topics_of(subscription: str) -> frozenset[str] | None:

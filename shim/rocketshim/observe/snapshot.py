@@ -7,10 +7,10 @@ are distances of offsets, and so upper bounds: transaction markers, probes and c
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any
 
-from rocketshim.core.start_position import decode_metadata, has_same_filter
+from rocketshim.core.start_position import decode_metadata, has_same_filter, is_other_filter
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
 from rocketshim_topics.hops import due_ms
@@ -373,7 +373,8 @@ def _topic(offsets: Offsets, topic: str, group: str | None) -> TopicSnapshot:
 class Conflict:
     """Different subscriptions in one group. With different filters, each member skips what only another one wants.
 
-    * `partitions`: subscription to the partitions whose last commit carries it, most partitions first.
+    * `partitions`: subscription to the partitions whose last commit carries it, most partitions first; none: only a
+      commit of the retry topic does.
     * `loses_messages`: the filters of this topic differ, or may; False: only other topics or their filters do, as in a
       rolling deployment.
     """
@@ -386,14 +387,19 @@ class Conflict:
 def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> list[Conflict]:
     """Return the topics whose last commits carry different subscriptions. Pure.
 
-    A partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
-
-    * `retry_topic`: physical name of the group's retry topic, which every member subscribes to; None: none.
+    A member without a partition of a topic may have one of the `retry_topic`: its commits there count for each topic.
     """
     by_topic: dict[str, dict[str, list[PartitionStanding]]] = defaultdict(lambda: defaultdict(list))
+    retries: dict[str, PartitionStanding] = {}
     for each in standing.partitions:
-        if each.digest and each.topic != retry_topic:
+        if each.digest and each.topic == retry_topic:
+            retries[each.digest] = each
+        elif each.digest:
             by_topic[each.topic][each.digest].append(each)
+    for (mine, retry), (topic, digests) in product(retries.items(), by_topic.items()):
+        others = [same[0].subscription or "" for digest, same in digests.items() if digest != mine]
+        if any(is_other_filter(topic, other, retry.subscription or "") for other in others):
+            digests[mine].append(retry)
     found = []
     for topic, digests in sorted(by_topic.items()):
         if len(digests) > 1:
@@ -401,7 +407,9 @@ def conflicts(standing: GroupStanding, *, retry_topic: str | None = None) -> lis
             named: dict[str, tuple[int, ...]] = {}
             for digest, same in most_first:
                 text = same[0].subscription or digest  # a long one is cut, so that several may look the same
-                named[f"{text} ({digest})" if text in named else text] = tuple(each.partition for each in same)
+                named[f"{text} ({digest})" if text in named else text] = tuple(
+                    each.partition for each in same if each.topic == topic
+                )
             texts = [same[0].subscription or "" for _, same in most_first]
             differ = any(not has_same_filter(topic, *pair) for pair in combinations(texts, 2))
             found.append(Conflict(topic, named, loses_messages=differ))

@@ -13,7 +13,7 @@ from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.retry_policy import AtLevel
-from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.start_position import CommitMetadata, ConsumeFromWhere, encode_metadata
 from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConsumerError, NotAuthorizedError, TopicMissingError
 from rocketshim.testing import InMemoryKafka
@@ -818,6 +818,17 @@ def test_another_subscription_in_the_group_is_found_and_logged(bench: Make, capl
     assert second.starts.conflicts == {"orders": "orders=paid || created"}
     (said,) = [record for record in caplog.records if getattr(record, "event", None) == "consumer.subscriptions-differ"]
     assert (said.__dict__["mine"], said.__dict__["theirs"]) == ("orders=paid", "orders=paid || created")
+
+
+def test_a_member_that_has_only_a_queue_of_the_retry_topic_is_found_too(bench: Make) -> None:
+    owner = bench(nothing, digest="paid")
+    owner.starts.look(["orders", "rmq.retry.g"], 1)
+    assert owner.starts.conflicts == {}
+    for text, found in (("orders=created", {"orders": "orders=created"}), ("bills=created", {})):
+        offset = TopicPartition("rmq.retry.g", 0, 0, metadata=encode_metadata(CommitMetadata("other", 1, text)))
+        owner.loop.reader.client().commit(offsets=[offset], asynchronous=False)
+        owner.starts.look(["orders", "rmq.retry.g"], 1)
+        assert owner.starts.conflicts == found
 
 
 def test_a_member_with_other_topics_and_the_same_filters_is_no_conflict_but_a_line(

@@ -52,6 +52,27 @@ def test_two_subscriptions_of_a_topic_are_a_conflict_with_the_partitions_of_each
     assert list(found.partitions.items()) == [("t=*", (1, 2)), ("t=b", (0,))]
 
 
+@pytest.mark.parametrize(
+    ("on_the_retry_topic", "found"),
+    [
+        ("t=b", [("t=*", (0,)), ("t=b", ())]),
+        ("t=b, u=*", [("t=*", (0,)), ("t=b, u=*", ())]),
+        ("t=*, u=*", []),
+        ("u=*", []),
+        ("^t.*=b", []),
+        ("t=" + "b" * 298, []),
+        ("", []),
+    ],
+)
+def test_a_member_that_has_only_a_partition_of_the_retry_topic_is_compared_where_it_certainly_differs(
+    on_the_retry_topic: str, found: list[Any]
+) -> None:
+    retries = standing(0, "rmq.retry.g", metadata=commit("e", on_the_retry_topic))
+    shown = conflicts(group(standing(0), retries), retry_topic="rmq.retry.g")
+    assert [item for each in shown for item in each.partitions.items()] == found
+    assert all(each.loses_messages for each in shown)
+
+
 def test_a_conflict_loses_messages_of_a_topic_only_if_its_filters_differ() -> None:
     other = standing(0, metadata=commit("e", "t=b, u=*")), standing(0, "u", metadata=commit("e", "t=b, u=*"))
     first, second = conflicts(group(*other, standing(1), standing(1, "u", metadata=commit("d", "t=*, u=*"))))

@@ -35,6 +35,7 @@ from rocketshim.core.start_position import (
     digest_conflict,
     encode_metadata,
     has_same_filter,
+    is_other_filter,
     latest_offset,
     led_by,
     resolve_starts,
@@ -209,21 +210,25 @@ class StartOffsets:
         return in_parts(lambda part: (self._store or self._client()).committed(part, timeout=timeout_s), asked)
 
     def look(self, topics: Iterable[str], timeout_s: float) -> None:
-        """Check whether any member has committed these topics under another subscription.
+        """Check whether any member has committed these topics, or the retry topic, under another subscription.
 
         A member without a queue of a topic would find out only when it gets one. Raises KafkaException: no answer.
         """
-        compared = list(filter(self._is_compared, topics))
+        read = list(topics)
+        compared = list(filter(self._is_compared, read))
         self.conflicts = {topic: self.conflicts[topic] for topic in compared if topic in self.conflicts}
-        unknown = [topic for topic in compared if topic not in self._counts]
+        read = read if compared else []
+        unknown = [topic for topic in read if topic not in self._counts]
         listed = partitions_of(self._lookups, unknown, timeout_s)
         self._counts.update({topic: len(numbers) for topic, numbers in listed.items()})
-        commits: dict[str, list[CommitMetadata | None]] = {topic: [] for topic in compared}
-        for item in self._committed({topic: range(self._counts[topic]) for topic in compared}, timeout_s):
-            if item.error is None and item.offset >= 0:
-                commits[item.topic].append(decode_metadata(item.metadata))
-        for topic in compared:
-            self._compare(topic, commits[topic])
+        commits: dict[str, list[CommitMetadata]] = {topic: [] for topic in read}
+        for item in self._committed({topic: range(self._counts[topic]) for topic in read}, timeout_s):
+            if item.error is None and item.offset >= 0 and (commit := decode_metadata(item.metadata)) is not None:
+                commits[item.topic].append(commit)
+        mine, retries = self._rules.subscription, commits.get(self._rules.retry_topic or "", [])
+        for topic in compared:  # a member may have queues of the retry topic, and none of this one
+            witnesses = [each for each in retries if is_other_filter(topic, mine, each.subscription)]
+            self._compare(topic, commits[topic] + witnesses)
 
     def _is_compared(self, topic: str) -> bool:
         return topic != self._rules.retry_topic and self._store is None  # only this member writes into a local store
