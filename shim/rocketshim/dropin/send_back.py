@@ -119,7 +119,7 @@ class HopStore:
 
 def with_credentials(client: _Client, credentials: Iterable[tuple[str, str]]) -> _Client:
     """Set credentials in a client, if there are any, and return it."""
-    for username, password in credentials:
+    for username, password in tuple(credentials):  # another thread may set newer ones meanwhile
         client.set_sasl_credentials(username, password)  # type: ignore[attr-defined]
     return client
 

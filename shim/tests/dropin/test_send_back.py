@@ -1,6 +1,7 @@
 """What a send-back makes of a message, its error and its settings; storing is the broker's tests'."""
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -221,6 +222,19 @@ def test_credentials_reach_a_producer_that_is_made_later_and_one_that_exists() -
     with_credentials(Client(), store.credentials)
     store.close()
     assert seen == [("a", "1"), ("b", "2"), ("b", "2")]
+
+
+def test_credentials_may_be_set_while_a_producer_is_being_made() -> None:
+    credentials = deque([("old", "1")], maxlen=1)
+    seen: list[tuple[str, str]] = []
+
+    class Client:
+        def set_sasl_credentials(self, username: str, password: str) -> None:
+            seen.append((username, password))
+            credentials.append(("new", "2"))  # by another thread, at this moment
+
+    with_credentials(Client(), credentials)
+    assert seen == [("old", "1")]
 
 
 def test_a_delay_of_more_than_40_days_is_shortened_and_logged_as_shortened(caplog: pytest.LogCaptureFixture) -> None:
