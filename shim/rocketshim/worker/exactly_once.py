@@ -26,7 +26,8 @@
   producer after each uncertain outcome prevents that (KIP-890).
 * The coordinator ends a transaction only when each leader of it has written that. So a frozen leader, or one that lacks
   replicas, keeps the `transactional.id`, and the next producer has another one. That is safe: the positions of a
-  transaction that is not ended cannot be read, and the worker reads them after each uncertain outcome.
+  transaction that is not ended cannot be read, and the worker reads them after each uncertain outcome. A target is
+  blamed if its transaction was the first of its producer; a later one may only have waited for the one before.
 * Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may wait
   in librdkafka for the coordinator, reach it after the next transaction, and move the position back
   (test_a_late_commit_of_the_consumer_moves_no_position_back).
@@ -109,12 +110,15 @@ class Transaction:
     """The records of one transaction and what was reported of them. The next one has a new object."""
 
     __slots__ = (
-        "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_late", "is_silent", "must_abort",
-        "passed", "topics",
+        "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_first", "is_late", "is_silent",
+        "must_abort", "passed", "topics",
     )  # fmt: skip
 
-    def __init__(self, begun_ns: int, passed: dict[AssignedPartition, int] | None = None) -> None:
+    def __init__(
+        self, begun_ns: int, passed: dict[AssignedPartition, int] | None = None, *, is_first: bool = False
+    ) -> None:
         self.begun_ns = begun_ns
+        self.is_first = is_first  # of its producer: it could begin, since no earlier one of the id has not ended
         self.count = self.cost = 0
         self.flights: list[Flight] = []
         self.batches: list[HopBatch] = []
@@ -241,6 +245,7 @@ class TransactionalProducer:
         self.timeout_s = clients.longest_ms / 1_000  # of a call
         self.not_before_ns = 0  # when the next transaction, or the next producer, may begin
         self.is_careful = False  # whether it sends one record per batch
+        self.is_unused = True  # since it was accepted, no transaction has begun
         self._careful_until_ns = 0
         self._is_stale = False
         self._renewed_ns = 0
@@ -273,7 +278,7 @@ class TransactionalProducer:
 
     def accept(self, producer: ProducerClient, now_ns: int) -> None:
         """Begin transactions with this producer."""
-        self.current = producer
+        self.current, self.is_unused = producer, True
         self._is_stale, self._renewed_ns = False, now_ns
 
     def discard(self, producer: ProducerClient | None = None) -> None:
@@ -427,7 +432,8 @@ class ExactlyOnce:
         except KafkaException as error:
             self._on_uncertain_outcome(error.args[0], now_ns)
             return None
-        self._open = Transaction(now_ns, passed)
+        self._open = Transaction(now_ns, passed, is_first=self._producer.is_unused)
+        self._producer.is_unused = False
         return self._open
 
     def _produce(
@@ -708,7 +714,7 @@ class ExactlyOnce:
                 self._producer.change_id()
                 self._producer.not_before_ns = now_ns
                 for transaction in self._uncertain:
-                    transaction.is_silent = False  # it could not begin
+                    transaction.is_silent = transaction.is_silent and transaction.is_first  # else it could not begin
             return
         self._producer.accept(producer, self._clock.monotonic_ns())
         self._targets.set_producers(producer)

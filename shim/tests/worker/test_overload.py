@@ -240,6 +240,36 @@ def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_i
 
 
 @pytest.mark.only("exactly-once")
+def test_a_silent_target_is_avoided_though_its_transaction_has_no_other_target_and_keeps_the_id(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first transaction of an id could begin, so it is its own target that keeps it from ending."""
+    kept: set[str | None] = set()
+    produce, init = InMemoryProducer.produce, InMemoryProducer.init_transactions
+
+    def produce_noted(producer: InMemoryProducer, topic: str, *args: Any, **kwargs: Any) -> None:
+        produce(producer, topic, *args, **kwargs)
+        if topic == "orders":
+            kept.add(producer._session.name)
+
+    def init_unless_kept(producer: InMemoryProducer, timeout: float) -> None:
+        if producer._session.name in kept:
+            sim.clock.advance(timeout * 1_000)
+            raise KafkaException(KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True))
+        init(producer, timeout)
+
+    monkeypatch.setattr(InMemoryProducer, "produce", produce_noted)
+    monkeypatch.setattr(InMemoryProducer, "init_transactions", init_unless_kept)
+    worker = sim.worker(target_patience_ms=2_000, target_tries=100)
+    sim.run(worker, 100)
+    sim.kafka.hold_sends("orders")
+    sim.schedule()
+    sim.until(worker, lambda: "worker.target-avoided" in worker.counts.alarms, 20_000)
+    sim.run(worker, 120_000)
+    assert len(kept) < 20, "it is tried less and less often, and each time costs an id"
+
+
+@pytest.mark.only("exactly-once")
 @pytest.mark.parametrize("is_kept", [True, False], ids=["its-last-transaction-cannot-end", "its-coordinator-is-slow"])
 def test_only_an_id_whose_last_transaction_cannot_end_is_replaced(
     sim: Any, monkeypatch: pytest.MonkeyPatch, *, is_kept: bool
