@@ -306,6 +306,8 @@ def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
         parameters |= {option.name: option for option in below}  # two groups may share an option
         if make is not None:
             groups[each.name] = (make, [option.name for option in below])
+    if not groups:  # none, or the command was wrapped before: a program may call the command line often
+        return command
     in_groups = {option for _, options in groups.values() for option in options}
 
     @functools.wraps(command)

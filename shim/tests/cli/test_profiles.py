@@ -8,7 +8,7 @@ import typer
 
 from rocketshim.cli.app import COMMANDS, main
 from rocketshim.cli.command import Command
-from rocketshim.cli.options import Connected
+from rocketshim.cli.options import Connected, with_groups
 
 FILE = """
 profile = "local"
@@ -176,3 +176,9 @@ def test_an_empty_value_is_a_value_before_the_command_and_in_a_profile(
     assert connected("--profile", "plain")["namespace"] == ""
     assert main(["--bootstrap", "", "connect"]) == 1
     assert "bootstrap is empty" in capsys.readouterr().err
+
+
+def test_a_command_is_wrapped_once_however_often_a_program_calls_it() -> None:
+    wrapped = with_groups(connect)
+    assert wrapped is not connect
+    assert with_groups(wrapped) is wrapped
