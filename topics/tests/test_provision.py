@@ -109,7 +109,7 @@ AWAY = [
 def test_refusal_is_a_typed_error_that_names_the_topic(code: int, error: type[ClusterError]) -> None:
     for cluster in (Cluster(describe=code), Cluster(create=code)):
         with pytest.raises(error, match=r"cannot .* rmq\.retry\.payments") as caught:
-            apply(cluster, plan(cluster, SPECS))  # type: ignore[arg-type]
+            apply(cluster, plan(cluster, SPECS, timeout_s=0.1), timeout_s=0.1)  # type: ignore[arg-type]
         assert type(caught.value) is error
         assert isinstance(caught.value.__cause__, KafkaException)
 
