@@ -47,8 +47,9 @@ def _echo_age(standing: GroupLogStanding) -> None:
 def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
     """Show who holds which queue, its fencing token and remaining lease, and the position and retry counts.
 
-    The next owner of a queue starts with that position and those counts. Leases run in the time of the log, which
-    advances with its records only: while nobody writes, no lease expires.
+    The next owner of a queue starts with that position and those counts; they are of the owner's last renewal, by
+    default at most 20 s old. Leases run in the time of the log, which advances with its records only: while nobody
+    writes, no lease expires.
     """
     standing = _read(at, group)
     rows: list[dict[str, Any]] = [
