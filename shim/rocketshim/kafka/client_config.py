@@ -196,7 +196,7 @@ def merge(
         if name in CODE_KEYS and not allow_code_settings:
             raise ConfigError(
                 f"the client setting {key!r} loads or runs code, so it is refused; "
-                "set allow_code_settings=True if only you can set these settings"
+                "a program may set allow_code_settings=True if only you can set these settings; the commands may not"
             )
         if name in required and not same(value, required[name]):
             raise ConfigError(

@@ -113,7 +113,8 @@ def client_settings(facts: Facts) -> Iterator[Finding]:
         if key in CODE_KEYS:
             yield _finding(
                 key, Severity.WARNING, "is set", "it loads or runs code, or fetches a URL: rocketshim refuses it",
-                "remove the setting, or set allow_code_settings=True if only you control these settings",
+                "remove the setting; in a program you may set allow_code_settings=True if only you control these "
+                "settings, but a command cannot",
             )  # fmt: skip
         elif key in wanted and not same(value, wanted[key]):
             yield _finding(

@@ -82,7 +82,14 @@ def gather(
     """
     client = dict(client or {})
     usable = {name: value for name, value in client.items() if name not in _REFUSED}
-    with closing(_ClusterReader(bootstrap, names, usable)) as cluster:
+    try:
+        opened = _ClusterReader(bootstrap, names, usable)
+    except ConfigError as error:  # the client may need a setting that is not used
+        unused = ", ".join(sorted(client.keys() - usable.keys()))
+        if not unused:
+            raise
+        raise ConfigError(f"{error}. Not used, since rocketshim refuses it: {unused}") from error
+    with closing(opened) as cluster:
         brokers = cluster.brokers()
         visible = cluster.reader.topics()
         user_topics = tuple(names.physical(topic) for topic in topics)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from rocketshim.admin.doctor.facts import Facts, PartitionFacts, TopicFacts
-from rocketshim.admin.doctor.gather import _REFUSED, _ClusterReader, _layout
+from rocketshim.admin.doctor.gather import _REFUSED, _ClusterReader, _layout, gather
 from rocketshim.core.worker_notes import NOT_ALLOWED
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, TopicNames
@@ -35,6 +36,16 @@ def test_settings_of_the_users_consumer_are_evaluated_but_not_used(given: str) -
     assert usable == {"client.id": "me"}
     with closing(_ClusterReader("127.0.0.1:1", TopicNames(), usable)):
         pass
+
+
+def test_a_setting_that_was_given_but_is_refused_is_not_reported_as_missing() -> None:
+    url = {"sasl.oauthbearer.token.endpoint.url": "https://idp", "sasl.oauthbearer.method": "oidc"}
+    login = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanisms": "OAUTHBEARER"}
+    with pytest.raises(ConfigError, match=r"since rocketshim refuses it: sasl\.oauthbearer\.token\.endpoint\.url"):
+        gather("127.0.0.1:1", NAMES, DelayLevels.default(), client={**login, **url})
+    with pytest.raises(ConfigError) as refused:
+        gather("127.0.0.1:1", NAMES, DelayLevels.default(), client={"no.such": "1"})
+    assert "refuses" not in str(refused.value)
 
 
 def test_topics_that_are_deleted_after_their_description_are_left_out(cluster: _ClusterReader) -> None:
