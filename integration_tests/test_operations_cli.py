@@ -177,6 +177,9 @@ def test_parked_records_are_planned_and_sent_once_by_a_plan(place: Place, run: R
     assert planned("rest", "--reason", "", "--again", code=2) == 2, "the third names no target"
     with TopicReader(place.bootstrap) as reader:
         assert len(list(reader.read([place.names.schedule]))) == 4
+    place.write(place.names.parked, park_reason="target-missing", real_topic="%RETRY%g", uniq_key="m")
+    for number, name in enumerate(("%RETRY%g", place.names.retry("g"))):
+        assert planned(f"retry-{number}", "--topic", name) == 1, "the logical and the physical name"
 
 
 def test_a_group_that_is_not_known_is_said_to_be_so(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
