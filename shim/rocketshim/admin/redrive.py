@@ -215,11 +215,13 @@ class Redriver:
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
         self._watcher = TopicReader(bootstrap, client=client, clients=clients)
         self._new_records: Iterator[Any] = iter(())
+        self._pace = _Pace()
         self._config = merge(
             client or {},
             defaults={"client.id": "rocketshim-redrive", "linger.ms": 5, "message.max.bytes": 100_000_000},
             required={
                 **PROTECTED_PRODUCER,
+                **self._pace.settings,
                 "bootstrap.servers": bootstrap,
                 "transactional.id": f"{log_topic}.{source}",
                 "retry.backoff.ms": 1,
@@ -230,7 +232,6 @@ class Redriver:
         self._targets: set[str] = set()
         self._producer: ProducerClient | None = None
         self._has_open_transaction = False
-        self._pace = _Pace()
         self._refused: dict[tuple[int, int], KafkaError] = {}
         self._reports = DeliveryReports()
         self._has_unconfirmed = False

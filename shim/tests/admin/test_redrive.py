@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rocketshim.admin.redrive import Redriver, read_log
 from rocketshim.core.redrive_progress import RedriveProgress
-from rocketshim.errors import MalformedRecordError, NotAuthorizedError, RedriveError, TopicMissingError
+from rocketshim.errors import ConfigError, MalformedRecordError, NotAuthorizedError, RedriveError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock
@@ -549,6 +549,13 @@ def test_a_dry_run_sends_nothing_and_finds_the_same_failures() -> None:
     assert (progress.failures, progress.waiting) == ({"changed": 1}, 9)
     assert stage.kafka.records(LOG) == []
     assert stage.arrived == Counter()
+
+
+@pytest.mark.parametrize("setting", ["transaction.timeout.ms", "delivery.timeout.ms", "message.timeout.ms"])
+def test_a_time_limit_of_the_redrive_is_refused_not_ignored(setting: str) -> None:
+    stage = Stage(1)
+    with pytest.raises(ConfigError, match=f"'{setting}' must be 15000 here"):
+        stage.redriver(RedriveProgress(stage.letters), client={setting: "900000"})
 
 
 def test_a_dry_run_reads_no_further_than_a_run_with_the_same_maximum() -> None:
