@@ -306,7 +306,7 @@ class LitePullConsumerSettings(ConnectionSettings):
         poll_timeout_ms: how long `poll` waits for a message if the caller gives no timeout, in ms. Default 5 s.
         pull_batch_size: maximum number of messages of one `poll`, 1 to 1,024. Default 10.
         topic_metadata_check_interval_ms: how often the queues of topics are looked up for registered change listeners,
-            in ms. Default 30 s.
+            and the commits of other members for other subscriptions, in ms. Default 30 s.
         exit_timeout_ms: how long the exit of the interpreter waits for a consumer that was not stopped to leave the
             group, in ms. 0: it does not stop it. Default 10 s.
     """

@@ -6,6 +6,7 @@ the queue is read again from its position. The thread that calls the consumer ow
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -38,6 +39,7 @@ __all__ = ["PullPartitions", "QueuesListener"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 10.0
+_COMPARE_TIMEOUT_S: Final = 0.5
 _FIRST_LOOKS: Final = 3
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
@@ -80,6 +82,7 @@ class PullPartitions:
         self._logical: dict[str, str] = {}
         self._commit_timer = Timer(settings.auto_commit_interval_ms)
         self._watch_timer = Timer(settings.topic_metadata_check_interval_ms)
+        self._compare_timer = Timer(settings.topic_metadata_check_interval_ms)
 
     # --- the client --------------------------------------------------------------------------------------------------
 
@@ -246,6 +249,9 @@ class PullPartitions:
         self.reader.start_waiting()
         if self._subscribed:
             self.reader.look_at_group()
+        if self._subscribed and self.reader.is_member and self._compare_timer.is_due(self.reader.now_ms()):
+            with suppress(KafkaException):  # the next comparison may succeed
+                self.reader.starts.look(self._subscribed, _COMPARE_TIMEOUT_S)
 
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""

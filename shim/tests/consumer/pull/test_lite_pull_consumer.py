@@ -79,6 +79,27 @@ def committed(kafka: InMemoryKafka, partition: int = 0) -> int | None:
     return kafka.committed("g").get(("orders", partition))
 
 
+def test_members_with_different_filters_find_each_other_also_without_a_rebalance(
+    kafka: InMemoryKafka, make: Make, clock: VirtualClock
+) -> None:
+    fill(kafka, 3, 0)
+    fill(kafka, 3, 1)
+    with make() as first, make() as second:
+        for consumer, tag in ((first, "a"), (second, "b")):
+            consumer.subscribe("orders", tag)
+            for _ in range(20):
+                first.poll(100)
+                second.poll(100)
+        assert second.subscription_conflicts == {"orders": "orders=a"}
+        fill(kafka, 1, 0)
+        fill(kafka, 1, 1)  # of which each commits its share
+        for _ in range(2):
+            second.poll(100)
+            clock.advance(60_000)
+            first.poll(100)
+        assert first.subscription_conflicts == {"orders": "orders=b"}
+
+
 def test_messages_of_a_poll_that_is_interrupted_are_returned_by_the_next_one(
     kafka: InMemoryKafka, make: Make, interrupt_fetch: Callable[[], None]
 ) -> None:
