@@ -601,12 +601,12 @@ class PushConsumer:
     def subscription_conflicts(self) -> dict[str, str]:
         """Topics that the group has consumed with a different filter; topic to the text of that subscription.
 
-        The check runs when queues are assigned, and it is also logged (`consumer.subscriptions-differ`). There are two
-        causes. Another member filters differently: then messages are lost, as in RocketMQ, since each member skips
-        what the others want. A member that only subscribes to other topics is logged (`consumer.topics-differ`), and is
-        not in this table; with an allocation strategy it is, since nobody reads its queues of a topic that it lacks. Or
-        the subscription of the whole group was changed since its last commit: then the next commits remove the
-        conflict.
+        The check runs when queues are assigned and every `rebalance_interval_ms`, and it is also logged
+        (`consumer.subscriptions-differ`). There are two causes. Another member filters differently: then messages are
+        lost, as in RocketMQ, since each member skips what the others want. A member that only subscribes to other
+        topics is logged (`consumer.topics-differ`), and is not in this table; with an allocation strategy it is, since
+        nobody reads its queues of a topic that it lacks. Or the subscription of the whole group was changed since its
+        last commit: then the next commits remove the conflict.
         """
         return {} if self._loop is None else dict(self._loop.reader.starts.conflicts)
 
