@@ -179,7 +179,7 @@ def parked(facts: Facts) -> Iterator[Finding]:
             "they were not delivered; their target is missing from the allow-lists, or the workers' lists differ",
             "start all workers with the same --allow list, then "
             + facts.command("parked", "plan", "--reason", NOT_ALLOWED, "--out", "FILE")
-            + f" and {_apply(facts)}",
+            + f"; {_apply(facts)}",
         )
 
 
