@@ -40,7 +40,8 @@ import os, time
 from rocketshim import ConsumeFromWhere, PushConsumer
 
 consumer = PushConsumer({bootstrap!r}, group={group!r}, namespace={namespace!r}, delay_levels={levels!r},
-                        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_thread_min=4)
+                        consume_from_where=ConsumeFromWhere.FIRST_OFFSET, consume_thread_min=4,
+                        client={{"session.timeout.ms": {session_ms}}})
 out = os.open({out!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 @consumer.listener({topic!r})
@@ -68,7 +69,7 @@ class Stage:
         self._log = folder / "log"
         self._running: subprocess.Popen[bytes] | None = None
 
-    def start(self, processes: int, call_s: float = 0.2) -> "subprocess.Popen[bytes]":
+    def start(self, processes: int, call_s: float = 0.2, session_ms: int = 45_000) -> "subprocess.Popen[bytes]":
         """Run it, with listener calls of that length; its standard output ends with the last of its processes."""
         text = PROGRAM.format(
             bootstrap=self.bootstrap,
@@ -78,6 +79,7 @@ class Stage:
             topic=self.topic,
             out=str(self._out),
             call_s=call_s,
+            session_ms=session_ms,
         )
         (self._folder / f"{self._module}.py").write_text(text)
         command = [sys.executable, "-m", "rocketshim", "run", f"{self._module}:consumer", "--log-format", "json"]
@@ -227,7 +229,7 @@ def test_a_second_ctrl_c_a_second_later_does_not_wait_for_listeners(stage: Stage
 
 
 def test_a_process_that_is_killed_is_started_again_and_the_other_one_goes_on(stage: Stage) -> None:
-    running = stage.start(2)
+    running = stage.start(2, session_ms=6_000)  # until then the group waits for the dead member
     stage.await_state("idle", 2)
     first, other = stage.members()
     os.kill(first, signal.SIGKILL)
