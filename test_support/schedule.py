@@ -4,6 +4,7 @@ Most tests wait, so the longest chain of tests in one process decides how long t
 first, and the unit tests, which wait for nothing, come last and fill up.
 """
 
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,10 +56,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadScopeSc
             return left[0] if left else None
 
         def _reschedule(self, node: Any) -> None:
-            super()._reschedule(node)
-            # A process begins a test when it knows the next one, or that there is none.
-            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            with suppress(OSError):  # it has died, which is not known yet; then `remove_node` has what was assigned
                 super()._reschedule(node)
+                # A process begins a test when it knows the next one, or that there is none.
+                while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                    super()._reschedule(node)
 
     config.option.loadscopereorder = False  # it would put the files with few tests last, which are the longest
     return ByShared(config, log)

@@ -37,7 +37,7 @@ def test_a_test_that_ends_its_process_fails_alone(tmp_path: Path, dies_at: int) 
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "test_support.schedule", "-n", "2", "--dist", "loadscope"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[2])
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}
     ran = subprocess.run(  # noqa: S603
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
