@@ -89,6 +89,7 @@ class StartOffsets:
         self._logged: dict[TopicPartitionKey, Handling] = {}
         self._born: dict[TopicPartitionKey, int] = {}
         self.found_tokens: dict[TopicPartitionKey, int | None] = {}
+        self._outdated: set[TopicPartitionKey] = set()  # committed under another subscription
         self._others: set[str] = set()  # digests of subscriptions whose topics are known to differ
         self._led: dict[str, str] = {}  # topic to the subscription as its commits carry it
         self.conflicts: dict[str, str] = {}
@@ -117,12 +118,15 @@ class StartOffsets:
     def resolve(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
         """Return the start offsets of partitions, and commit those that are not committed yet; under leases, all.
 
+        Of the retry topic also those that another subscription has committed: a quiet one would show it forever
+        (test_a_differing_subscription_is_reported_until_the_commits_agree).
         Kafka refuses that while its group protocol has members in the group, which would handle the same messages.
         Partitions that we no longer own are skipped; the new owner may already have committed further. Errors as in
         `find`; after an error of `find` nothing was committed, and after one of Kafka some may be.
         """
         starts, ownership = self.find(keys, timeout_s), self._ownership
-        new = {key: at for key, at in starts.items() if ownership.needs_lease or key not in self.found_tokens}
+        kept = self.found_tokens.keys() - self._outdated
+        new = {key: at for key, at in starts.items() if ownership.needs_lease or key not in kept}
         self.commit({key: at for key, at in new.items() if ownership.owns(key)})
         return starts
 
@@ -155,9 +159,12 @@ class StartOffsets:
                 key = TopicPartitionKey(topic, number)
                 resolved[key], self._born[key] = start, born
                 self.found_tokens.pop(key, None)
+                self._outdated.discard(key)
                 if number in found:
                     commit = found[number].metadata
                     self.found_tokens[key] = None if commit is None else commit.token
+                    if topic == rules.retry_topic and commit is not None and commit.digest != rules.digest:
+                        self._outdated.add(key)
                     if commit is not None and commit.handling is not None:
                         handlings[key] = commit.handling
         offsets = self._offsets(resolved, timeout_s)
