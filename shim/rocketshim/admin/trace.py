@@ -32,7 +32,7 @@ class Missing:
     """A record that another record was made from, but that was not read.
 
     * `attempts`: the first and the last failed attempt without a remaining record, up to the attempt of this record;
-    * `    None`: there are none.
+      None: there are none.
     """
 
     at: str  # its coordinates
@@ -47,12 +47,18 @@ def life(
     levels: DelayLevels,
     low_offset: Callable[[str, int], int],
 ) -> list[TraceStep | Missing]:
-    """Return every record of one message in the order in which they were stored, each after its missing predecessors.
+    """Return every record of one message in the order in which they were stored, each after its predecessors.
 
-    * `entries`: records of one message; a repeated record counts once.
+    A repeated record in `entries` counts once. Clocks that stamp records differ by some ms.
     """
     found = {entry.at: entry for entry in entries}
-    ordered = sorted(found.values(), key=lambda entry: (entry.stored_ms, entry.offset, entry.at))
+
+    def order(entry: RecordView) -> tuple[int, bool, int, str]:
+        origin = found.get(entry.envelope.hop_id or "", entry)
+        is_behind = origin is not entry and origin.stored_ms >= entry.stored_ms
+        return max(entry.stored_ms, origin.stored_ms), is_behind, entry.offset, entry.at
+
+    ordered = sorted(found.values(), key=order)
     reported: set[str] = set(found)
     result: list[TraceStep | Missing] = []
     failures = 0

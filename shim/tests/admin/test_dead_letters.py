@@ -228,6 +228,11 @@ def test_records_deleted_by_retention_are_reported_as_far_as_the_others_name_the
     assert len([each for each in found if isinstance(each, TraceStep)]) == len(records[kept])
 
 
+def test_a_record_stands_behind_the_one_that_it_was_made_from_though_their_clocks_differ() -> None:
+    retry, dead = entry("retry", 0, 1_001), entry("dlq", 7, 1_000, hop_id="retry/0/0")
+    assert [step.entry.topic for step in lived([dead, retry]) if isinstance(step, TraceStep)] == ["retry", "dlq"]
+
+
 def test_the_trace_of_an_orderly_dead_letter_has_no_missing_records() -> None:
     """An orderly consumer retries a message in place, so there are no records of its attempts."""
     first = entry("orders", 7, 100)

@@ -89,7 +89,7 @@ class StartOffsets:
         self._logged: dict[TopicPartitionKey, Handling] = {}
         self._born: dict[TopicPartitionKey, int] = {}
         self.found_tokens: dict[TopicPartitionKey, int | None] = {}
-        self._outdated: set[TopicPartitionKey] = set()  # committed under another subscription
+        self._outdated: set[TopicPartitionKey] = set()
         self._others: set[str] = set()  # digests of subscriptions whose topics are known to differ
         self._led: dict[str, str] = {}  # topic to the subscription as its commits carry it
         self.conflicts: dict[str, str] = {}
@@ -118,8 +118,6 @@ class StartOffsets:
     def resolve(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
         """Return the start offsets of partitions, and commit those that are not committed yet; under leases, all.
 
-        Of the retry topic also those that another subscription has committed: a quiet one would show it forever
-        (test_a_differing_subscription_is_reported_until_the_commits_agree).
         Kafka refuses that while its group protocol has members in the group, which would handle the same messages.
         Partitions that we no longer own are skipped; the new owner may already have committed further. Errors as in
         `find`; after an error of `find` nothing was committed, and after one of Kafka some may be.
@@ -163,6 +161,8 @@ class StartOffsets:
                 if number in found:
                     commit = found[number].metadata
                     self.found_tokens[key] = None if commit is None else commit.token
+                    # else a quiet retry topic shows the filter of a member that is gone, forever: see
+                    # test_a_differing_subscription_is_reported_until_the_commits_agree
                     if topic == rules.retry_topic and commit is not None and commit.digest != rules.digest:
                         self._outdated.add(key)
                     if commit is not None and commit.handling is not None:
