@@ -314,8 +314,9 @@ def test_the_commands_that_fix_do_fix(
     log = f"{words[1]}.rmq.group.payments"
     admin.delete_topics([log])[log].result(DEADLINE_S)  # "stop the group, delete the topic, then"
     texts = dict.fromkeys(each["fix"] for each in found if "nowhere" not in each["subject"])
+    filled = {"TOPIC": words[3], "N": "4", "FILE": str(tmp_path / "plan.json")}
     named = [
-        [{"TOPIC": words[3], "N": "4"}.get(word, word) for word in shlex.split(command)]
+        [filled.get(word, word) for word in shlex.split(command)]
         for text in sorted(texts)
         for command in re.findall(r"(?:rocketshim|kafka-configs\.sh) [^;)]*--bootstrap[^;)]*", text)
     ]
