@@ -91,7 +91,7 @@ class Mode(ABC, Generic[QueueT]):
     @property
     def queues(self) -> list[QueueT]:
         """The queues that are read now."""
-        return [cast("QueueT", each.queue) for each in self.partitions]
+        return _queues(self.partitions)
 
     @property
     def is_settled(self) -> bool:
@@ -113,7 +113,7 @@ class Mode(ABC, Generic[QueueT]):
         ownership = self._reader.ownership
         if not ownership.needs_lease:
             return self.queues
-        return [cast("QueueT", each.queue) for each in self.partitions if ownership.owns(each.key)]
+        return _queues(each for each in self.partitions if ownership.owns(each.key))
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
         """Begin a new epoch of a partition, from this offset on; what the former queue was too full of is gone."""
@@ -128,10 +128,15 @@ class Mode(ABC, Generic[QueueT]):
 
     def take_out(self, key: TopicPartitionKey) -> QueueT | None:
         """Remove a queue without dropping it: what it has in progress still counts. None: there is none."""
+        queue = self._detach(key)
+        if queue is not None:
+            self._share_limits()
+        return queue
+
+    def _detach(self, key: TopicPartitionKey) -> QueueT | None:
         queue = self.get(key)
         if queue is not None:
             self._reader.partitions[key].queue = None
-            self._share_limits()
         return queue
 
     def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
@@ -142,7 +147,7 @@ class Mode(ABC, Generic[QueueT]):
         self._share_limits()
 
     def _drop(self, key: TopicPartitionKey) -> None:
-        queue = self.take_out(key)
+        queue = self._detach(key)
         if queue is not None:
             self.dispatch.withhold([queue])
             queue.drop()
@@ -191,7 +196,7 @@ class Mode(ABC, Generic[QueueT]):
     def leave(self, keys: Collection[TopicPartitionKey], deadline_ms: int) -> None:
         """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
         leaving = [each for each in self.partitions if each.key in keys]
-        self.dispatch.drain([cast("QueueT", each.queue) for each in leaving], self.owned, deadline_ms)
+        self.dispatch.drain(_queues(leaving), self.owned, deadline_ms)
         self._reader.care.give_back(each.key for each in leaving)
         self.commits.commit(leaving, asynchronous=False)
 
@@ -246,3 +251,8 @@ class Mode(ABC, Generic[QueueT]):
         if not keys:
             raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
         self.seek(offsets_at(self._reader.lookups, keys, timestamp_ms, _TIMEOUT_S))
+
+
+def _queues(partitions: Iterable[Partition]) -> list[Any]:
+    """Return the queues of partitions that have one, as those of the mode: which kind they are is not checked."""
+    return [each.queue for each in partitions]

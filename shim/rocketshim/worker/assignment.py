@@ -55,20 +55,8 @@ class AssignedPartition:
     """One assignment of one partition."""
 
     __slots__ = (
-        "_topic",
-        "awaited",
-        "awaits_commit",
-        "backoff_until_ns",
-        "backoffs",
-        "committed",
-        "committed_metadata",
-        "gone",
-        "hop_prefix",
-        "metadata",
-        "number",
-        "paused",
-        "queue",
-        "skipped_to",
+        "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "committed_metadata",
+        "gone", "hop_prefix", "metadata", "number", "paused", "queue", "skipped_to",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
