@@ -179,18 +179,14 @@ def _spark(*, master: Master = None, connector: Connector = "auto", driver_memor
     return SparkOptions(master, connector, driver_memory)
 
 
+WithSpark = Annotated[SparkOptions, _spark]
+
+
 def _newest_of_lake(
-    *,
-    profile: ProfileName = None,
-    lake: Lake,
-    namespace: Namespace = "",
-    out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
+    *, profile: ProfileName = None, lake: Lake, namespace: Namespace = "", out: Out = None, spark: WithSpark
 ) -> LakeOptions:
     del profile
-    return LakeOptions(lake, namespace, None, out, SparkOptions(master, connector, driver_memory))
+    return LakeOptions(lake, namespace, None, out, spark)
 
 
 def _lake(
@@ -200,15 +196,12 @@ def _lake(
     namespace: Namespace = "",
     version: Version = None,
     out: Out = None,
-    master: Master = None,
-    connector: Connector = "auto",
-    driver_memory: DriverMemory = None,
+    spark: WithSpark,
 ) -> LakeOptions:
     del profile
-    return LakeOptions(lake, namespace, version, out, SparkOptions(master, connector, driver_memory))
+    return LakeOptions(lake, namespace, version, out, spark)
 
 
-WithSpark = Annotated[SparkOptions, _spark]
 NewestOfLake = Annotated[LakeOptions, _newest_of_lake]
 AtLake = Annotated[LakeOptions, _lake]
 

@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once as an annotated type: `def ls(at: Connected, as_json: Json)`.
 
 *Groups of options*: `Annotated[T, make]` stands for all options of the function `make`, which returns the `T`. typer
-sees the options (`with_groups`), and the command gets the `T`.
+sees the options (`with_groups`), and the command gets the `T`. A group may contain another one.
 
 Most of them can also be set by an environment variable or a profile (`rocketshim.cli.profiles`); the command line wins.
 """
@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, get_args
 
 import typer
@@ -244,21 +244,17 @@ def _connected(
     return Connection(bootstrap=bootstrap, client=client_settings(client), namespace=TopicNames(namespace).namespace)
 
 
-def _connected_with_levels(
-    *,
-    profile: ProfileName = None,
-    bootstrap: Bootstrap,
-    client: Client = None,
-    namespace: Namespace = "",
-    delay_levels: DelayLevelsText = None,
-) -> Connection:
-    del profile
-    return Connection(
-        bootstrap=bootstrap,
-        client=client_settings(client),
-        namespace=TopicNames(namespace).namespace,
-        levels=DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
-    )
+AtBrokers = Annotated[Connection, _brokers]
+"""For a command whose topics have their names from elsewhere."""
+
+Connected = Annotated[Connection, _connected]
+
+
+def _connected_with_levels(*, at: Connected, delay_levels: DelayLevelsText = None) -> Connection:
+    return at if delay_levels is None else replace(at, levels=DelayLevels.parse(delay_levels))
+
+
+ConnectedWithLevels = Annotated[Connection, _connected_with_levels]
 
 
 def _as_typed(annotation: Any) -> Any:
@@ -289,19 +285,13 @@ before_any_command.__signature__ = inspect.Signature(  # type: ignore[attr-defin
 )
 
 
-AtBrokers = Annotated[Connection, _brokers]
-"""For a command whose topics have their names from elsewhere."""
-
-Connected = Annotated[Connection, _connected]
-ConnectedWithLevels = Annotated[Connection, _connected_with_levels]
-
-
 def with_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return the command as typer is to see it: with the options of each group in place of the group."""
     parameters: dict[str, inspect.Parameter] = {}
     groups: dict[str, tuple[Callable[..., Any], list[str]]] = {}
     for each in inspect.signature(command).parameters.values():
-        make = next(filter(inspect.isfunction, getattr(each.annotation, "__metadata__", ())), None)
+        group = next(filter(inspect.isfunction, getattr(each.annotation, "__metadata__", ())), None)
+        make = None if group is None else with_groups(group)
         below = [each] if make is None else [*inspect.signature(make).parameters.values()]
         parameters |= {option.name: option for option in below}  # two groups may share an option
         if make is not None:
