@@ -202,17 +202,10 @@ def test_a_coordinator_that_does_not_answer_does_not_make_the_next_transactions_
     sim.until(worker, lambda: len(sim.delivered()) == 1)
 
 
-@pytest.mark.only("exactly-once")
-def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_it_is_tried(
-    sim: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its transaction keeps the `transactional.id`: the coordinator cannot end it while the leader does not answer."""
+def kept_ids(sim: Any, monkeypatch: pytest.MonkeyPatch) -> set[str | None]:
+    """Each `transactional.id` that is added is kept by its last transaction: no producer with it is accepted."""
     kept: set[str | None] = set()
-    abort, init = InMemoryProducer.abort_transaction, InMemoryProducer.init_transactions
-
-    def abort_kept(producer: InMemoryProducer, timeout: float) -> None:
-        abort(producer, timeout)
-        kept.add(producer._session.name)
+    init = InMemoryProducer.init_transactions
 
     def init_unless_kept(producer: InMemoryProducer, timeout: float) -> None:
         if producer._session.name in kept:
@@ -220,8 +213,22 @@ def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_i
             raise KafkaException(KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True))
         init(producer, timeout)
 
-    monkeypatch.setattr(InMemoryProducer, "abort_transaction", abort_kept)
     monkeypatch.setattr(InMemoryProducer, "init_transactions", init_unless_kept)
+    return kept
+
+
+@pytest.mark.only("exactly-once")
+def test_a_silent_target_holds_up_others_for_the_configured_patience_each_time_it_is_tried(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its transaction keeps the `transactional.id`: the coordinator cannot end it while the leader does not answer."""
+    kept, abort = kept_ids(sim, monkeypatch), InMemoryProducer.abort_transaction
+
+    def abort_kept(producer: InMemoryProducer, timeout: float) -> None:
+        abort(producer, timeout)
+        kept.add(producer._session.name)
+
+    monkeypatch.setattr(InMemoryProducer, "abort_transaction", abort_kept)
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker = sim.worker(target_patience_ms=2_000)
     sim.run(worker, 100)
@@ -244,22 +251,14 @@ def test_a_silent_target_is_avoided_though_its_transaction_has_no_other_target_a
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first transaction of an id could begin, so it is its own target that keeps it from ending."""
-    kept: set[str | None] = set()
-    produce, init = InMemoryProducer.produce, InMemoryProducer.init_transactions
+    kept, produce = kept_ids(sim, monkeypatch), InMemoryProducer.produce
 
     def produce_noted(producer: InMemoryProducer, topic: str, *args: Any, **kwargs: Any) -> None:
         produce(producer, topic, *args, **kwargs)
         if topic == "orders":
             kept.add(producer._session.name)
 
-    def init_unless_kept(producer: InMemoryProducer, timeout: float) -> None:
-        if producer._session.name in kept:
-            sim.clock.advance(timeout * 1_000)
-            raise KafkaException(KafkaError(KafkaError.CONCURRENT_TRANSACTIONS, retriable=True))
-        init(producer, timeout)
-
     monkeypatch.setattr(InMemoryProducer, "produce", produce_noted)
-    monkeypatch.setattr(InMemoryProducer, "init_transactions", init_unless_kept)
     worker = sim.worker(target_patience_ms=2_000, target_tries=100)
     sim.run(worker, 100)
     sim.kafka.hold_sends("orders")
