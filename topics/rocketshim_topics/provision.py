@@ -21,7 +21,7 @@ Each call blocks, for about `timeout_s` (default 30 s) at most; call it from a t
 # ruff: noqa: SLF001  # librdkafka's own error codes begin with an underscore
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final
@@ -46,6 +46,7 @@ from rocketshim_topics.errors import (
 )
 from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING, NO_LOGIN
 from rocketshim_topics.layout import SPEED_ONLY, Difference, Plan, TopicSpec, TopicState, compare
+from rocketshim_topics.limits import in_batches
 
 __all__ = ["apply", "create_on_use", "ensure_topics", "plan", "read_topics"]
 
@@ -239,7 +240,8 @@ def _create_all(admin: AdminClient, specs: Sequence[TopicSpec], timeout_s: float
         for spec in specs
     ]
     errors: dict[str, KafkaError] = {}
-    for some in _in_requests(topics):
+    changes = ((topic, 1 + topic.num_partitions + len(topic.config or {})) for topic in topics)
+    for some in in_batches(changes, _MOST_CHANGES):  # as a controller counts
         errors |= _create_some(admin, some, timeout_s)
     return errors
 
@@ -254,21 +256,6 @@ def _create_some(admin: AdminClient, topics: list[NewTopic], timeout_s: float) -
             return errors
         topics = [topic for topic in topics if topic.topic in errors]
         time.sleep(_LOOK_AGAIN_S)
-
-
-def _in_requests(topics: list[NewTopic]) -> Iterator[list[NewTopic]]:
-    """Split topics into requests that a controller accepts: each topic, partition and setting counts as one change."""
-    request: list[NewTopic] = []
-    count = 0
-    for topic in topics:
-        changes = 1 + topic.num_partitions + len(topic.config or {})
-        if request and count + changes > _MOST_CHANGES:
-            yield request
-            request, count = [], 0
-        request.append(topic)
-        count += changes
-    if request:
-        yield request
 
 
 def _change(admin: AdminClient, planned: Plan, timeout_s: float) -> None:

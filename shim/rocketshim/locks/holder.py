@@ -7,7 +7,7 @@ a former lease (`release`, `progress`) are late, not wrong, and are ignored
 
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum, auto
-from typing import Final, TypedDict, TypeVar
+from typing import Final, TypedDict
 
 from rocketshim.locks.fold import Folded, GroupLog, Judgement, LeaseOutcome, Owner
 from rocketshim.locks.lease import (
@@ -27,6 +27,7 @@ from rocketshim_topics.group_log import (
     ReleaseRecord,
     RenewRecord,
 )
+from rocketshim_topics.limits import in_batches
 from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = ["TRANSITIONS", "LockEvent", "LockState", "QueueLockAction", "QueueLockHolder"]
@@ -331,7 +332,7 @@ class QueueLockHolder:
             actions.append(self._member(log))
         actions += self._renewals(now_ms)
         claimable = [queue for queue, at_ms in self._claimable(log) if at_ms <= now_ms]
-        for batch in _batches((queue, 1) for queue in claimable):
+        for batch in in_batches(((queue, 1) for queue in claimable), _ENTRIES_PER_RECORD):
             actions.append(self._claim(batch, log, now_ms))
         if self._closing and all(slot.state is LockState.IDLE for slot in self._slots.values()):
             self._left = True
@@ -443,7 +444,7 @@ class QueueLockHolder:
             entry = slot.lease_entry()
             entries.append((entry, 1 + len(entry.reconsume_counts)))
         base = max(slot.base for slot in owned.values())  # the same for all, because a new base ends every belief
-        for batch in _batches(entries):
+        for batch in in_batches(entries, _ENTRIES_PER_RECORD):
             record = RenewRecord(**self._stamp(), base=base, queues=tuple(batch))
             self._sent(record.seq, now_ms)
             yield record
@@ -561,20 +562,3 @@ class QueueLockHolder:
 
     def _release(self, entry: LeaseEntry, base: int) -> ReleaseRecord:
         return ReleaseRecord(**self._stamp(), base=base, queues=(entry,))
-
-
-EntryT = TypeVar("EntryT")
-
-
-def _batches(entries: Iterable[tuple[EntryT, int]]) -> Iterator[list[EntryT]]:
-    """Split weighted entries into batches that fit into one record each."""
-    batch: list[EntryT] = []
-    weight = 0
-    for entry, entry_weight in entries:
-        if batch and weight + entry_weight > _ENTRIES_PER_RECORD:
-            yield batch
-            batch, weight = [], 0
-        batch.append(entry)
-        weight += entry_weight
-    if batch:
-        yield batch
