@@ -234,9 +234,7 @@ class PollLoop(Generic[QueueT]):
         self.reader.suspend()
         self.dispatch.withhold(self.mode.queues)
         self.mode.commit()  # the process may be killed while it waits
-        while (
-            self.error is None and any(not each.settled for each in self.mode.queues) and self._now_ms() < deadline_ms
-        ):
+        while self.error is None and not self.mode.is_settled and self._now_ms() < deadline_ms:
             self.dispatch.wait(_BUSY_S)
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         commits, until_ms = self.mode.commits, max(deadline_ms, self._now_ms() + 1_000)
