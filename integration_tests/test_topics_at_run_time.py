@@ -97,6 +97,14 @@ def member(broker: Broker, group: str, **values: Any) -> PushConsumer:
     )
 
 
+def differing(broker: Broker, group: str, orders: str) -> tuple[PushConsumer, PushConsumer]:
+    """Two members of one group with different filters of a topic."""
+    members = member(broker, group), member(broker, group)
+    for each, tag in zip(members, ("created", "paid"), strict=True):
+        each.register_message_listener(orders, Heard(), tags=tag)
+    return members
+
+
 def test_a_pattern_reads_what_is_there_and_what_comes_and_nothing_of_the_shim(
     broker: Broker, group: Callable[..., str], topics: Callable[..., None]
 ) -> None:
@@ -168,9 +176,7 @@ def test_two_subscriptions_of_one_group_that_differ_are_found_and_said(
     broker: Broker, group: Callable[..., str], topic: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     orders, mine = topic(2), group()
-    one, two = member(broker, mine), member(broker, mine)
-    one.register_message_listener(orders, Heard(), tags="created")
-    two.register_message_listener(orders, Heard(), tags="paid")
+    one, two = differing(broker, mine, orders)
     with caplog.at_level(logging.ERROR, "rocketshim.consumer"), one:
         assert one.wait_assigned(GUARD_S)
         with two:
@@ -188,9 +194,7 @@ def test_two_members_of_a_topic_with_one_partition_are_found_from_inside_and_out
     """One of them has the partition, the other one that of the retry topic. No message is sent."""
     orders, mine = topic(1), group()
     command = ["group", "subscriptions", mine, "--bootstrap", broker.bootstrap]
-    one, two = member(broker, mine), member(broker, mine)
-    one.register_message_listener(orders, Heard(), tags="created")
-    two.register_message_listener(orders, Heard(), tags="paid")
+    one, two = differing(broker, mine, orders)
     with one:
         assert one.wait_assigned(GUARD_S)
         with two:
@@ -204,9 +208,7 @@ def test_a_member_that_was_there_first_hears_of_the_one_that_differs(
     broker: Broker, group: Callable[..., str], topic: Callable[..., str]
 ) -> None:
     orders, mine = topic(4), group()
-    one, two = member(broker, mine), member(broker, mine)
-    one.register_message_listener(orders, Heard(), tags="created")
-    two.register_message_listener(orders, Heard(), tags="paid")
+    one, two = differing(broker, mine, orders)
     with one:
         assert one.wait_assigned(GUARD_S)
         with two:

@@ -164,10 +164,9 @@ def test_other_targets_are_served_exactly_once_while_the_leader_of_one_is_frozen
             wait_until(lambda: worker.counts.delivered >= 2, "both targets take messages", within_s=60)
             cluster.pause(frozen)
             try:
-                for number in range(40):
-                    sender.send_async(Message(frozen_topic, b"%d" % number, delay_level=1))
-                    sender.send_async(Message(served_topic, b"%d" % number, delay_level=3))
-                    time.sleep(0.1)
+                for number in range(40):  # ten are due each second
+                    for topic in (frozen_topic, served_topic):
+                        sender.send_async(Message(topic, b"%d" % number, delay=f"{500 + 100 * number}ms"))
                 wait_until(lambda: stage.end(served_topic) > 40, "the other target is served", within_s=30)
             finally:
                 cluster.resume(frozen)
