@@ -97,16 +97,11 @@ class Topic:
 
 @dataclass(slots=True)
 class TransactionalId:
-    """A `transactional.id` as its coordinator keeps it.
-
-    Attributes:
-        epoch: raised by each `init_transactions` and each abort for age; who comes with a lower one is fenced.
-        running: the transaction that is open, None between two.
-    """
+    """A `transactional.id` as its coordinator keeps it."""
 
     name: str
     producer_id: int
-    epoch: int
+    epoch: int  # raised by each `init_transactions` and each abort for age; who comes with a lower one is fenced
     timeout_ms: int
     running: Transaction | None = None
     started_ns: int = 0

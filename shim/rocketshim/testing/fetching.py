@@ -34,25 +34,15 @@ __all__ = ["Fetching", "as_message", "event"]
 
 @dataclass(slots=True)
 class Fetcher:
-    """Where the consumer stands in one assigned partition.
+    """Where the consumer stands in one assigned partition."""
 
-    Attributes:
-        assigned_offset: as `assignment` shows it.
-        next_offset: where to read on; None until the start is known.
-        position: next offset of the program; −1001 before the first record and after a seek.
-        stored_offset: what `commit` without arguments would commit; −1001: nothing.
-        may_seek: False after an assignment without a start offset, until the next poll.
-        eof_offset: end that was reported last.
-        is_failed: it had no offset to start from and the policy is `error`.
-    """
-
-    assigned_offset: int
-    next_offset: int | None = None
-    position: int = OFFSET_INVALID
-    stored_offset: int = OFFSET_INVALID
-    may_seek: bool = False
-    eof_offset: int | None = None
-    is_failed: bool = False
+    assigned_offset: int  # as `assignment` shows it
+    next_offset: int | None = None  # where to read on; None until the start is known
+    position: int = OFFSET_INVALID  # next offset of the program; −1001 before the first record and after a seek
+    stored_offset: int = OFFSET_INVALID  # what `commit` without arguments would commit; −1001: nothing
+    may_seek: bool = False  # False after an assignment without a start offset, until the next poll
+    eof_offset: int | None = None  # end that was reported last
+    is_failed: bool = False  # it had no offset to start from and the policy is `error`
 
 
 class Fetching:

@@ -80,27 +80,17 @@ class CommittedOffset:
 
 @dataclass(slots=True, eq=False)
 class GroupMember:
-    """A consumer in its group.
-
-    Attributes:
-        member_id: given by the coordinator; `""` once it is out.
-        generation: the last generation it took part in; −1 before the first.
-        owned: what it holds by the protocol, that is, assigned and not yet given up.
-        promised: with KIP-848, what it will own when it has served its ASSIGN; nobody else gets it meanwhile.
-        steps: what its consumer has to do next.
-        is_serving: whether its consumer is serving a step, which is no longer among them.
-        is_alive: False for a member whose process stands still (no background work, no heartbeats).
-    """
+    """A consumer in its group."""
 
     patterns: tuple[str, ...]
     strategy: str
-    member_id: str = ""
-    generation: int = -1
-    owned: set[Partition] = field(default_factory=set)
-    promised: set[Partition] = field(default_factory=set)
-    steps: deque[Step] = field(default_factory=deque)
-    is_serving: bool = False
-    is_alive: bool = True
+    member_id: str = ""  # given by the coordinator; `""` once it is out
+    generation: int = -1  # the last one it took part in; −1 before the first
+    owned: set[Partition] = field(default_factory=set)  # assigned by the protocol, and not yet revoked
+    promised: set[Partition] = field(default_factory=set)  # KIP-848: its own after its ASSIGN is served
+    steps: deque[Step] = field(default_factory=deque)  # what its consumer has to do next
+    is_serving: bool = False  # its consumer serves a step, which is no longer among them
+    is_alive: bool = True  # False: its process stands still (no background work, no heartbeats)
     has_joined: bool = False
 
     @property

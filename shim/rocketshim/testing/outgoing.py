@@ -22,24 +22,18 @@ BATCH_OVERHEAD_BYTES = 61
 
 @dataclass(slots=True)
 class Outgoing:
-    """A message in the queue of its producer.
-
-    Attributes:
-        partition: −1 until one is chosen.
-        is_done: whether the outcome is known and only the report is pending.
-        error: the error of the report; None: the message is stored.
-    """
+    """A message in the queue of its producer."""
 
     topic: str
-    partition: int
+    partition: int  # −1 until one is chosen
     key: bytes | None
     value: bytes | None
     headers: Headers
     timestamp_ms: int
     callback: DeliveryCallback | None
     queued_ns: int
-    is_done: bool = False
-    error: KafkaError | None = None
+    is_done: bool = False  # the outcome is known, and only the report is pending
+    error: KafkaError | None = None  # of the report; None: the message is stored
     stored: StoredRecord | None = None
     duplicate_offset: int | None = None
 

@@ -53,17 +53,10 @@ class StoredRecord:
 
 @dataclass(slots=True)
 class PartitionLog:
-    """The log of one partition.
+    """The log of one partition. The broker's lock guards it."""
 
-    Attributes:
-        log_start_offset: lowest offset that a reader may request (the low watermark).
-        next_offset: offset of the next record (also the high watermark, because there is one replica).
-
-    Thread-safety: none; the broker's lock guards it.
-    """
-
-    log_start_offset: int = 0
-    next_offset: int = 0
+    log_start_offset: int = 0  # lowest offset that a reader may request (the low watermark)
+    next_offset: int = 0  # of the next record; also the high watermark, because there is one replica
     _records: list[StoredRecord] = field(default_factory=list)
     _offsets: list[int] = field(default_factory=list)
     _first_open: dict[Transaction, int] = field(default_factory=dict)

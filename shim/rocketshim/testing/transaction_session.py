@@ -29,22 +29,13 @@ __all__ = ["TransactionSession"]
 
 
 class TransactionSession:
-    """State of one transactional producer.
-
-    Attributes:
-        name: the `transactional.id`; None: the producer is not transactional.
-        fatal: what killed it; None: it lives.
-        is_open: between `begin_transaction` and commit or abort.
-        is_committing: a commit has run out of time; only a commit may follow, an abort is a `_CONFLICT`.
-
-    Thread-safety: none; the broker's lock guards it.
-    """
+    """State of one transactional producer. The broker's lock guards it."""
 
     def __init__(self, broker: InMemoryBroker, name: str | None, timeout_ms: int) -> None:
-        self.name = name
-        self.fatal: KafkaError | None = None
-        self.is_open = False
-        self.is_committing = False
+        self.name = name  # the `transactional.id`; None: the producer is not transactional
+        self.fatal: KafkaError | None = None  # what killed it; None: it lives
+        self.is_open = False  # between `begin_transaction` and commit or abort
+        self.is_committing = False  # a commit ran out of time: only a commit may follow, an abort is a `_CONFLICT`
         self._broker = broker
         self._timeout_ms = timeout_ms
         self._owned: TransactionalId | None = None
