@@ -17,7 +17,7 @@ from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.retry_policy import DEFAULT_MAX_RECONSUME_TIMES
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.client_config import GROUP_METADATA_REFRESH, METADATA_REFRESH, PROTECTED_PRODUCER, flat, merge
-from rocketshim.kafka.clients import real_clients
+from rocketshim.kafka.clients import check_threads, real_clients
 from rocketshim.settings import Levels, Settings, with_environment
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX
@@ -143,7 +143,7 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any],
     Without our keys these are the same objects.
 
     Raises:
-        ConfigError: a test harness is open.
+        ConfigError: a test harness is open; or with our keys, and this process has no usable threads.
     """
     first = args[0] if args else None
     config: dict[str, Any] = first if isinstance(first, dict) else {}
@@ -151,6 +151,7 @@ def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any],
     ours = {key: value for key, value in (config | kwargs).items() if _is_ours(key)}
     if not ours:
         return {}, args, kwargs
+    check_threads()
     values: dict[str, Any] = {}
     producer: dict[str, Any] = {}
     for key, value in ours.items():

@@ -48,6 +48,7 @@ __all__ = [
     "ProducerClient",
     "ProducerFactory",
     "answer_time_s",
+    "check_threads",
     "close_consumer",
     "close_producer",
     "confluent_admin",
@@ -349,9 +350,9 @@ def confluent_clients() -> Clients:
     """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value.
 
     Raises:
-        ConfigError: Python runs without its global lock.
+        ConfigError: this process has no usable threads.
     """
-    _refuse_free_threads()
+    check_threads()
     from confluent_kafka import Consumer  # noqa: PLC0415 - loaded only when a Kafka client is needed
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
 
@@ -360,17 +361,28 @@ def confluent_clients() -> Clients:
     return Clients(consumer=_checked(Consumer), producer=_checked(Producer), admin=_checked(AdminClient))
 
 
-def _refuse_free_threads() -> None:
-    """Raise `ConfigError` if Python runs without its global lock.
+def check_threads() -> None:
+    """Raise `ConfigError` if the threads of this process are not those that consumers and producers rely on.
 
-    A process queue and a listener thread take messages from one list iterator, each time in one step of the
-    interpreter. Without the lock a message may be taken twice, or by nobody.
+    Without Python's global lock, a process queue and a listener thread that take from one list iterator may take a
+    message twice or miss it. A greenlet that waits in librdkafka stops all others (test_greenlets.py).
     """
     if not getattr(sys, "_is_gil_enabled", lambda: True)():
         raise ConfigError(
             "rocketshim does not run on free-threaded Python without the global interpreter lock: messages could be "
             "handled twice or not at all. Set PYTHON_GIL=1, or use the usual build of Python"
         )
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and any(map(gevent.is_module_patched, ("threading", "queue"))):
+        library, but = "gevent", "monkey.patch_all(thread=False, queue=False)"
+    elif eventlet is not None and eventlet.is_monkey_patched("thread"):
+        library, but = "eventlet", "eventlet.monkey_patch(thread=False)"
+    else:
+        return
+    raise ConfigError(
+        f"{library} has replaced the threads of this process by greenlets, and rocketshim's threads would block them "
+        f"all forever. Run it with threads or processes (gunicorn -k gthread, celery -P prefork), or call {but}"
+    )
 
 
 def confluent_admin(settings: dict[str, Any]) -> Any:

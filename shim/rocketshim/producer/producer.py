@@ -25,7 +25,7 @@ from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER
-from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
+from rocketshim.kafka.clients import Clients, LastClientError, check_threads, confluent_clients
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.record_sender import RecordSender
 from rocketshim.kafka.reports import BrokerTime
@@ -302,6 +302,7 @@ class MessageSender:
     def __init__(
         self, settings: ProducerSettings, clients: Clients | None, clock: Clock | None, codec: Codec[Any] | None
     ) -> None:
+        check_threads()
         names = TopicNames(settings.namespace)
         self.hooks: tuple[SendMessageHook, ...] = ()
         self.codec = None if codec is None else check_codec(codec)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -338,4 +339,25 @@ def test_python_without_its_global_lock_is_refused(has_lock: bool, monkeypatch: 
         assert confluent_clients().admin is not None
         return
     with pytest.raises(ConfigError, match="PYTHON_GIL=1"):
+        confluent_clients()
+
+
+@pytest.mark.parametrize("replaced", ["threading", "queue", "socket"])
+def test_threads_that_gevent_replaced_are_refused(replaced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gevent.monkey", SimpleNamespace(is_module_patched=lambda name: name == replaced))
+    if replaced == "socket":
+        assert confluent_clients().admin is not None
+        return
+    with pytest.raises(ConfigError, match=r"gevent has replaced .* monkey.patch_all\(thread=False, queue=False\)"):
+        confluent_clients()
+
+
+@pytest.mark.parametrize("replaced", ["thread", "socket"])
+def test_threads_that_eventlet_replaced_are_refused(replaced: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    patcher = SimpleNamespace(is_monkey_patched=lambda name: name == replaced)
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    if replaced == "socket":
+        assert confluent_clients().admin is not None
+        return
+    with pytest.raises(ConfigError, match=r"eventlet has replaced .* eventlet.monkey_patch\(thread=False\)"):
         confluent_clients()

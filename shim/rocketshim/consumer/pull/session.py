@@ -14,7 +14,14 @@ from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.errors import ConfigError, ConsumerError
 from rocketshim.kafka.client_config import CONSUMER_DEFAULTS, PROTECTED_CONSUMER
-from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, confluent_admin, confluent_clients
+from rocketshim.kafka.clients import (
+    Clients,
+    ConsumerClient,
+    LastClientError,
+    check_threads,
+    confluent_admin,
+    confluent_clients,
+)
 from rocketshim.kafka.membership import JoinWatch
 from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings
 
@@ -36,6 +43,7 @@ class PullSession:
         clock: Clock | None,
         close: Callable[[], None],
     ) -> None:
+        check_threads()
         self.is_open = False
         self.stopping = False  # no event, because a signal handler sets it
         self.leave_s = _LEAVE_S  # how long `close` may take to leave the group

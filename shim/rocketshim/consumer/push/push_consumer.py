@@ -27,7 +27,7 @@ from rocketshim.core.subscriptions import Subscription, Subscriptions, is_patter
 from rocketshim.core.user_values import check_hook, safe_text
 from rocketshim.errors import ConfigError, ConsumerError, RocketshimError
 from rocketshim.health import Metric
-from rocketshim.kafka.clients import Clients, confluent_clients
+from rocketshim.kafka.clients import Clients, check_threads, confluent_clients
 from rocketshim.settings.consumer import (
     ListenerOptions,
     PushConsumerOptions,
@@ -95,6 +95,7 @@ class PushConsumer:
         **values: Unpack[PushConsumerOptions],
     ) -> None:
         settings = PushConsumerSettings.given(settings, values, bootstrap=bootstrap, group=group)
+        check_threads()
         self.settings = settings
         self.names = TopicNames(settings.namespace)
         self._clients = clients
