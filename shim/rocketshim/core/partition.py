@@ -2,7 +2,8 @@
 
 `PartitionReader` makes it when the partition is assigned, and forgets it when it is not any more. Kafka accepts offsets
 that go backwards without an error (our measurement). So the check is here: within an assignment an offset is sent only
-if it is above every offset sent before. An offset that was sent and refused is sent again with the next commit.
+if it is above every offset sent before. An offset that was refused counts as sent: perhaps only the answer came too
+late. The committer sends it again.
 """
 
 from enum import Flag, auto
@@ -63,12 +64,6 @@ class Partition:
         if offset <= self.sent:
             self.stored = max(self.stored, offset)
 
-    def refuse(self, offset: int) -> bool:
-        """Note that an offset was refused; return whether no later one and no other assignment has replaced it.
-
-        Then it may be sent again.
-        """
-        if self.sent < 0 or self.sent != offset:
-            return False
-        self.sent = self.stored
-        return True
+    def is_last_sent(self, offset: int) -> bool:
+        """Return whether no later offset and no other assignment has replaced this one."""
+        return 0 <= offset == self.sent

@@ -145,7 +145,7 @@ class Committer:
             if (error is None and item.error is None) or key in hidden:
                 partition.confirm(item.offset)
                 self._care.stored(key, self._sent_handlings.get(key))  # a refusal of another partition does not count
-            elif partition.refuse(item.offset):
+            elif partition.is_last_sent(item.offset):
                 self._again.add(key)
         if errors:
             self._refused(errors)

@@ -140,6 +140,15 @@ def test_a_commit_that_is_waited_for_sends_what_was_sent_without_an_answer_again
     assert client.commits == [(4, "of orders")] * 2
 
 
+def test_an_answer_that_comes_after_a_failed_commit_of_the_same_offset_counts(client: Any) -> None:
+    commits, queue = committer(client), queue_done_to(4)
+    commits.commit([queue], asynchronous=True)
+    client.error = KafkaError(KafkaError._TIMED_OUT)
+    commits.commit([queue], asynchronous=False)
+    commits.answered(None, [TopicPartition(*KEY, 4)])
+    assert commits.partitions[KEY].stored == 4  # metrics show it
+
+
 def test_a_position_that_does_not_move_is_committed_again_each_hour(client: Any) -> None:
     commits, queue = committer(client, needs_lease=True), queue_done_to(4)
     commits.commit([queue], asynchronous=True)
@@ -291,6 +300,8 @@ def test_what_is_stored_beside_a_refused_offset_counts_as_stored(*, asynchronous
     commits.commit(queues, asynchronous=asynchronous)
     if asynchronous:
         error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
-        commits.answered(error, [PartitionResult.of(KEY, 4, error=error), PartitionResult.of(gone, 0, error=error)])
+        commits.answered(
+            error, [PartitionResult.of(each, at, error=error, metadata="m") for each, at in ((KEY, 4), (gone, 0))]
+        )
     assert commits.partitions[KEY].stored == 4
     assert commits.failed == 1
