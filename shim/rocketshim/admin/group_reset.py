@@ -25,7 +25,7 @@ from rocketshim.core.start_position import decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
-from rocketshim.kafka.lookups import ask_again
+from rocketshim.kafka.lookups import ask_again, stored_among
 from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, typed_error
@@ -33,7 +33,7 @@ from rocketshim.observe.snapshot import GroupStanding
 from rocketshim.settings import ConnectionSettings
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY
+from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
 
 __all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTarget", "plan_reset"]
 
@@ -243,8 +243,8 @@ class GroupResetter:
             if positions:
                 _commit(consumer, positions, plan.group)
         except KafkaException as error:
-            done = "" if error.args[0].code() in AWAY else _set_now(consumer, positions)
-            what = f"positions of group {plan.group}{done}"
+            done = ", ".join(map(str, stored_among(consumer, positions, error.args[0])))
+            what = f"positions of group {plan.group}{f' ({done} were set; run the same command again)' * bool(done)}"
             raise typed_error(error, what, complaints.text(consumer), verb="set") from error
         finally:
             consumer.close()
@@ -283,17 +283,3 @@ def _commit(consumer: ConsumerClient, positions: list[TopicPartition], group: st
         if error.args[0].code() in _JOINED:
             raise GroupActiveError(f"a member has joined group {group} since: nothing was changed") from error
         raise
-
-
-def _set_now(consumer: ConsumerClient, positions: list[TopicPartition]) -> str:
-    """Return which of these positions are committed, as a part of an error's text; `""`: none.
-
-    If the cluster refuses one position, it stores the others; Kafka's client reports the error for all (measured).
-    """
-    wanted = {TopicPartitionKey.of(each): each.offset for each in positions}
-    try:
-        found = consumer.committed([TopicPartition(*key) for key in wanted], timeout=_TIMEOUT_S)
-    except KafkaException:
-        return ""
-    done = [str(key) for item in found if item.offset == wanted[key := TopicPartitionKey.of(item)]]
-    return f" ({', '.join(done)} were set; run the same command again)" if done else ""

@@ -18,6 +18,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.kafka.clients import ConsumerClient, LookupClient, close_consumer
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import MISSING
 
 __all__ = [
     "LOOK_AGAIN_S",
@@ -30,6 +31,7 @@ __all__ = [
     "offsets_at",
     "partition_bounds",
     "partitions_of",
+    "stored_among",
 ]
 
 AnswerT = TypeVar("AnswerT")
@@ -38,6 +40,12 @@ _LEAVE_S: Final = 1.0
 LOOK_AGAIN_S: Final = 0.1
 _MOST_BY_NAME: Final = 20
 _MOST_PARTITIONS: Final = 1_000
+_STORED_S: Final = 2.0
+_OF_ONE_PARTITION: Final = MISSING | {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.OFFSET_METADATA_TOO_LARGE,
+    KafkaError.INVALID_COMMIT_OFFSET_SIZE,
+}
 
 
 def check_answers(answers: list[TopicPartition]) -> list[TopicPartition]:
@@ -83,6 +91,30 @@ def in_parts(
     """
     starts = range(0, len(partitions), _MOST_PARTITIONS)
     return [answer for at in starts for answer in ask(partitions[at : at + _MOST_PARTITIONS])]
+
+
+def stored_among(
+    client: ConsumerClient, refused: list[TopicPartition], error: KafkaError
+) -> dict[TopicPartitionKey, int]:
+    """Return the positions of a refused commit that are stored all the same; none if the group does not answer.
+
+    If Kafka refuses the position of one partition, it stores the others, and librdkafka reports the error of that one
+    for every partition of the commit (test_a_refused_offset_does_not_hide_those_that_are_stored_with_it).
+    """
+    wanted = {TopicPartitionKey.of(item): (item.offset, item.metadata or "") for item in refused}
+    if len(wanted) == 1 or error.code() not in _OF_ONE_PARTITION:
+        return {}
+    try:
+        found = in_parts(
+            lambda part: client.committed(part, timeout=_STORED_S), [TopicPartition(*key) for key in wanted]
+        )
+    except KafkaException:
+        return {}
+    return {
+        key: item.offset
+        for item in found
+        if wanted[key := TopicPartitionKey.of(item)] == (item.offset, item.metadata or "")
+    }
 
 
 def ask_again(request: Callable[[], AnswerT], passing: Collection[int], timeout_s: float) -> AnswerT:

@@ -3,12 +3,11 @@
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding
-from rocketshim.admin.group_reset import ResetFacts, ResetPlan, ResetTarget, _set_now, plan_reset
+from rocketshim.admin.group_reset import ResetFacts, ResetPlan, ResetTarget, plan_reset
 from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.locks.fold import GroupLog
@@ -90,32 +89,3 @@ def test_the_position_of_an_orderly_group_is_set_without_its_owner_s_token_so_th
     known = facts(standing=GroupStanding("g", "EMPTY", (), (before,)))
     [reset] = planned(known, offset=2).resets
     assert decode_metadata(reset.metadata) == CommitMetadata("digest", 3, "t=*")
-
-
-class Coordinator:
-    """Returns these committed positions, or the error that the test sets."""
-
-    def __init__(self, offsets: list[int], error: KafkaError | None = None) -> None:
-        self._offsets = offsets
-        self._error = error
-
-    def committed(self, partitions: list[TopicPartition], *, timeout: float) -> list[TopicPartition]:
-        del timeout
-        if self._error is not None:
-            raise KafkaException(self._error)
-        return [
-            TopicPartition(item.topic, item.partition, at) for item, at in zip(partitions, self._offsets, strict=True)
-        ]
-
-
-@pytest.mark.parametrize(
-    ("coordinator", "text"),
-    [
-        (Coordinator([7, -1001, 7]), " (orders/0, orders/2 were set; run the same command again)"),
-        (Coordinator([3, -1001, 3]), ""),
-        (Coordinator([], KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), ""),
-    ],
-)
-def test_the_positions_that_were_set_although_others_were_refused_are_named(coordinator: Any, text: str) -> None:
-    """Kafka's client reports the error of one partition for all of them."""
-    assert _set_now(coordinator, [TopicPartition("orders", number, 7) for number in range(3)]) == text

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.errors import ConsumerError
-from rocketshim.kafka.lookups import Lookups, check_answers, in_parts, partition_bounds
+from rocketshim.kafka.lookups import Lookups, check_answers, in_parts, partition_bounds, stored_among
 from rocketshim.testing import InMemoryKafka
 
 
@@ -132,3 +132,36 @@ def test_many_partitions_are_asked_for_a_thousand_at_a_time() -> None:
 
     assert [answer.offset for answer in in_parts(ask, partitions)] == list(range(2_500))
     assert asked == [1_000, 1_000, 500]
+
+
+class Coordinator:
+    """Returns these committed positions, or the error that the test sets."""
+
+    def __init__(self, offsets: list[int], error: KafkaError | None = None) -> None:
+        self._offsets = offsets
+        self._error = error
+
+    def committed(self, partitions: list[TopicPartition], *, timeout: float) -> list[TopicPartition]:
+        del timeout
+        if self._error is not None:
+            raise KafkaException(self._error)
+        return [
+            TopicPartition(item.topic, item.partition, at) for item, at in zip(partitions, self._offsets, strict=True)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "code", "stored"),
+    [
+        (Coordinator([7, -1001, 7]), KafkaError.OFFSET_METADATA_TOO_LARGE, [0, 2]),
+        (Coordinator([3, -1001, 3]), KafkaError.OFFSET_METADATA_TOO_LARGE, []),
+        (Coordinator([7, 7, 7]), KafkaError.ILLEGAL_GENERATION, []),  # it refuses all of them
+        (Coordinator([], KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)), KafkaError.UNKNOWN_TOPIC_OR_PART, []),
+    ],
+)
+def test_positions_that_are_stored_although_others_were_refused_are_known(
+    coordinator: Any, code: int, stored: list[int]
+) -> None:
+    """Kafka's client reports the error of one partition for all of them."""
+    refused = [TopicPartition("orders", number, 7) for number in range(3)]
+    assert [key.partition for key in stored_among(coordinator, refused, KafkaError(code))] == stored

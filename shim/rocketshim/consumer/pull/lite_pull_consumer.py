@@ -294,7 +294,8 @@ class LitePullConsumer:
 
         Raises:
             ConsumerError: a queue is not assigned, or the consumer is no longer a member, or it is not running. Nothing
-                was committed, or Kafka's answer names the queues.
+                was committed, or the error names the queues that were not.
+            TopicMissingError, NotAuthorizedError: a topic is gone or denied; likewise.
             ConfigError: an offset is below 0.
             BrokerUnavailableError: no answer came; the offsets may or may not be committed.
 

@@ -24,6 +24,7 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import matching, unreadable_headers
 from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, is_fatal, unsubscribes
+from rocketshim.kafka.lookups import stored_among
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
 from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
@@ -307,10 +308,17 @@ class PullPartitions:
 
     def commit(self, positions: Mapping[TopicPartitionKey, int]) -> None:
         """Commit positions, and wait for the answer. Raises RocketshimError: one was refused, or no answer came."""
-        failed = f"the positions of group {self._settings.group!r} were not committed"
-        with cluster_errors(failed), self.session.counts.counting_failed_commits():
-            commit_now(self.reader.client(), self.reader.starts.as_offsets(positions))
-            self.positions.stored(positions)
+        offsets = self.reader.starts.as_offsets(positions)
+        try:
+            with self.session.counts.counting_failed_commits():
+                commit_now(self.reader.client(), offsets)
+        except KafkaException as error:
+            stored = stored_among(self.reader.client(), offsets, error.args[0])
+            self.positions.stored(stored)
+            left = f" of {', '.join(map(str, sorted(positions.keys() - stored)))}" if stored else ""
+            with cluster_errors(f"the positions of group {self._settings.group!r}{left} were not committed"):
+                raise
+        self.positions.stored(positions)
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
@@ -324,9 +332,11 @@ class PullPartitions:
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Process the answer to an asynchronous commit: a refused position is due again."""
+        stored = stored_among(self.reader.client(), partitions, error) if error is not None else {}
         for item in partitions:
-            settle = self.positions.confirmed if (error or item.error) is None else self.positions.refused
-            settle(TopicPartitionKey.of(item), item.offset)
+            key = TopicPartitionKey.of(item)
+            is_stored = key in stored or (error or item.error) is None
+            (self.positions.confirmed if is_stored else self.positions.refused)(key, item.offset)
         failure = error or next((item.error for item in partitions if item.error is not None), None)
         if failure is not None:
             self._commit_failed(failure)

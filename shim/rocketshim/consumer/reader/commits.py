@@ -1,14 +1,12 @@
 """Offset commits of one consumer; `core.partition` decides which offsets may be sent. Owned by the poll thread.
 
 A failed commit does not end the consumer, because the next commit covers it, unless the client can do nothing more
-(`fatal`). If Kafka refuses an offset of one partition, librdkafka reports its error for every partition of the commit;
-then the group is asked which of them are stored (test_a_refused_offset_does_not_hide_those_that_are_stored_with_it).
+(`fatal`). The refusal of one partition does not count for the others (`kafka.lookups.stored_among`).
 Under leases, positions that do not move are committed again each hour (`core.timer.RENEWAL_MS`). A position is also
 committed again if its metadata has changed (`core.careful_start`): soon, because a call may wait for it.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -17,23 +15,16 @@ from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.partition import Partition
 from rocketshim.core.timer import RENEWAL_MS, Timer
 from rocketshim.kafka.clients import ConsumerClient, is_fatal
-from rocketshim.kafka.lookups import check_answers, in_parts
+from rocketshim.kafka.lookups import check_answers, in_parts, stored_among
 from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.kafka_codes import MISSING
 
 __all__ = ["Committer", "commit_now"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _AGAIN_MS = 500  # until a refused commit is repeated for its metadata
 _CAREFUL_MS = 200  # time between two commits of positions while a partition is read with care
-_LOOK_S: Final = 2.0
-_OF_ONE_PARTITION: Final = MISSING | {
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.OFFSET_METADATA_TOO_LARGE,
-    KafkaError.INVALID_COMMIT_OFFSET_SIZE,
-}
 
 
 def commit_now(store: ConsumerClient | LocalOffsetStore, offsets: list[TopicPartition]) -> None:
@@ -62,7 +53,6 @@ class Committer:
         self._store = store
         self._care = care or CarefulStart()
         self._sent_handlings: dict[TopicPartitionKey, Handling | None] = {}
-        self._sent: list[TopicPartition] = []  # the last commit
         self._not_before_ms = self._last_ms = 0
         self._partitions = partitions
         self._renewal = Timer(RENEWAL_MS, now_ms() + RENEWAL_MS)
@@ -117,7 +107,7 @@ class Committer:
             return
         self._last_ms = self._now_ms()
         self._sent_handlings = {key: self._care.handling(key) for key in owned}
-        self._sent = offsets = self._as_offsets(owned)
+        offsets = self._as_offsets(owned)
         for key, offset in owned.items():
             self._partitions[key].sent = offset
         self._again.difference_update(owned)
@@ -137,7 +127,7 @@ class Committer:
 
     def _take(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         errors = [error] if error is not None else [item.error for item in partitions if item.error is not None]
-        hidden = self._stored_among(self._sent) if error and error.code() in _OF_ONE_PARTITION else ()
+        hidden = stored_among(self._client(), partitions, error) if error and self._store is None else ()
         for item in partitions:
             key = TopicPartitionKey.of(item)
             if (partition := self._partitions.get(key)) is None:
@@ -151,18 +141,6 @@ class Committer:
             self._refused(errors)
         else:
             self.failing_since_ms = None
-
-    def _stored_among(self, sent: Sequence[TopicPartition]) -> set[TopicPartitionKey]:
-        """Return the partitions whose offsets the group has as they were sent."""
-        wanted = {TopicPartitionKey.of(item): (item.offset, item.metadata) for item in sent}
-        try:
-            found = in_parts(
-                lambda part: (self._store or self._client()).committed(part, timeout=_LOOK_S),
-                [TopicPartition(*key) for key in wanted if len(wanted) > 1],
-            )
-        except KafkaException:
-            return set()
-        return {key for item in found if wanted[key := TopicPartitionKey.of(item)] == (item.offset, item.metadata)}
 
     def _refused(self, errors: list[KafkaError]) -> None:
         self.failed += 1

@@ -603,6 +603,27 @@ def test_a_refused_commit_of_several_queues_is_one_failed_commit(
         assert caplog.text.count("consumer.commit-failed") == 1
 
 
+def test_a_position_that_is_refused_does_not_make_the_others_refused(
+    kafka: InMemoryKafka, clock: VirtualClock, make: Make
+) -> None:
+    """Kafka's client reports the error of one partition for all of them; here one topic of two is gone."""
+    kafka.create_topic("gone")
+    fill(kafka, 3)
+    fill(kafka, 1, topic="gone")
+    with make() as consumer:
+        consumer.assign([Q0, MessageQueue("gone", queue_id=0)])
+        assert len(drain(consumer)) == 4
+        kafka.delete_topic("gone")
+        with pytest.raises(TopicMissingError, match="of group 'g' of gone/0 were not committed"):
+            consumer.commit_sync({Q0: 2, MessageQueue("gone", queue_id=0): 1})
+        for _ in range(3):
+            clock.advance(10_000)
+            consumer.poll(0)
+        stored = [each.next_offset for each in kafka.commits("g") if each.topic == "orders"]
+        assert stored == [0, 2, 3]  # each once
+        kafka.create_topic("gone")
+
+
 def test_poll_raises_if_the_client_can_do_nothing_more(kafka: InMemoryKafka, clock: VirtualClock, make: Make) -> None:
     fill(kafka, 1)
     with make() as consumer:
