@@ -94,26 +94,28 @@ def init(
         for line in planned.lines():
             typer.echo(line)
     is_applied = not dry_run and not planned.is_done
+    refused: list[Difference] = []
     if is_applied:
         provision.apply(admin, planned)
-        if not as_json:
-            _print_refused(admin, planned)
+        refused = _refused(admin, planned)
     if as_json:
-        typer.echo(json.dumps(_facts(planned, is_applied=is_applied)))
+        facts = _facts(planned) | {"applied": is_applied, "refused": [asdict(each) for each in refused]}
+        typer.echo(json.dumps(facts))
     else:
+        for difference in refused:
+            typer.echo(f"note  {difference}: this cluster sets it otherwise")
         typer.echo(_end(planned, is_applied=is_applied))
     raise typer.Exit(FINDING if any(_is_left(each) for each in planned.differences) else 0)
 
 
-def _print_refused(admin: Any, planned: "Plan") -> None:
-    """Print what is not as planned after the plan was applied: the cluster has refused or ignored it."""
+def _refused(admin: Any, planned: "Plan") -> "list[Difference]":
+    """Return what is not as planned after the plan was applied: the cluster has refused or ignored it."""
     from rocketshim_topics import provision  # noqa: PLC0415 - `--help` does without
 
     missing = {spec.name for spec in planned.missing}
     touched = missing | {each.topic for each in planned.differences if each.will_change}
-    for each in provision.plan(admin, [spec for spec in planned.specs if spec.name in touched]).differences:
-        if each.is_note or each.topic in missing:
-            typer.echo(f"note  {each}: this cluster sets it otherwise")
+    left = provision.plan(admin, [spec for spec in planned.specs if spec.name in touched]).differences
+    return [each for each in left if each.is_note or each.topic in missing]
 
 
 def _end(planned: "Plan", *, is_applied: bool) -> str:
@@ -133,9 +135,9 @@ def _is_left(difference: "Difference") -> bool:
     return not difference.will_change and not difference.is_note
 
 
-def _facts(planned: "Plan", *, is_applied: bool) -> dict[str, Any]:
+def _facts(planned: "Plan") -> dict[str, Any]:
     """Return the plan for programs: missing topics, and existing topics that are not as they should be."""
     create = [
         {"topic": spec.name, "partitions": spec.partitions, "config": dict(spec.config)} for spec in planned.missing
     ]
-    return {"create": create, "differences": [asdict(each) for each in planned.differences], "applied": is_applied}
+    return {"create": create, "differences": [asdict(each) for each in planned.differences]}

@@ -1,5 +1,6 @@
 """`rocketshim init` on a cluster that does not take every setting."""
 
+import json
 from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
@@ -63,3 +64,9 @@ def test_a_change_that_the_cluster_refuses_is_not_reported_as_done(
     log = TopicNames().group_log("g")
     assert f"change  {log}: segment.ms is 604800000" in out
     assert f"note  {log}: segment.ms is 604800000" in out.split("change", 1)[1]
+    assert main([*command, "--fix", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["applied"]
+    assert {"topic": log, "setting": "segment.ms", "found": "604800000"}.items() <= facts["refused"][0].items()
+    assert main([*command, "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["refused"] == []
