@@ -189,6 +189,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             self._restarts.pop(key, None)
             self._leaving[key] = lease
             self._end_run(key)
+            self._reader.care.forget(key)  # not where a log was cut: this process lives, and goes on with the partition
 
     def _end_run(self, key: TopicPartitionKey) -> None:
         """Start no further message of a partition's run, and keep the run until it is drained."""
@@ -200,7 +201,6 @@ class OrderlyMode(Mode[OrderlyPartition]):
         if key in self._assigned:
             self._reader.pause([key], PauseReason.LOCK)
             self._reader.partitions[key].begin(-1)
-            self._reader.care.forget(key)
 
     def _end_drained(self) -> None:
         """Release the leases of drained runs; start again those whose log was cut. Never raises: callbacks call it."""

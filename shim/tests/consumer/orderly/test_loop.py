@@ -1143,11 +1143,11 @@ def test_a_start_that_was_looked_up_for_longer_than_the_lock_lasts_is_not_commit
     assert stage.offsets == [(0, 0), (0, 1), (0, 2)]
 
 
-def cut_under_a_listener(stage: Stage) -> tuple[Member, Any]:
+def cut_under_a_listener(stage: Stage, **parts: Any) -> tuple[Member, Any]:
     """A member whose queue begins again at offset 0 once its listener returns: its log is shorter than it was."""
     stage.topic()
     stage.fill(3)
-    a = stage.join("a")
+    a = stage.join("a", **parts)
     stage.turn()
     stage.fill(2)
     stage.turn(3, work=False)
@@ -1400,6 +1400,17 @@ def test_without_a_limit_it_waits_as_after_a_failure_and_is_tried_again_alone(st
     assert handling_of(stage) == Handling(is_open=True, deaths=1, begun=((0, 4),))
     stage.turn(20)
     assert [times(view) for view in stage.seen] == [3, 0]
+
+
+def test_a_log_that_was_cut_does_not_make_its_reader_one_that_was_cut_off(stage: Stage) -> None:
+    care = careful()
+    a, task = cut_under_a_listener(stage, care=care)
+    a.pool.tasks.append(task)
+    stage.wait(2_000)
+    assert stage.offsets[-5:] == [(0, number) for number in range(5)]
+    assert handling_of(stage) == Handling(is_open=True)  # if this process dies now, the next one is careful
+    other = TopicPartitionKey("orders", 1)
+    assert care.begin(other, 0, Handling(is_open=True, begun=((4, 2),))) == {4: 2}  # it believes the marks of others
 
 
 def test_a_run_that_waits_for_a_commit_goes_back_when_its_queue_ends(stage: Stage) -> None:
