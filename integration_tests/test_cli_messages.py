@@ -1,4 +1,4 @@
-"""`send` from standard input and at a time, and `topic peek`, on a real broker."""
+"""`send` from standard input and at a time, and `topic ls`, on a real broker."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from rocketshim_local import Broker
 Topic = Callable[..., str]
 
 
-def test_lines_are_sent_and_peeked_at_without_a_group(
+def test_lines_are_sent_and_listed_without_a_group(
     broker: Broker, topic: Topic, capsys: pytest.CaptureFixture[str]
 ) -> None:
     name, at = topic(1), ["--bootstrap", broker.bootstrap]
@@ -29,20 +29,20 @@ def test_lines_are_sent_and_peeked_at_without_a_group(
     assert main(["send", name, "paid", "--tag", "paid", "--property", "price=11", "--timeout", "60", *at]) == 0
     capsys.readouterr()
 
-    def peeked(*words: str) -> list[str]:
-        assert main(["topic", "peek", name, "--json", *words, *at]) == 0
+    def listed(*words: str) -> list[str]:
+        assert main(["topic", "ls", name, "--json", *words, *at]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
         return [row["value"] for row in rows]
 
-    assert peeked("--limit", "2") == ["order 0", "order 1"]
-    assert peeked("--limit", "3000") == [*(f"order {number}" for number in range(2_500)), "paid"]
-    assert peeked("--newest", "--limit", "2") == ["order 2499", "paid"]
-    assert peeked("--tags", "paid") == peeked("--where", "price > 10") == ["paid"]
-    assert peeked("--key", "k", "--limit", "1") == ["order 0"]
-    assert peeked("--since", "1h", "--limit", "1") == ["order 0"]
-    assert main(["topic", "peek", name, "--newest", "--limit", "1", *at]) == 0
+    assert listed("--limit", "2") == ["order 0", "order 1"]
+    assert listed("--limit", "3000") == [*(f"order {number}" for number in range(2_500)), "paid"]
+    assert listed("--newest", "2") == ["order 2499", "paid"]
+    assert listed("--tags", "paid") == listed("--where", "price > 10") == ["paid"]
+    assert listed("--key", "k", "--limit", "1") == ["order 0"]
+    assert listed("--since", "1h", "--limit", "1") == ["order 0"]
+    assert main(["topic", "ls", name, "--newest", "1", *at]) == 0
     assert "paid" in capsys.readouterr().out
-    assert main(["topic", "peek", f"{name}-x", *at]) == 1
+    assert main(["topic", "ls", f"{name}-x", *at]) == 1
     assert f"did you mean {name}" in capsys.readouterr().err
 
     assert main(["group", "ls", "--json", *at]) == 0

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from rocketshim.cli.kinds import Where
 from rocketshim.cli.options import Connected, DryRun, Json, client_settings
-from rocketshim.cli.records import Where
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
 from rocketshim.errors import ConfigError

@@ -53,7 +53,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "commands": (
         "test_letters_cli.py",
-        "test_cli_messages.py::test_lines_are_sent_and_peeked_at_without_a_group",
+        "test_cli_messages.py::test_lines_are_sent_and_listed_without_a_group",
         "test_cli_groups.py::test_positions_move_as_planned_and_keep_their_metadata",
         "test_cli_groups.py::test_groups_are_listed_with_their_retry_topics",
     ),

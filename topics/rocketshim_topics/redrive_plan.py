@@ -14,6 +14,7 @@ sent is in the plan, too, with the reason (`held_back`):
 `repeat-of:<p>/<o>`        a duplicate of the same failed attempt, as at-least-once delivery makes them; the other one
                            is in this plan, or an earlier plan has redriven or discarded it
 `no-topic:<topic>`         the target does not exist
+`no-target`                a parked record names no target: the worker would park it again
 `by-reference`, `…:…`      it cannot be sent: no body, no target in its headers, or malformed (`MalformedRecordError`)
 =========================  ============================================================================================
 
@@ -230,7 +231,7 @@ def next_hop(record: Record, envelope: Envelope | None, rules: RedriveRules, *, 
 
 
 class Planner:
-    """Makes a plan from dead letters, passed in the order of offsets within each partition.
+    """Makes a plan from dead letters or parked records, passed in the order of offsets within each partition.
 
     Args:
         source: their physical topic.
@@ -243,6 +244,8 @@ class Planner:
 
     def __init__(self, source: str, rules: RedriveRules, log: RedriveLog, topics: Container[str] | None) -> None:
         self._source = source
+        names = TopicNames(rules.namespace)
+        self._parked_to = names.schedule if source == names.parked else None
         self._rules = rules
         self._log = log
         self._topics = topics
@@ -271,7 +274,7 @@ class Planner:
         """
         position = (record.partition() or 0, record.offset() or 0)
         digest = record_digest(record)
-        cause = _json_safe(envelope.fail_class or "")
+        cause = _json_safe(envelope.park_reason or envelope.fail_class or "")
         target, reason, attempt = "", self._settled(position, digest, known), None
         if reason is not None:
             self._remember(position, envelope)
@@ -279,7 +282,7 @@ class Planner:
             reason = "marks-lost"
         elif self._rules.action == "redrive":
             target, reason = self._judged(record, envelope, malformed, opened)
-            attempt = _attempt(envelope)
+            attempt = None if self._parked_to else _attempt(envelope)
         if reason is not None:
             self._held_back.append(HeldBack(*position, reason, cause))
             return
@@ -334,6 +337,8 @@ class Planner:
         Decides: Which dead letters are held back in a plan, and why? Those already sent, malformed, or by reference
             (there is no body to send), and others that it names.
         """
+        if self._parked_to is not None:  # the worker evaluates it again, malformed or not
+            return (self._parked_to, None) if envelope.real_topic else ("", "no-target")
         if malformed is not None:
             return "", f"malformed:{malformed}"
         if redrive_count(envelope) >= self._rules.max_replays:
@@ -348,8 +353,11 @@ class Planner:
         return target, None
 
     def _remember(self, position: tuple[int, int], envelope: Envelope) -> None:
-        """Note the failed attempt of a dead letter that was redriven or discarded: its duplicates are held back."""
-        attempt = _attempt(envelope)
+        """Note the failed attempt of a dead letter that was redriven or discarded: its duplicates are held back.
+
+        A record that is parked again after it was sent is no duplicate: it has the same headers.
+        """
+        attempt = None if self._parked_to else _attempt(envelope)
         if attempt is not None:
             self._settled_attempts.setdefault(attempt, f"{position[0]}/{position[1]}")
 

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.times import past_ms
+from rocketshim.errors import ConfigError
 from rocketshim.filters import SqlFilter
 from rocketshim.filters.tag import check_tags
+from rocketshim_topics import TopicNames
 
 __all__ = ["RecordFilter", "selecting"]
 
@@ -31,14 +33,30 @@ class RecordFilter:
         ConfigError, FilterSyntaxError: an option's value is not valid.
     """
 
-    def __init__(self, *, where: str | None, tags: str | None, key: str | None, since: str | None) -> None:
+    def __init__(
+        self, *, where: str | None = None, tags: str | None = None, key: str | None = None, since: str | None = None
+    ) -> None:
         given = {"where": where, "tags": tags, "key": key, "since": since}
         self.written = {name: text for name, text in given.items() if text is not None}
+        self.everything = True  # also records that were sent again or discarded
+        self.newest: int | None = None  # only the last ones of each partition
         self._selects = selecting(where, tags)
         self._unseen = set() if where is None else set(SqlFilter(where).properties)
         self._examined_any = False
         self._key = key
+        self._tests: list[Callable[[RecordView], bool]] = []
         self.since_ms = None if since is None else past_ms(since, time.time_ns() // 1_000_000, "--since")
+
+    def also(self, name: str, text: str | None, test: Callable[[RecordView, str], bool]) -> Self:
+        """Require a test of another option, if the option was given."""
+        if text is not None:
+            self.written[name] = text
+            self._tests.append(lambda entry: test(entry, text))
+        return self
+
+    def going_to(self, topic: str | None, names: TopicNames) -> Self:
+        """Require this target, by its logical or its physical name; None: any."""
+        return self.also("topic", topic, lambda entry, text: _goes_to(entry.envelope.real_topic, text, names))
 
     def wants(self, entry: RecordView) -> bool:
         """Return whether the user selected a record."""
@@ -47,7 +65,7 @@ class RecordFilter:
         self._examined_any = True
         if self._unseen:
             self._unseen.difference_update(name for name, _ in entry.properties)
-        if not self._selects(entry.properties):
+        if not (self._selects(entry.properties) and all(test(entry) for test in self._tests)):
             return False
         if self._key is None:
             return True
@@ -60,3 +78,12 @@ class RecordFilter:
             return None
         names = ", ".join(sorted(self._unseen))
         return f"--where: no record here has a header {names}; the cause is FAIL_CLASS, its text FAIL_TEXT"
+
+
+def _goes_to(target: str | None, topic: str, names: TopicNames) -> bool:
+    if target == topic:
+        return True
+    try:
+        return target is not None and names.physical(target) == topic
+    except ConfigError:  # the target is not a name of a topic
+        return False

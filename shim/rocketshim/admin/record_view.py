@@ -10,11 +10,15 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from rocketshim.admin.decoder import DeadLetterRecord
-from rocketshim_topics import Envelope, MalformedRecordError, decode, encode
+from rocketshim_topics import DelayLevels, Envelope, MalformedRecordError, decode, encode
+from rocketshim_topics.hops import due_ms
+from rocketshim_topics.levels import time_in_queue_ms
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.wire import (
     HOP_ID,
+    PARK_FROM,
     PARK_REASON,
+    REAL_TOPIC,
     RESERVED,
     UNIQ_KEY,
     headers_shown,
@@ -22,10 +26,10 @@ from rocketshim_topics.wire import (
     read_headers,
 )
 
-__all__ = ["RecordView", "as_read", "time_text"]
+__all__ = ["RecordView", "time_text"]
 
 _MAX_CHARS: Final = 200
-_TRACED: Final = (UNIQ_KEY, HOP_ID, PARK_REASON)
+_KEPT: Final = (UNIQ_KEY, HOP_ID, PARK_REASON, PARK_FROM, REAL_TOPIC)
 
 
 def time_text(at_ms: int | None) -> str:
@@ -45,8 +49,8 @@ def time_text(at_ms: int | None) -> str:
 class RecordView:
     """A record as read.
 
-    * `envelope`: the decoded headers; of a record that breaks the wire format only its id, where it came from, and why
-      it was parked.
+    * `envelope`: the decoded headers; of a record that breaks the wire format only its id, where it came from and goes
+      to, and why it was parked.
     """
 
     topic: str  # its coordinates
@@ -61,18 +65,26 @@ class RecordView:
     state: str = ""  # `dead`, or its state in the redrive log: `redriven`, `discarded`; `""`: the log was not read
     plan: str | None = None  # id of the plan that redrove or discarded it; None: no plan did
     dialect: str | None = None  # name of the other project's format; None: rocketshim's own
+    due_ms: int | None = None  # when it is due, epoch ms of the broker's clock; None: it does not wait
 
     @classmethod
-    def of(cls, message: Any, *, trusted: bool = True) -> "RecordView":
-        """Return the view of a Kafka message; `trusted`: it is in one of rocketshim's own topics."""
+    def of(cls, message: Any, *, trusted: bool = True, levels: DelayLevels | None = None) -> "RecordView":
+        """Return the view of a Kafka message.
+
+        * `trusted`: it is in one of rocketshim's own topics.
+        * `levels`: of the worker, if the record waits in the schedule topic.
+        """
         malformed = None
         try:
             envelope = decode(read_headers(message), trusted=trusted)
         except MalformedRecordError as error:
             envelope, malformed = _as_far_as_readable(message), error.reason
         at = (message.topic(), message.partition(), message.offset())
-        headers = tuple(headers_shown(message))
-        return cls(*at, message.timestamp()[1], message.key(), message.value(), headers, envelope, malformed)
+        stored_ms, headers = message.timestamp()[1], tuple(headers_shown(message))
+        due = None
+        if levels is not None and malformed is None:
+            due = due_ms(envelope, stored_ms, time_in_queue_ms(levels, message.partition()))
+        return cls(*at, stored_ms, message.key(), message.value(), headers, envelope, malformed, due_ms=due)
 
     @classmethod
     def opened(cls, letter: DeadLetterRecord, *, log: RedriveLog | None = None) -> "RecordView":
@@ -112,8 +124,8 @@ class RecordView:
 
     @property
     def cause(self) -> str:
-        """Return the exception class of the last failure; `""` if there is none."""
-        return self.envelope.fail_class or ""
+        """Return why it was parked, or the exception class of the last failure; `""` if there is neither."""
+        return self.envelope.park_reason or self.envelope.fail_class or ""
 
     @property
     def properties(self) -> tuple[tuple[str, bytes | None], ...]:
@@ -141,6 +153,10 @@ class RecordView:
             "keys": (envelope.keys or "").split(),
             "born_ms": envelope.born_timestamp_ms,
             "group": envelope.consumer_group,
+            "target": envelope.real_topic,
+            "due_ms": self.due_ms,
+            "park_reason": envelope.park_reason,
+            "park_from": envelope.park_from,
             "origin_topic": envelope.retry_topic,
             "origin": envelope.origin_message_id,
             "made_from": envelope.hop_id,
@@ -177,16 +193,10 @@ class RecordView:
 
 
 def _as_far_as_readable(message: Any) -> Envelope:
-    """Return the headers by which a record that breaks the wire format is found in the history of its message."""
+    """Return the headers that say what a record that breaks the wire format is, and why it was parked."""
     first = {name: value for name, value in reversed(headers_shown(message)) if value is not None}
-    texts = {name: first[name].decode("utf-8", "surrogateescape") for name in _TRACED if name in first}
-    return Envelope(uniq_key=texts.get(UNIQ_KEY), hop_id=texts.get(HOP_ID), park_reason=texts.get(PARK_REASON))
-
-
-def as_read(message: Any) -> dict[str, Any]:
-    """Return key, headers and value of a Kafka message for programs; bytes as in `RecordView.as_json`."""
-    headers = [[name, _json_bytes(value)] for name, value in headers_shown(message)]
-    return {"key": _json_bytes(message.key()), "headers": headers, "value": _json_bytes(message.value())}
+    texts = {name.lower(): first[name].decode("utf-8", "surrogateescape") for name in _KEPT if name in first}
+    return Envelope(**texts)
 
 
 def _json_bytes(value: bytes | None) -> Any:

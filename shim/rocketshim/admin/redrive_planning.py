@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
-from rocketshim.admin.parked import ParkedRecord, parked_record, redriven_parked
+from rocketshim.admin.parked import redriven_parked
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import Make, Redriver, read_log
@@ -22,9 +22,8 @@ from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
 from rocketshim_topics.names import init_command
-from rocketshim_topics.redrive_log import RedriveLog, record_digest
+from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import (
-    HeldBack,
     PlannedLetter,
     Planner,
     RedrivePlan,
@@ -33,7 +32,7 @@ from rocketshim_topics.redrive_plan import (
     redrive_id,
 )
 
-__all__ = ["ensure_log", "make_plan", "plan_parked", "planned_redriver", "read_plan", "record_maker"]
+__all__ = ["ensure_log", "make_plan", "planned_redriver", "read_plan", "record_maker"]
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
@@ -48,7 +47,7 @@ def make_plan(
     *,
     watch: Watch = iter,
 ) -> RedrivePlan:
-    """Read a dead-letter topic and plan what to do with the records that the user selected.
+    """Read the topic of dead letters, or that of parked records, and plan what to do with the selected ones.
 
     * `sources`: another reader, which completes dead letters that only name their record.
     """
@@ -56,13 +55,13 @@ def make_plan(
     log = read_log(reader, names.redrive_log, source)
     planner = Planner(source, rules, log, reader.topics())
     decoder = Decoder(names, source, fetch=sources.fetch)
-    for dead_letter, is_selected in _classified(reader, decoder, choice, log, watch):
+    for dead_letter, entry, is_selected in _classified(reader, decoder, choice, log, watch):
         if not is_selected:
-            planner.pass_over(dead_letter.message, dead_letter.envelope)
+            planner.pass_over(dead_letter.message, entry.envelope)
             continue
         planner.add(
             dead_letter.message,
-            dead_letter.envelope,
+            entry.envelope,
             malformed=dead_letter.malformed,
             opened=None if dead_letter.dialect is None else dead_letter.record,
         )
@@ -71,64 +70,18 @@ def make_plan(
 
 def _classified(
     reader: TopicReader, decoder: Decoder, choice: RecordFilter, log: RedriveLog, watch: Watch
-) -> Iterator[tuple[DeadLetterRecord, bool]]:
-    """Return the dead letters that are selected or have a mark in the redrive log, each with "is selected"."""
+) -> Iterator[tuple[DeadLetterRecord, RecordView, bool]]:
+    """Yield the dead letters that are selected or have a mark in the redrive log, each with "is selected"."""
     since_ms = None if log.has_marks() else choice.since_ms
     for message in watch(reader.read([decoder.topic], since_ms=since_ms)):
         is_marked = log.is_marked(message.partition(), message.offset())
         if not is_marked and choice.since_ms is not None and message.timestamp()[1] < choice.since_ms:
             continue
         dead_letter = decoder.open(message)
-        is_wanted = choice.wants(RecordView.opened(dead_letter))
+        entry = RecordView.opened(dead_letter)
+        is_wanted = choice.wants(entry)
         if is_wanted or is_marked:
-            yield dead_letter, is_wanted
-
-
-def plan_parked(
-    reader: TopicReader,
-    names: TopicNames,
-    wants: Callable[[ParkedRecord], bool],
-    choice: Mapping[str, str],
-    *,
-    again: bool = False,
-) -> RedrivePlan:
-    """Plan to send parked records to the worker again.
-
-    Records that were sent again are held back. So is one that names no target: the worker would park it again.
-
-    Args:
-        reader: reads the parking topic and the redrive log.
-        names: of the namespace's topics.
-        wants: whether the user selected a record.
-        choice: the selection as the user wrote it.
-        again: include records that were sent again before.
-    """
-    log = read_log(reader, names.redrive_log, names.parked)
-    letters, held_back = [], []
-    for message in reader.read([names.parked]):
-        entry, digest = parked_record(message), record_digest(message)
-        position = (message.partition(), message.offset())
-        if not wants(entry):
-            continue
-        settled = None if again else log.settled(*position, digest)
-        if settled is not None:
-            held_back.append(HeldBack(*position, f"{settled.state}-by:{settled.plan}", entry.reason))
-        elif log.may_have_lost(message) and not again:
-            held_back.append(HeldBack(*position, "marks-lost", entry.reason))
-        elif entry.target:
-            letters.append(PlannedLetter(*position, digest, names.schedule, entry.reason, entry.uniq_key or ""))
-        else:
-            held_back.append(HeldBack(*position, "no-target", entry.reason))
-    return RedrivePlan(
-        source=names.parked,
-        cluster_id=reader.cluster_id(),
-        created_ms=time.time_ns() // 1_000_000,
-        rules=RedriveRules(namespace=names.namespace, again=again),
-        choice=dict(choice),
-        letters=tuple(sorted(letters)),
-        held_back=tuple(sorted(held_back)),
-        log_end=log.end,
-    )
+            yield dead_letter, entry, is_wanted
 
 
 def read_plan(path: Path) -> RedrivePlan:
@@ -227,12 +180,12 @@ def ensure_log(
 def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:
     """Return the function that makes the record which sends a planned dead letter; None: it is only marked."""
     names = TopicNames(rules.namespace)
-    if decoder.topic == names.parked:
-        return lambda message, _: redriven_parked(message, names)
 
     def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
         if rules.action == "discard":
             return None
+        if decoder.topic == names.parked:
+            return redriven_parked(message, names)
         opened = decoder.open(message)
         if opened.malformed is not None:
             raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")

@@ -56,13 +56,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "delayed": ("rocketshim.cli.delayed", "Show the messages in the delay queues and when they are due."),
     "parked": ("rocketshim.cli.parked", "Show messages that the worker could not deliver, and send them again."),
     "dlq": ("rocketshim.cli.dlq", "Show dead letters and why they failed, and send them again."),
-    "retry": ("rocketshim.cli.retry", "Show the messages that a group receives as retries."),
+    "retry": ("rocketshim.cli.kinds:retry", "Show the messages that a group receives as retries."),
     "trace": ("rocketshim.cli.trace", "Show the history of one message."),
     "group": (
         "rocketshim.cli.group",
         "List consumer groups; show a group's lag, subscriptions and locks; move its positions.",
     ),
-    "topic": ("rocketshim.cli.topic", "Look into a topic, without consuming it."),
+    "topic": ("rocketshim.cli.kinds:topic", "Look into a topic, without consuming it."),
     "console": (
         "rocketshim.cli.console",
         "See what waits, fails and is dead in a browser, and send dead letters again.",
@@ -73,7 +73,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Run a real Kafka on this machine, without Docker or an installed Java.",
     ),
 }
-"""Command name to (module, line in `rocketshim --help`), in the order of the help."""
+"""Command name to (module, line in `rocketshim --help`), in the order of the help; `module:name` if not `app`."""
 
 PANELS: dict[str, tuple[str, ...]] = {
     "Set up and check": ("init", "doctor", "acls"),
@@ -147,7 +147,7 @@ def build(arguments: Sequence[str]) -> typer.Typer:
     contributed = {} if is_ours and not everything else _contributed()
     for name, (module, line) in COMMANDS.items():
         if everything or name == called:
-            _add(app, name, importlib.import_module(module).app)
+            _add(app, name, _loaded(module))
         else:
             app.command(name, help=line, rich_help_panel=_panel(name))(_named_only)
     for name, point in contributed.items():
@@ -168,6 +168,12 @@ def _called(app: typer.Typer, words: list[str]) -> tuple[str | None, list[str]]:
         _, rest, _ = root.make_parser(context).parse_args(args=list(words))
         return next(iter(rest), None), words[: len(words) - len(rest)]
     return None, words
+
+
+def _loaded(target: str) -> typer.Typer:
+    module, _, name = target.partition(":")
+    loaded: typer.Typer = getattr(importlib.import_module(module), name or "app")
+    return loaded
 
 
 def _contributed() -> "dict[str, EntryPoint]":

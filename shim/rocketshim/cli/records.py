@@ -1,113 +1,51 @@
-"""Select records of a topic and print them: what the commands that look into topics share."""
+"""Print records, tables and untrusted text on a terminal, or for a program."""
 
 import difflib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.options import OUTPUT, SELECTION
+from rocketshim.admin.statistics import CauseCount
 from rocketshim.core.user_values import one_line, printable_lines
-from rocketshim.errors import ConfigError, TopicMissingError
+from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import TopicNames
-from rocketshim_topics.redrive_log import RedriveLog
-from rocketshim_topics.wire import headers_shown
 
-OfGroup = Annotated[
-    str | None,
-    typer.Option(
-        "--group",
-        "-g",
-        help="The consumer group of the dead letters; with --topic, the group that gets them.",
-        autocompletion=complete_group,
-        rich_help_panel=SELECTION,
-    ),
-]
-OfTopic = Annotated[
-    str | None,
-    typer.Option(
-        "--topic",
-        "-t",
-        help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).",
-        autocompletion=complete_topic,
-        rich_help_panel=SELECTION,
-    ),
-]
-Group = Annotated[
-    str,
-    typer.Option("--group", "-g", help="The consumer group.", autocompletion=complete_group, rich_help_panel=SELECTION),
-]
-Where = Annotated[
-    str | None,
-    typer.Option(
-        "--where",
-        "-w",
-        help="SQL92 condition on headers (cause: FAIL_CLASS, text: FAIL_TEXT): "
-        "\"FAIL_CLASS = 'Timeout' AND price > 10\".",
-        rich_help_panel=SELECTION,
-    ),
-]
-Tags = Annotated[
-    str | None,
-    typer.Option("--tags", help="Only messages with one of these tags: 'created || paid'.", rich_help_panel=SELECTION),
-]
-Key = Annotated[
-    str | None,
-    typer.Option("--key", "-k", help="Only messages with this record key or business key.", rich_help_panel=SELECTION),
-]
-Since = Annotated[
-    str | None,
-    typer.Option(
-        "--since",
-        "-s",
-        metavar="DURATION|TIME",
-        help="Only records stored within this duration, or since this time: 30m, 2h, 2026-11-20T18:00:00Z.",
-        rich_help_panel=SELECTION,
-    ),
-]
-
-
-def _choice(*, where: Where = None, tags: Tags = None, key: Key = None, since: Since = None) -> RecordFilter:
-    return RecordFilter(where=where, tags=tags, key=key, since=since)
-
-
-Choice = Annotated[RecordFilter, _choice]
-"""Which records of a topic."""
-
-Limit = Annotated[
-    int,
-    typer.Option("--limit", "-l", min=1, help="Maximum number of messages to show.", rich_help_panel=OUTPUT),
-]
-Everything = Annotated[
-    bool,
-    typer.Option("--all", "-a", help="Also show messages that were sent again or discarded.", rich_help_panel=OUTPUT),
-]
-Coordinates = Annotated[
-    str, typer.Argument(metavar="PARTITION/OFFSET", help="Partition and offset, as `ls` shows them.")
-]
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Continue with new records until Ctrl-C.", rich_help_panel=OUTPUT)
-]
-
-
-_COORDINATES: Final = re.compile("([0-9]{1,19})/([0-9]{1,19})")
 _PARTITION: Final = re.compile("(.+)/([0-9]{1,19})")
 _PIPED_WIDTH = 200
 _WHOLE: Final = frozenset({"partition/offset", "id"})
 _COUNT_EVERY = 10_000
 _T = TypeVar("_T")
+
+CELLS: Final[Mapping[str, Callable[[RecordView], str]]] = {
+    "partition/offset": lambda entry: f"{entry.partition}/{entry.offset}",
+    "stored (UTC)": lambda entry: time_text(entry.stored_ms)[:-4],
+    "due (UTC)": lambda entry: time_text(entry.due_ms),
+    "state": lambda entry: entry.state,
+    "failures": lambda entry: str(entry.envelope.reconsume_times or 0),
+    "cause": lambda entry: entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),
+    "reason": lambda entry: entry.envelope.park_reason or "",
+    "trouble": lambda entry: entry.malformed or ("" if entry.envelope.real_topic else "missing-header:REAL_TOPIC"),
+    "text": lambda entry: entry.envelope.fail_text or "",
+    "topic": lambda entry: entry.envelope.retry_topic or "",
+    "target": lambda entry: entry.envelope.real_topic or "",
+    "from": lambda entry: entry.envelope.park_from or "",
+    "group": lambda entry: entry.envelope.consumer_group or "",
+    "id": lambda entry: entry.id,
+    "key": lambda entry: "" if entry.key is None else entry.key.decode(errors="replace"),
+    "tag": lambda entry: entry.envelope.tags or "",
+    "bytes": lambda entry: "-" if entry.value is None else str(len(entry.value)),
+    "body": lambda entry: entry.value_text(),
+}
+"""Column of a listing to its cell."""
 
 
 def console(escape: Callable[[str], str] = one_line) -> Console:
@@ -121,22 +59,6 @@ def console(escape: Callable[[str], str] = one_line) -> Console:
 def echo_safe(line: str, *, err: bool = False) -> None:
     """Print one line that contains untrusted text."""
     typer.echo(one_line(line), err=err)
-
-
-def show_raw(facts: Mapping[str, Any], message: Any) -> None:
-    """Print a record as it is stored: facts decoded from it, then its key, headers and body.
-
-    Facts that are None are left out; facts named `…_ms` are printed as times.
-    """
-    for name, value in facts.items():
-        if value is not None:
-            is_time = name.endswith("_ms")
-            echo_safe(f"{name.removesuffix('_ms'):16} {time_text(value) if is_time else value}")
-    if message.key() is not None:
-        typer.echo(f"{'key':16} {message.key()!r}")
-    for name, value in headers_shown(message):
-        echo_safe(f"  {name:20} {'(no value)' if value is None else repr(value)}")
-    typer.echo(f"{'body':16} {'(no value)' if message.value() is None else repr(message.value())[:2000]}")
 
 
 def show_table(table: Table) -> None:
@@ -176,20 +98,6 @@ class _PlainConsole(Console):
         return super().render_str(self._escape(text), **options)
 
 
-def dead_letter_topic_of(reader: TopicReader, names: TopicNames, group: str | None, topic: str | None) -> str:
-    """Return the physical topic that `--group` or `--topic` names."""
-    if topic is not None:
-        return require_topic(reader, names.physical(topic), f"there is no topic {topic}")
-    if group is None:
-        raise ConfigError("give --group GROUP, or --topic TOPIC for another project's dead letters")
-    return groups_topic(reader, names.dead_letter(group), group)
-
-
-def groups_topic(reader: TopicReader, physical: str, group: str) -> str:
-    """Return a topic that each group has; if it does not exist, the group is not known."""
-    return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
-
-
 def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
     """Return the topic if it exists; the error is `otherwise` and the topics with similar names."""
     known = reader.topics()
@@ -199,36 +107,6 @@ def require_topic(reader: TopicReader, physical: str, otherwise: str) -> str:
             f"{otherwise}; did you mean {' or '.join(like)}?" if like else f"{otherwise}. {OR_HIDDEN}"
         )
     return physical
-
-
-def select(
-    reader: TopicReader,
-    decoder: Decoder,
-    choice: RecordFilter,
-    *,
-    follow: bool = False,
-    log: RedriveLog | None = None,
-    everything: bool = True,
-) -> Iterator[RecordView]:
-    """Return the selected records of a topic; without `everything`, leave out those that were redriven or discarded.
-
-    At the end, print how many were left out.
-    """
-    hidden = 0
-    for message in reader.read([decoder.topic], since_ms=choice.since_ms, follow=follow):
-        if message is None:
-            continue
-        entry = RecordView.opened(decoder.open(message), log=log)
-        if not choice.wants(entry):
-            continue
-        if everything or entry.plan is None:
-            yield entry
-        else:
-            hidden += 1
-    if (hint := choice.misnamed()) is not None:
-        typer.echo(hint, err=True)
-    if hidden:
-        typer.echo(f"{hidden} more were redriven or discarded; --all shows them", err=True)
 
 
 def show_rows(
@@ -260,28 +138,6 @@ def show_rows(
         show_table(table)
 
 
-def show_list(
-    entries: Iterator[RecordView], *, limit: int, as_json: bool, follow: bool, with_state: bool = False
-) -> None:
-    """Print records and why they failed (`show_rows`)."""
-    columns = ["partition/offset", "stored (UTC)", "failures", "cause", "text", "topic", "id"]
-
-    def row(entry: RecordView) -> tuple[dict[str, Any], list[str]]:
-        cells = [
-            f"{entry.partition}/{entry.offset}",
-            time_text(entry.stored_ms)[:-4],
-            str(entry.envelope.reconsume_times or 0),
-            entry.cause or (f"malformed: {entry.malformed}" if entry.malformed else ""),
-            entry.envelope.fail_text or "",
-            entry.envelope.retry_topic or "",
-            entry.id,
-        ]
-        return (entry.as_json(body=False) if as_json else {}), [*cells[:2], *[entry.state] * with_state, *cells[2:]]
-
-    columns[2:2] = ["state"] * with_state
-    show_rows(columns, map(row, entries), limit=limit, as_json=as_json, follow=follow)
-
-
 def show_one(entry: RecordView, *, as_json: bool) -> None:
     """Print one record in full."""
     if as_json:
@@ -295,11 +151,15 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         ("written by", entry.dialect or ""),
         ("state", entry.state if entry.plan is None else f"{entry.state} by plan {entry.plan}"),
         ("stored", time_text(entry.stored_ms)),
+        ("due", time_text(entry.due_ms)),
+        ("target", envelope.real_topic or ""),
+        ("parked for", envelope.park_reason or ""),
+        ("parked from", envelope.park_from or ""),
         ("first sent", time_text(envelope.born_timestamp_ms)),
         ("first delivery", envelope.origin_message_id or ""),
         ("made from", envelope.hop_id or ""),
         ("failures", str(envelope.reconsume_times or 0)),
-        ("cause", entry.cause),
+        ("cause", envelope.fail_class or ""),
         ("text", envelope.fail_text or ""),
         ("failed", time_text(envelope.fail_at_ms)),
         ("stack trace", (envelope.fail_stack or "").rstrip("\n")),
@@ -309,7 +169,7 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         ("business keys", envelope.keys or ""),
         *(
             (f"header {name}", "(none)" if value is None else value.decode(errors="replace"))
-            for name, value in entry.user_headers
+            for name, value in (entry.user_headers if entry.malformed is None else entry.headers)
         ),
         ("body", entry.value_text()),
     ):
@@ -318,28 +178,41 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
     console(printable_lines).print(table)  # aligns the further lines of a value with its first one
 
 
-def parse_coordinates(text: str, command: str) -> tuple[int, int]:
-    """Return the numbers of `PARTITION/OFFSET`; the error names the command that lists such coordinates."""
-    found = _COORDINATES.fullmatch(text)
-    if found is None:
-        raise ConfigError(f"{text!r:.80}: write PARTITION/OFFSET, as `rocketshim {command}` shows it")
-    return int(found[1]), int(found[2])
+def show_causes(counts: Sequence[CauseCount], topic: str, what: str, *, as_json: bool) -> None:
+    """Print how many records of a topic have failed, by cause."""
+    if as_json:
+        rows = [
+            {
+                "cause": each.cause,
+                "text": each.text,
+                "count": each.count,
+                "messages": len(each.ids),
+                "first_ms": each.first_ms,
+                "last_ms": each.last_ms,
+                "sample": each.sample,
+            }
+            for each in counts
+        ]
+        typer.echo(json.dumps(rows, indent=1))
+        return
+    typer.echo(f"{sum(each.count for each in counts)} {what} in {topic}")
+    if not counts:
+        return
+    table = Table(box=None, pad_edge=False)
+    for column in ("count", "messages"):
+        table.add_column(column, justify="right")
+    for column in ("cause", "text"):
+        table.add_column(column, overflow="fold")
+    for column in ("first (UTC)", "last (UTC)", "the last one"):
+        table.add_column(column, no_wrap=True)
+    for each in counts:
+        times = (time_text(each.first_ms)[:-4], time_text(each.last_ms)[:-4])
+        coordinates = each.sample.removeprefix(f"{topic}/")
+        table.add_row(str(each.count), str(len(each.ids)), each.cause, each.text, *times, coordinates)
+    console().print(table)
 
 
 def split_partition(text: str) -> tuple[str, int | None]:
     """Split `TOPIC/PARTITION` at its last slash, because a retry topic is named after any group; None: no partition."""
     found = _PARTITION.fullmatch(text)
     return (text, None) if found is None else (found[1], int(found[2]))
-
-
-def find(reader: TopicReader, decoder: Decoder, what: str, *, log: RedriveLog | None = None) -> RecordView | None:
-    """Find a record of a topic by `partition/offset`, `topic/partition/offset` or message id; None if there is none."""
-    at = _COORDINATES.fullmatch(what.removeprefix(f"{decoder.topic}/"))
-    if at is not None:
-        message = reader.fetch(decoder.topic, int(at[1]), int(at[2]))
-        return None if message is None else RecordView.opened(decoder.open(message), log=log)
-    for message in reader.read([decoder.topic]):
-        entry = RecordView.opened(decoder.open(message), log=log)
-        if entry.id == what:
-            return entry
-    return None

@@ -19,15 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive_planning import make_plan, planned_redriver, read_plan
 from rocketshim.cli.app import FINDING
+from rocketshim.cli.kinds import Choice, OfGroup, OfTopic, dead_letter_topic_of
 from rocketshim.cli.options import AtBrokers, Connected, Connection, DryRun, Json
-from rocketshim.cli.records import (
-    Choice,
-    OfGroup,
-    OfTopic,
-    counting,
-    dead_letter_topic_of,
-    echo_safe,
-)
+from rocketshim.cli.records import counting, echo_safe
 from rocketshim.cli.redrive_options import MaxLetters, MaxReplays, Rate, StopRatio, ToSource
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim.errors import ConfigError

@@ -1,7 +1,7 @@
-"""Dead letters: the topics that have them, their causes, and lists of them."""
+"""Dead letters: the topics that have them, their causes, and lists of them. And parked records, by reason."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
@@ -17,19 +17,12 @@ from rocketshim.console.reading import BoundedReading, read_newest
 from rocketshim.console.selection import Selection, sql_text
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["causes", "letters", "topics"]
+__all__ = ["causes", "letters", "parked", "topics"]
 
 _NEWEST: Final = 20_000
 _MOST_CAUSES: Final = 200
 _ON_A_PAGE: Final = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """A cause, and the condition that selects its dead letters."""
-
-    count: CauseCount  # what was counted
-    where: str | None  # the condition; None: no condition can select them, because they have no cause
+_PARKED_ON_A_PAGE: Final = 200
 
 
 def topics(request: Request) -> Response:
@@ -54,7 +47,7 @@ def causes(request: Request) -> Response:
     console, topic = Console.of(request), request.path_params["topic"]
     selection, everything = _selection(request, console)
     read = _read(console, topic, selection, by_cause, everything=everything, results=_NEWEST)
-    counted = [Cause(each, _where(each, selection.where)) for each in read.records[:_MOST_CAUSES]]
+    counted = [(each, _where(each, selection.where)) for each in read.records[:_MOST_CAUSES]]
     return console.page(
         request,
         "causes.html",
@@ -87,6 +80,25 @@ def letters(request: Request) -> Response:
         letters=read.records,
         read=read,
         command=console.command("dlq ls", topic=topic, all=everything, **selection.query),
+    )
+
+
+def parked(request: Request) -> Response:
+    """List parked records, newest first, and count them by reason; those that were sent again are left out."""
+    console = Console.of(request)
+    topic, everything = console.names.parked, bool(request.query_params.get("all"))
+    cursor = request.query_params.get("from")
+    read = _read(console, topic, Selection(), list, everything=everything, results=_PARKED_ON_A_PAGE, cursor=cursor)
+    reasons = Counter(entry.envelope.park_reason or "" for entry in read.records)
+    return console.page(
+        request,
+        "parked.html",
+        topic=topic,
+        everything=everything,
+        found=read.records,
+        reasons=[(reason, count, f"PARK_REASON = {sql_text(reason)}") for reason, count in reasons.most_common()],
+        read=read,
+        command=console.command("parked ls", all=everything),
     )
 
 

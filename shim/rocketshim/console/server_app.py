@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from rocketshim.console import dead, login, message, observed, parked, plans, waiting
+from rocketshim.console import dead, login, message, observed, plans, waiting
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.guard import Guard
@@ -54,7 +54,7 @@ _PAGES: Final[dict[str, Page]] = {
     "/retrying/{group}": waiting.retries,
     "/groups": observed.groups,
     "/groups/{group}": observed.group,
-    "/parked": parked.show,
+    "/parked": dead.parked,
     "/workers": observed.workers,
     "/doctor": observed.doctor,
     "/dead": dead.topics,
@@ -72,7 +72,6 @@ _PAGES: Final[dict[str, Page]] = {
 
 _WRITES: Final[dict[str, Write]] = {
     "/dead/{topic}/plans": plans.make,
-    "/parked/plans": parked.make_plan,
     "/plans/{plan}/apply": plans.apply,
     "/plans/{plan}/stop": plans.stop,
 }

@@ -7,7 +7,7 @@ affect the worker. A record that is being delivered at this moment may still be 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from rocketshim.errors import TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
@@ -29,7 +29,7 @@ class DelayedReader:
         NotAuthorizedError: from the methods; the principal may not read the topic or describe the worker's group.
         TopicMissingError: from the methods; the schedule topic does not exist.
 
-    Thread-safety: none; one owner thread. A context manager.
+    Thread-safety: none; one owner thread, that of the reader.
     """
 
     def __init__(self, reader: TopicReader, names: TopicNames, levels: DelayLevels) -> None:
@@ -104,12 +104,6 @@ class DelayedReader:
             rest, count = {key: span for key, span in left.items() if span[0] < span[1]}, 4 * count
         return sorted((record for queue in found.values() for record in queue), key=leaves_ms)[:most]
 
-    def fetch(self, partition: int, offset: int) -> Any | None:
-        """Return the record at a partition and offset, waiting or not; None if it does not exist (any more)."""
-        self._count()
-        message = self._reader.fetch(self._topic, partition, offset)
-        return None if message is None or is_probe(message) else message
-
     def spans(self, *, everywhere: bool = False) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return position and end of each partition with unread records; `everywhere`: of all partitions."""
         keys = [TopicPartitionKey(self._topic, number) for number in range(self._count())]
@@ -117,16 +111,6 @@ class DelayedReader:
         bounds = self._reader.bounds_of_all(keys)
         spans = {key: (max(low, positions.get(key, 0)), high) for key, (low, high) in bounds.items()}
         return {key: span for key, span in spans.items() if everywhere or span[0] < span[1]}
-
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _count(self) -> int:
         """Return the number of partitions of the topic, which must exist."""

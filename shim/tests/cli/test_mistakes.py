@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a reset to a word": (["group", "reset", "g", "--to", "soon", *AT], "a duration before now (30m, 2h, 3d)"),
     "a blank group": (["group", "lag", "  ", *AT], "give a text that is not blank"),
     "nothing to trace": (["trace", *AT], "Missing argument 'ID|TOPIC/PARTITION/OFFSET'"),
-    "a negative limit": (["topic", "peek", "orders", "--limit", "-1", *AT], "greater than or equal to 1"),
+    "a negative limit": (["topic", "ls", "orders", "--limit", "-1", *AT], "greater than or equal to 1"),
     "a consumer without a name": (["run", "shop"], "write MODULE:NAME"),
     "a module that is missing": (["run", "nosuch:consumer"], "there is no module 'nosuch' here"),
     "a consumer that is missing": (["run", "shop:nosuch"], "shop has no nosuch"),

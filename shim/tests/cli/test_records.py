@@ -12,7 +12,6 @@ from confluent_kafka import Message as Record
 from rich.console import Console
 from rich.table import Table
 
-from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.group_reset import ResetPlan
 from rocketshim.admin.message_search import message_id, own_topics
 from rocketshim.admin.record_filter import RecordFilter, selecting
@@ -21,8 +20,8 @@ from rocketshim.admin.trace import TraceStep
 from rocketshim.cli import group_reset, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.group import _lag_findings, _lag_rows
-from rocketshim.cli.parked import _goes_to
-from rocketshim.cli.records import console, counting, echo_safe, find, show_list, show_one, show_raw
+from rocketshim.cli.kinds import DEAD, DELAYED, PARKED, RETRY, TOPIC, Kind, Records
+from rocketshim.cli.records import CELLS, console, counting, echo_safe, show_one, show_rows
 from rocketshim.cli.trace import _show
 from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, FilterSyntaxError
@@ -63,7 +62,7 @@ def _entry(*names: str) -> Any:
 
 
 def test_the_hint_lists_names_that_no_examined_record_has() -> None:
-    choice = RecordFilter(where="cause = 'Timeout' AND price > 10", tags=None, key=None, since=None)
+    choice = RecordFilter(where="cause = 'Timeout' AND price > 10")
     assert choice.misnamed() is None
     choice.wants(_entry("FAIL_CLASS"))
     assert "no record here has a header cause, price; the cause is FAIL_CLASS" in (choice.misnamed() or "")
@@ -72,13 +71,13 @@ def test_the_hint_lists_names_that_no_examined_record_has() -> None:
 
 
 def test_without_a_condition_there_is_no_hint() -> None:
-    choice = RecordFilter(where=None, tags="paid", key=None, since=None)
+    choice = RecordFilter(tags="paid")
     choice.wants(_entry("TAGS"))
     assert choice.misnamed() is None
 
 
 def test_a_key_that_is_not_utf_8_is_found_as_it_was_typed() -> None:
-    choice = RecordFilter(where=None, tags=None, key="\udcff", since=None)
+    choice = RecordFilter(key="\udcff")
     assert [choice.wants(replace(_letter(0), key=key)) for key in (b"\xff", b"\\udcff", None)] == [True, False, False]
 
 
@@ -86,12 +85,10 @@ def test_a_key_that_is_not_utf_8_is_found_as_it_was_typed() -> None:
 @pytest.mark.parametrize(
     "words",
     [
-        ("delayed show {}/0", "write PARTITION/OFFSET, as `rocketshim delayed ls` shows it"),
-        ("parked show 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
         ("parked plan 0/{}", "write PARTITION/OFFSET, as `rocketshim parked ls` shows it"),
         ("group release payments orders/{}", "write TOPIC/PARTITION, as `rocketshim group locks` shows it"),
         ("group reset payments --topic orders/{} --to 0", "is not a topic name"),
-        ("topic peek orders/{}", "is not a topic name"),
+        ("topic ls orders/{}", "is not a topic name"),
         ("group reset payments --to={}", "a duration before now"),
     ],
 )
@@ -109,17 +106,19 @@ def test_an_interval_that_no_clock_waits_for_is_refused(every: str, capsys: pyte
     assert "--every" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["parked", "delayed"])
+@pytest.mark.parametrize("command", ["parked", "delayed", "topic", "retry", "dlq"])
 def test_a_record_that_does_not_exist_is_told_from_a_topic_that_does_not(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kafka = InMemoryKafka()
-    for topic in (TopicNames().parked, TopicNames().schedule):
+    for topic in (TopicNames().parked, TopicNames().schedule, "rmq.retry.g", "rmq.dlq.g", "orders"):
         kafka.create_topic(topic, 1)
     monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
-    assert [main([command, "show", at, "--bootstrap", "memory:1"]) for at in ("0/0", "7/0")] == [2, 2]
-    assert main([command, "show", "0/0", "--bootstrap", "memory:1", "--namespace", "nobodys"]) == 1
-    assert "topic nobodys." in capsys.readouterr().err
+    where = {"topic": ["orders"], "retry": ["--group", "g"], "dlq": ["--group", "g"]}.get(command, [])
+    show = [command, "show", *where, "--bootstrap", "memory:1"]
+    assert [main([*show, what]) for what in ("0/0", "7/0", "m1")] == [2, 2, 2]
+    assert main([*(word.replace("orders", "order") for word in show), "0/0", "--namespace", "nobodys"]) == 1
+    assert "no topic " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["ls", "stats", "export"])
@@ -185,7 +184,7 @@ def _found(what: str) -> RecordView | None:
     kafka.create_topic("rmq.dlq.g", 1)
     kafka.append("rmq.dlq.g", b"x", headers=[("SHIM", b"1"), ("UNIQ_KEY", b"m0")])
     with TopicReader("memory:1", clients=kafka.clients(blocking=False)) as reader:
-        return find(reader, Decoder(TopicNames(), "rmq.dlq.g"), what)
+        return Records(reader, "rmq.dlq.g", RecordView.of).find(what)
 
 
 def test_coordinates_without_a_topic_are_refused_with_the_expected_form() -> None:
@@ -234,7 +233,7 @@ def test_a_failure_text_cannot_add_lines_to_a_listing(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     letter = replace(_letter(7), envelope=Envelope(fail_class="Time\nout", fail_text=FORGED, uniq_key="u\n1"))
-    show_list(iter([letter]), limit=9, as_json=False, follow=follow)
+    _list([letter], limit=9, follow=follow)
     out = capsys.readouterr().out
     assert len(out.splitlines()) == (1 if follow else 2), "one line per letter, and the header of the table"
     assert r"no money\r\n0/1" in out
@@ -243,7 +242,7 @@ def test_a_failure_text_cannot_add_lines_to_a_listing(
 
 def test_a_failure_text_survives_json(capsys: pytest.CaptureFixture[str]) -> None:
     letter = replace(_letter(7), envelope=Envelope(fail_class="Timeout", fail_text=FORGED))
-    show_list(iter([letter]), limit=9, as_json=True, follow=False)
+    _list([letter], limit=9, as_json=True)
     (line,) = capsys.readouterr().out.splitlines()
     assert FORGED in json.loads(line).values()
 
@@ -316,6 +315,11 @@ def test_a_time_outside_the_calendar_is_shown_as_a_number(at_ms: int) -> None:
     assert time_text(at_ms) == f"{at_ms} ms after 1970"
 
 
+def _list(entries: list[RecordView], **how: Any) -> None:
+    rows = ((entry.as_json(), [CELLS[name](entry) for name in DEAD.columns]) for entry in entries)
+    show_rows(DEAD.columns, rows, **{"as_json": False, **how})
+
+
 def _letter(offset: int) -> RecordView:
     return RecordView("t", 0, offset, 1, None, b"", (), Envelope(fail_class="Timeout"), None)
 
@@ -323,7 +327,7 @@ def _letter(offset: int) -> RecordView:
 @pytest.mark.parametrize("as_json", [True, False])
 def test_a_limited_listing_reports_that_there_is_more(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     for count, hint in ((2, ""), (3, "the first 2; --limit shows more\n")):
-        show_list((_letter(offset) for offset in range(count)), limit=2, as_json=as_json, follow=False)
+        _list([_letter(offset) for offset in range(count)], limit=2, as_json=as_json)
         out, err = capsys.readouterr()
         assert (err, [f"t/0/{offset}" in out for offset in range(3)]) == (hint, [True, True, False])
 
@@ -345,14 +349,47 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, i
 
 
 def test_missing_parts_of_a_record_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    bare = Record(topic="t", key=None, value=None, headers=[("mine", None)])
-    show_raw({"place": "0/1", "target": None, "at_ms": 1_000}, bare)
-    lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
-    assert lines == [
-        ["place", "0/1"], ["at", "1970-01-01 00:00:01.000"], ["mine", "(no value)"], ["body", "(no value)"],
-    ]  # fmt: skip
-    show_raw({}, Record(topic="t", key=b"", value=b"", headers=[]))
-    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [["key", "b''"], ["body", "b''"]]
+    show_one(replace(_letter(7), envelope=Envelope(), value=None, headers=()), as_json=False)
+    labels = [line.split(maxsplit=1)[0] for line in capsys.readouterr().out.splitlines()]
+    assert labels == ["id", "lies", "stored", "failures", "body"]
+
+
+def test_a_malformed_record_is_shown_with_its_headers_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    headers: list[tuple[str, bytes | None]] = [("REAL_TOPIC", b"orders"), ("DELAY_MS", b"soon"), ("PARK_FROM", None)]
+    broken = Record(topic="rmq.parked", partition=0, offset=7, value=b"x", headers=headers, timestamp=(2, 1_000))
+    show_one(RecordView.of(broken), as_json=False)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["header", "DELAY_MS", "soon"] in lines
+    assert ["target", "orders"] in lines
+    assert ["malformed", "bad-number:DELAY_MS"] in lines
+
+
+@pytest.mark.parametrize("kind", [DEAD, RETRY, DELAYED, PARKED, TOPIC], ids=lambda kind: kind.command)
+def test_each_kind_lists_and_shows_its_records(
+    kind: Kind, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, kafka = TopicNames(), InMemoryKafka()
+    topics = {"dlq": "rmq.dlq.g", "retry": "rmq.retry.g", "delayed": names.schedule, "parked": names.parked}
+    topic = topics.get(kind.command, "orders")
+    kafka.create_topic(topic, 18)
+    headers: list[tuple[str, bytes | None]] = [("SHIM", b"1"), ("UNIQ_KEY", b"m1"), ("REAL_TOPIC", b"other")]
+    kafka.append(topic, b"body 1", headers=headers if topic != "orders" else headers[:2])
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", lambda: kafka.clients(blocking=False))
+    where = {"topic": ["orders"], "retry": ["--group", "g"], "dlq": ["--group", "g"]}.get(kind.command, [])
+    there = [*where, "--bootstrap", "memory:1"]
+    assert main([kind.command, "ls", *there, "--json"]) == 0
+    (listed,) = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (listed["topic"], listed["id"], "value" in listed) == (topic, "m1", kind is TOPIC)
+    assert (listed["due_ms"] is not None) == (kind is DELAYED)
+    for what in ("0/0", f"{topic}/0/0", "m1"):
+        assert main([kind.command, "show", *there, what, "--json"]) == 0
+        shown = json.loads(capsys.readouterr().out)
+        assert shown == {**listed, "value": "body 1"}
+    assert main([kind.command, "ls", *there]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split("  ")[0] == "partition/offset"
+    if kind.has_causes:
+        assert main([kind.command, "stats", *there]) == 0
+        assert capsys.readouterr().out.startswith(f"1 {kind.noun}s in {topic}\n")
 
 
 def test_a_search_for_a_message_does_not_read_the_logs() -> None:
@@ -380,4 +417,5 @@ def test_a_search_for_a_message_does_not_read_the_logs() -> None:
 def test_a_parked_record_is_chosen_by_the_logical_or_physical_name_of_its_target(
     target: str | None, topic: str | None, is_chosen: bool
 ) -> None:
-    assert _goes_to(target, topic, TopicNames("pay")) == is_chosen
+    choice = RecordFilter().going_to(topic, TopicNames("pay"))
+    assert choice.wants(replace(_letter(0), envelope=Envelope(real_topic=target))) == is_chosen

@@ -4,11 +4,14 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import Message as Record
 
+from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.redrive_planning import plan_parked
+from rocketshim.admin.redrive_planning import make_plan, record_maker
 from rocketshim.cli import main
 from rocketshim.cli.options import Connection
 from rocketshim.cli.redrive import _plan, _report, _write_private, hand_over
@@ -39,9 +42,13 @@ def test_a_plan_that_does_not_fit_on_its_disk_is_an_error_that_names_the_file() 
     kafka = InMemoryKafka(VirtualClock())
     kafka.create_topic("rmq.dlq.g", 1)
     at = Connection(bootstrap="memory:1", client={}, clients=kafka.clients())
-    everything = RecordFilter(where=None, tags=None, key=None, since=None)
+    everything = RecordFilter()
     with pytest.raises(ConfigError, match="--out /dev/full: the plan could not be written"):
         _plan(at, ("g", None), RedriveRules(), everything, Path("/dev/full"), as_json=False)
+
+
+def _plan_parked(reader: TopicReader, **rules: Any) -> RedrivePlan:
+    return make_plan(reader, reader, TopicNames().parked, RedriveRules(**rules), RecordFilter())
 
 
 def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,8 +60,8 @@ def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: p
     kafka.append(names.redrive_log, b"{}")
     kafka.truncate(names.redrive_log, before_offset=1)
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        plan = plan_parked(reader, names, lambda _: True, {})
-        nevertheless = plan_parked(reader, names, lambda _: True, {}, again=True)
+        plan = _plan_parked(reader)
+        nevertheless = _plan_parked(reader, again=True)
     assert (plan.letters, [each.reason for each in plan.held_back], plan.log_end) == ((), ["marks-lost"], 1)
     hand_over(plan, None, as_json=False)
     assert "may have been sent before; plan them nevertheless (--again)" in capsys.readouterr().out
@@ -69,17 +76,42 @@ def test_a_parked_record_that_was_sent_again_is_held_back_not_left_out(capsys: p
     kafka.create_topic(names.redrive_log, config={"message.timestamp.type": "LogAppendTime"})
     kafka.append(names.parked, b"x", headers=[("PARK_REASON", b"forbidden"), ("REAL_TOPIC", b"orders")])
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        (letter,) = plan_parked(reader, names, lambda _: True, {}).letters
+        (letter,) = _plan_parked(reader).letters
         mark = MarkRecord(
             state="redriven", source=names.parked, plan="p1", session="s", by="me", letters=((0, 0, letter.digest),)
         )
         kafka.append(names.redrive_log, encode_redrive_record(mark))
-        plan = plan_parked(reader, names, lambda _: True, {})
-        again = plan_parked(reader, names, lambda _: True, {}, again=True)
+        plan = _plan_parked(reader)
+        again = _plan_parked(reader, again=True)
     assert (plan.letters, [each.reason for each in plan.held_back]) == ((), ["redriven-by:p1"])
     hand_over(plan, None, as_json=False)
     assert "send 0 of 1 parked records" in capsys.readouterr().out
     assert again.letters == (letter,)
+
+
+def test_a_parked_record_that_is_parked_again_is_no_duplicate_of_the_one_that_was_sent() -> None:
+    names, kafka = TopicNames(), InMemoryKafka(VirtualClock())
+    kafka.create_topic(names.parked)
+    kafka.create_topic(names.redrive_log, config={"message.timestamp.type": "LogAppendTime"})
+    headers: list[tuple[str, bytes | None]] = [
+        ("PARK_REASON", b"forbidden"), ("REAL_TOPIC", b"orders"), ("UNIQ_KEY", b"m1"), ("ORIGIN_MESSAGE_ID", b"o/0/1"),
+    ]  # fmt: skip
+    kafka.append(names.parked, b"x", headers=headers)
+    with TopicReader("memory:1", clients=kafka.clients()) as reader:
+        (letter,) = _plan_parked(reader).letters
+        mark = MarkRecord(
+            state="redriven", source=names.parked, plan="p1", session="s", by="me", letters=((0, 0, letter.digest),)
+        )
+        kafka.append(names.redrive_log, encode_redrive_record(mark))
+        kafka.append(names.parked, b"x", headers=headers)
+        assert [each.offset for each in _plan_parked(reader).letters] == [1]
+
+
+@pytest.mark.parametrize("topic", ["rmq.parked", "rmq.dlq.g"])
+def test_what_is_discarded_is_only_marked_a_parked_record_too(topic: str) -> None:
+    record = Record(topic=topic, partition=0, offset=0, headers=[("REAL_TOPIC", b"orders")])
+    make = record_maker("p1", RedriveRules(action="discard"), Decoder(TopicNames(), topic))
+    assert make(record, LETTERS[0]) is None
 
 
 @pytest.mark.parametrize(("most", "count"), [(None, 100), (10, 10), (200, 100)])

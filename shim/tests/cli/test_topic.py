@@ -1,13 +1,14 @@
-"""`topic peek` on the in-memory Kafka."""
+"""`topic ls` on the in-memory Kafka."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from rocketshim.admin.record_filter import RecordFilter
+from rocketshim.admin.record_view import RecordView
 from rocketshim.cli import main
-from rocketshim.cli.options import Connection
-from rocketshim.cli.topic import _partitions, peek, peeked
+from rocketshim.cli.kinds import Records, partitions, read_partitions
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka
@@ -29,9 +30,16 @@ def kafka() -> InMemoryKafka:
 
 
 def seen(kafka: InMemoryKafka, *, last: int | None = None, keys: Any = KEYS, **choice: Any) -> list[int]:
-    selected = RecordFilter(**{"where": None, "tags": None, "key": None, "since": None, **choice})
+    selected = RecordFilter(**choice)
+    selected.newest = last
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        found = list(peeked(reader, keys, selected, last=last, follow=False, trusted=False))
+        records = Records(
+            reader,
+            "orders",
+            partial(RecordView.of, trusted=False),
+            lambda *_: read_partitions(reader, keys, selected, follow=False),
+        )
+        found = list(records.select(selected))
     return sorted(int((entry.value or b"").split()[1]) for entry in found)
 
 
@@ -63,19 +71,21 @@ def test_the_newest_are_records_and_not_offsets_behind_markers_and_aborted_recor
 
 def test_a_missing_partition_is_refused(kafka: InMemoryKafka) -> None:
     with TopicReader("memory:1", clients=kafka.clients()) as reader:
-        assert _partitions(reader, "orders", 1) == KEYS[1:]
+        assert partitions(reader, "orders", 1) == KEYS[1:]
         with pytest.raises(ConfigError, match="the topic has the partitions 0 to 1"):
-            _partitions(reader, "orders", 2)
+            partitions(reader, "orders", 2)
 
 
-def test_the_table_ends_at_the_limit(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
-    at = Connection(bootstrap="memory:1", client={}, clients=kafka.clients())
-    peek(topic="orders/0", at=at, choice=RecordFilter(where=None, tags=None, key=None, since=None), limit=2)
+def test_the_table_ends_at_the_limit(
+    kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rocketshim.kafka.topic_reader.confluent_clients", kafka.clients)
+    assert main(["topic", "ls", "orders/0", "--limit", "2", "--bootstrap", "memory:1"]) == 0
     out, err = capsys.readouterr()
     assert ("body 1" in out, "body 2" in out) == (True, False)
     assert "the first 2; --limit shows more" in err
 
 
 def test_two_beginnings_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["topic", "peek", "orders", "--newest", "--since", "1h", "--bootstrap", "127.0.0.1:1"]) == 1
+    assert main(["topic", "ls", "orders", "--newest", "2", "--since", "1h", "--bootstrap", "127.0.0.1:1"]) == 1
     assert "use one of them" in capsys.readouterr().err

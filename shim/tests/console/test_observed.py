@@ -149,7 +149,9 @@ def test_parked_records_are_sent_again_by_a_plan_and_each_once(
     stage.kafka.append(NAMES.parked, b"no target", headers=headers)
     stage.kafka.append(NAMES.parked, b"other", headers=[("PARK_REASON", b"malformed"), ("REAL_TOPIC", b"orders")])
     browser = stage.browser(operate=True)
-    plan = browser.post("/parked/plans", data={"reason": "forbidden-target"}).headers["location"]
+    assert "PARK_REASON = &#39;forbidden-target&#39;" in browser.get("/parked").text
+    where = {"where": "PARK_REASON = 'forbidden-target'"}
+    plan = browser.post(f"/dead/{NAMES.parked}/plans", data=where).headers["location"]
     page = text_of(browser.get(plan).text)
     assert "Send again 1 record of rmq.parked ; 1 held back" in page
     assert "1 held back: no-target" in page
