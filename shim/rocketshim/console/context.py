@@ -18,7 +18,7 @@ from rocketshim.console.rendering import Templates
 from rocketshim.console.runs import Runs
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.kafka.clients import Clients
-from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
@@ -29,8 +29,6 @@ __all__ = ["Console"]
 
 _PAGE_S: Final = 5.0
 _SNAPSHOT_S: Final = 15.0
-_LITTLE_AHEAD: Final = {"queued.max.messages.kbytes": 2_048, "fetch.message.max.bytes": 262_144}
-"""A page reads windows of 4 MiB; what its client fetches ahead of them only costs memory (measured: 30 MiB)."""
 
 
 @dataclass
@@ -100,7 +98,7 @@ class Console:
     def reader(self) -> TopicReader:
         """Return a new reader, which the caller closes."""
         settings = self.settings
-        return TopicReader(settings.bootstrap, client={**_LITTLE_AHEAD, **settings.client}, clients=self.clients)
+        return TopicReader(settings.bootstrap, client={**LITTLE_AHEAD, **settings.client}, clients=self.clients)
 
     def limits(self, results: int | None = None) -> ReadLimits:
         """Return how much one page may read."""

@@ -26,7 +26,10 @@ from rocketshim_topics.kafka_codes import DENIED, LEADER_MOVES, MISSING
 from rocketshim_topics.limits import INT_MAX
 from rocketshim_topics.names import init_command
 
-__all__ = ["TopicReader"]
+__all__ = ["LITTLE_AHEAD", "TopicReader"]
+
+LITTLE_AHEAD: Final = {"queued.max.messages.kbytes": 2_048, "fetch.message.max.bytes": 262_144}
+"""For readers of a few records of many partitions: what the client fetches ahead costs memory, and time by a quota."""
 
 _METADATA_S: Final = 10.0
 _TRIES: Final = 3  # a link on which a request takes 3 s needs more than 10 s for the first answer
@@ -176,24 +179,26 @@ class TopicReader:
         self,
         spans: Mapping[TopicPartitionKey, tuple[int, int]],
         *,
+        most: int = 1,
         skip: Callable[[Any], bool] = lambda _: False,
         denied: set[str] | None = None,
-    ) -> dict[TopicPartitionKey, Any]:
-        """Return the first record of each span; absent: the span has none.
+    ) -> dict[TopicPartitionKey, list[Any]]:
+        """Return the first records of each span, `most` at most; absent: the span has none.
 
         * `skip`: returns whether a record does not count.
         * `denied`: topics that the principal may not read, which are passed over. Those that are found are added: a
           client reports each only once. None: they are an error.
         """
         ends = {key: end for key, (start, end) in spans.items() if start < end and key.topic not in (denied or ())}
-        found = {}
+        found: dict[TopicPartitionKey, list[Any]] = {}
         reading = self._begin([TopicPartition(*key, spans[key][0]) for key in ends])
         try:
             for message in self._until(ends, follow=False, denied=denied):
                 key = TopicPartitionKey(message.topic(), message.partition())
-                if key not in found and not skip(message):
-                    found[key] = message
-                    ends.pop(key)
+                if not skip(message):
+                    found.setdefault(key, []).append(message)
+                if len(found.get(key, ())) == most:
+                    del ends[key]
                     self._consumer.pause([TopicPartition(*key)])
                     self._paused.add(key)
         finally:

@@ -5,7 +5,7 @@ affect the worker. A record that is being delivered at this moment may still be 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -54,13 +54,9 @@ class DelayedReader:
                 heads[number] = waiting_record(message, self._levels)
         return {number: (count, heads[number]) for number, count in sorted(counts.items())}
 
-    def queues(self, partitions: Collection[int] | None = None, *, heads: int = 0) -> list[DelayQueue]:
-        """Return delay queues, without those whose leader does not answer.
-
-        * `partitions`: their numbers; None: all.
-        """
-        numbers = range(self._count()) if partitions is None else partitions
-        keys = [TopicPartitionKey(self._topic, number) for number in numbers]
+    def queues(self, partitions: Iterable[int], *, heads: int) -> list[DelayQueue]:
+        """Return delay queues with their first records, without the queues whose leader does not answer."""
+        keys = [TopicPartitionKey(self._topic, number) for number in partitions]
         positions = self._reader.positions(self._names.worker_group, keys)
         queues = [
             DelayQueue(
@@ -70,15 +66,12 @@ class DelayedReader:
             )
             for key, bounds in self._reader.bounds_of(keys).items()
         ]
-        found: defaultdict[int, list[WaitingRecord]] = defaultdict(list)
         spans = {TopicPartitionKey.of(each.standing): each.standing.unread for each in queues}
-        following = spans
-        for _ in range(heads):
-            records = self._reader.first_records(following, skip=is_probe)
-            for key, record in records.items():
-                found[key.partition].append(waiting_record(record, self._levels))
-            following = {key: (record.offset() + 1, spans[key][1]) for key, record in records.items()}
-        return [replace(each, head=tuple(found[each.partition])) for each in queues]
+        found = {
+            key.partition: tuple(waiting_record(record, self._levels) for record in records)
+            for key, records in self._reader.first_records(spans, most=heads, skip=is_probe).items()
+        }
+        return [replace(each, head=found.get(each.partition, ())) for each in queues]
 
     def records(self, *, follow: bool = False) -> Iterator[Any]:
         """Return every waiting record as a Kafka message, in order within a queue."""

@@ -236,7 +236,7 @@ def oldest_ms(
     * `denied`: as of `TopicReader.first_records`.
     """
     found = reader.first_records(_waiting(standings), denied=denied)
-    return {key: record.timestamp()[1] for key, record in found.items()}
+    return {key: record.timestamp()[1] for key, (record,) in found.items()}
 
 
 def _waiting(standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, tuple[int, int]]:

@@ -196,7 +196,7 @@ class OffsetLookup:
                 found = self._reader.first_records(spans, skip=self._is_skipped, denied=self._denied)
             except BrokerUnavailableError:  # a leader is away: the offsets are worth showing without times
                 return times
-            times.update({(key, asked[key]): record.timestamp()[1] for key, record in found.items()})
+            times.update({(key, asked[key]): record.timestamp()[1] for key, (record,) in found.items()})
             missing = [each for each in missing if each[0] not in asked or asked[each[0]] != each[1]]
         return times
 

@@ -28,7 +28,8 @@ def _unread(facts: Facts) -> Iterator[Finding]:
             "doctor",
             what,
             "the checks that need it were skipped",
-            "run the doctor as a principal with the ACLs that `rocketshim acls --role operator` prints",
+            "run the doctor as a principal with the ACLs that `rocketshim acls --role operator` prints; if no answer "
+            "came in time, run it again: a broker is away or slow, or a quota slows this client down",
         )
 
 

@@ -31,7 +31,7 @@ from rocketshim.errors import BrokerUnavailableError, ConfigError, RocketshimErr
 from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import LATEST, answer_of
-from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.groups import GroupReader, oldest_ms, operations_of
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding
@@ -169,7 +169,7 @@ class _ClusterReader:
         self._brokers_ahead_ms = 0
         self._groups = GroupReader(bootstrap, client)
         self._admin = self._groups.admin
-        self.reader = TopicReader(bootstrap, client=client, patience_s=_TIMEOUT_S)
+        self.reader = TopicReader(bootstrap, client={**LITTLE_AHEAD, **client}, patience_s=_TIMEOUT_S)
 
     def now_ms(self) -> int:
         """Return the brokers' clock, as far as it was measured, otherwise this machine's; epoch ms."""
@@ -353,8 +353,11 @@ class _ClusterReader:
             for position in positions:
                 consumer.assign([position])
                 message = consumer.poll(_TIMEOUT_S)
+                partition = f"{position.topic}/{position.partition}"
                 if message is not None and message.error() is None:
-                    ages[f"{position.topic}/{position.partition}"] = self.now_ms() - message.timestamp()[1]
+                    ages[partition] = self.now_ms() - message.timestamp()[1]
+                else:
+                    self.unread.append(f"open transaction in {partition}: no record arrived in {_TIMEOUT_S:g} s")
         finally:
             consumer.close()
         return ages
