@@ -138,29 +138,44 @@ class GroupReader:
             return {}
         described = self._described(list(settings), failed)  # first, because it fails immediately if an ACL is missing
         partitions = visible_partitions(self.admin, self.timeout_s) if described else []
-        committed: dict[str, list[TopicPartition]] = {}
+        committed: dict[str, dict[TopicPartitionKey, TopicPartition]] = {}
         for group in described:
-            consumer = self._clients.consumer(settings[group])
             try:
-                committed[group] = group_positions(consumer, partitions, self.timeout_s)
+                committed[group] = self._committed(settings[group], partitions)
             except KafkaException as error:
                 failed[group] = error
-            finally:
-                consumer.close()
-        wanted = {TopicPartitionKey.of(item) for items in committed.values() for item in items}
+        wanted = {key for found in committed.values() for key in found}
         refused: dict[TopicPartitionKey, KafkaException] = {}
         lows, ends = (
             listed_offsets(self.admin, wanted, spec, timeout_s=self.timeout_s, failed=refused)
             for spec in (EARLIEST, LATEST)
         )
         standings = {}
-        for group, items in committed.items():
-            errors = [refused[key] for key in map(TopicPartitionKey.of, items) if key in refused]
+        for group, found in committed.items():
+            errors = [refused[key] for key in found if key in refused]
             if errors:
                 failed[group] = errors[0]
+                continue
+            try:
+                found.update(self._committed(settings[group], [TopicPartition(*key) for key in overtaken(found, lows)]))
+            except KafkaException as error:
+                failed[group] = error
             else:
-                standings[group] = _standing(group, described[group], items, lows, ends)
+                standings[group] = _standing(group, described[group], found, lows, ends)
         return standings
+
+    def _committed(
+        self, settings: dict[str, Any], partitions: list[TopicPartition]
+    ) -> dict[TopicPartitionKey, TopicPartition]:
+        """Return what a group has committed; a client asks for the positions of one group only."""
+        if not partitions:
+            return {}
+        consumer = self._clients.consumer(settings)
+        try:
+            found = group_positions(consumer, partitions, self.timeout_s)
+        finally:
+            consumer.close()
+        return {TopicPartitionKey.of(each): each for each in found}
 
     def _described(self, groups: list[str], failed: dict[str, KafkaException]) -> dict[str, Any]:
         """Describe groups; add the errors of the others to `failed`."""
@@ -182,23 +197,25 @@ class GroupReader:
 
 
 def _standing(
-    group: str, described: Any, committed: Iterable[TopicPartition], lows: _Offsets, ends: _Offsets
+    group: str, described: Any, committed: Mapping[TopicPartitionKey, TopicPartition], lows: _Offsets, ends: _Offsets
 ) -> GroupStanding:
     owners = owners_of(described)
-    standings = []
-    for item in sorted(committed, key=TopicPartitionKey.of):
-        partition = TopicPartitionKey.of(item)
-        standings.append(
-            PartitionStanding(
-                *partition,
-                position=item.offset,
-                low=lows.get(partition),
-                end=ends.get(partition),
-                member=owners.get(partition),
-                metadata=item.metadata,
-            )
-        )
-    return replace(described_group(group, described), partitions=tuple(standings))
+    partitions = tuple(
+        PartitionStanding(*key, each.offset, lows.get(key), ends.get(key), owners.get(key), each.metadata)
+        for key, each in sorted(committed.items())
+    )
+    return replace(described_group(group, described), partitions=partitions)
+
+
+def overtaken(
+    committed: Mapping[TopicPartitionKey, TopicPartition], lows: Mapping[TopicPartitionKey, int]
+) -> list[TopicPartitionKey]:
+    """Return the partitions whose first offset, read after the positions, is beyond the position of the group.
+
+    The position is to be read again: on a slow cluster the group may have moved on before retention deleted, and then
+    nothing is lost.
+    """
+    return [key for key, each in committed.items() if each.offset < lows.get(key, 0)]
 
 
 def described_group(group: str, described: Any) -> GroupStanding:

@@ -32,7 +32,7 @@ from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
 from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
-from rocketshim.observe.groups import described_group, owners_of
+from rocketshim.observe.groups import described_group, overtaken, owners_of
 from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
@@ -109,13 +109,16 @@ class OffsetLookup:
         committed[names.worker_group] = self._reader.committed(names.worker_group, schedule)
         between()
         described = self._described(list(committed))
-        positions = {group: {key: each.offset for key, each in found.items()} for group, found in committed.items()}
         self._rounds += 1
-        wanted = {key for each in positions.values() for key in each}
+        wanted = {key for found in committed.values() for key in found}
         wanted.update(*(_partitions(topic, topics) for topic in (names.schedule, names.parked, *by_topic)))
         between()
         bounds = self._reader.bounds_of(sorted(wanted))
         between()
+        lows = {key: low for key, (low, _) in bounds.items()}
+        for group, found in committed.items():
+            found.update(self._reader.committed(group, overtaken(found, lows)))
+        positions = {group: {key: each.offset for key, each in found.items()} for group, found in committed.items()}
         for key in schedule:  # a queue without a commit is read from its start
             positions[names.worker_group].setdefault(key, bounds.get(key, (0, 0))[0])
         kept = {key for topic in (names.parked, *by_topic) for key in _partitions(topic, topics)} & bounds.keys()

@@ -54,7 +54,7 @@ class ExporterState:
         snapshot = self.snapshot
         families = [_up(snapshot), _doctor_up(self.findings)]
         if snapshot.error is None:
-            families += [*_schedule(snapshot), *_dead(snapshot), *_groups(snapshot)]
+            families += [_began(snapshot), *_schedule(snapshot), *_dead(snapshot), *_groups(snapshot)]
         if self.findings is not None:
             families.append(_doctor(self.findings))
         for name, kind, about, samples in families:
@@ -69,6 +69,11 @@ _Family = tuple[str, str, str, _Samples]
 
 def _up(snapshot: Snapshot) -> _Family:
     return "exporter_up", "gauge", "1: the cluster answered the newest round", [({}, int(snapshot.error is None))]
+
+
+def _began(snapshot: Snapshot) -> _Family:
+    about = "when the newest round began: the age of the values, for a slow cluster, a stopped round or a wrong clock"
+    return "exporter_round_timestamp_seconds", "gauge", about, [({}, snapshot.at_ms / 1e3)]
 
 
 def _doctor_up(findings: Iterable[Finding] | None) -> _Family:

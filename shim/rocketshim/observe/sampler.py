@@ -146,9 +146,8 @@ class Sampler:
             while self._must_go_on():
                 began_s, workers = time.monotonic(), self._ask_workers()
                 try:
-                    lookup = lookup or self._new_lookup()
-                    offsets = lookup.look_up(self._go_on)
-                    snapshot = snapshot_of(self._clock.wall_ms(), self._names, self._levels, offsets)
+                    lookup, at_ms = lookup or self._new_lookup(), self._clock.wall_ms()
+                    snapshot = snapshot_of(at_ms, self._names, self._levels, lookup.look_up(self._go_on))
                 except Exception as error:  # noqa: BLE001 - the top of the thread; the next round tries again
                     if self._is_closed:
                         continue

@@ -267,7 +267,7 @@ class Snapshot:
     * `error`: why the round failed; everything else is then that of the last good round. None: it succeeded.
     """
 
-    at_ms: int  # when it was taken, epoch ms of this machine
+    at_ms: int  # when its round began, epoch ms of this machine: what a slow round finds is not late because of it
     queues: tuple[DelayQueue, ...] = ()  # the delay queues, by partition
     groups: tuple[GroupStanding, ...] = ()  # the consumer groups, by name; the worker's group is not among them
     worker: GroupStanding | None = None  # state and members of the worker's group; its partitions are the queues

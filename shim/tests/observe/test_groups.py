@@ -2,7 +2,7 @@ from collections import Counter
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
@@ -213,6 +213,26 @@ def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_
     assert isinstance(found[" "], ConfigError)
     assert (Positions.most_open, Positions.open_now) == (1, 0)
     assert admin.requests == {"describe": 1, "topics": 3, "offsets": 2}
+
+
+def test_a_group_that_moves_on_before_retention_deletes_has_lost_nothing() -> None:
+    """Its position is 3 when it is read first, the first offset is then 7, and the position meanwhile 8."""
+
+    class Moving(Positions):
+        asked: ClassVar[list[int]] = []
+
+        def committed(self, partitions: list[TopicPartition], **_: object) -> list[TopicPartition]:
+            self.asked.append(len(partitions))
+            found = super().committed(partitions)
+            for each in found:
+                each.offset = 8 if each.offset == 3 and len(self.asked) > 1 else each.offset
+            return found
+
+    made = cast("Any", Moving)
+    reader = GroupReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made, admin=lambda _: Answering()))
+    [partition] = reader.read("g").partitions
+    assert (partition.position, partition.low, partition.lost) == (8, 7, 0)
+    assert Moving.asked == [2, 1]
 
 
 def test_commits_of_other_programs_and_on_the_retry_topic_are_not_conflicts() -> None:

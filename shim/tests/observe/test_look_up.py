@@ -84,6 +84,27 @@ def test_a_head_that_no_worker_delivers_is_late(world: World) -> None:
     assert (found.waiting, found.late_ms) == (1, 2_000)
 
 
+def test_a_group_that_moves_on_before_retention_deletes_has_lost_nothing_in_a_slow_round(
+    world: World,
+) -> None:
+    for _ in range(9):
+        world.kafka.append("orders", b"x", partition=0)
+    world.commit("pay", "orders", 0, 2)
+    requests = 0
+
+    def between() -> None:
+        nonlocal requests
+        requests += 1
+        if requests == 2:  # its position has been read
+            world.commit("pay", "orders", 0, 6)
+            world.kafka.truncate("orders", before_offset=5)
+
+    found = snapshot_of(world.clock.wall_ms(), NAMES, LEVELS, world.lookup.look_up(between))
+    assert [(group.behind, group.lost) for group in found.groups] == [(3, 0)]
+    world.kafka.truncate("orders", before_offset=8)
+    assert [(group.behind, group.lost) for group in world.snapshot().groups] == [(1, 2)]
+
+
 def test_a_probe_is_never_late(world: World) -> None:
     world.kafka.append(NAMES.schedule, None, partition=0, headers=clock_probe(NAMES, partition=0).headers)
     world.clock.advance(3_000)

@@ -44,6 +44,7 @@ def values(state: ExporterState) -> dict[tuple[str, ...], float]:
 def test_a_snapshot_is_exported_by_queue_group_and_topic() -> None:
     assert values(STATE) == {
         ("exporter_up",): 1,
+        ("exporter_round_timestamp_seconds",): NOW_MS / 1_000,
         ("doctor_up",): 0,
         ("schedule_waiting_offsets", "3"): 5,
         ("schedule_head_late_seconds", "3"): 2,

@@ -9,6 +9,7 @@ from rocketshim.errors import BrokerUnavailableError, ClosedError
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Offsets, WorkerSnapshot
 from rocketshim.testing import VirtualClock
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
@@ -57,6 +58,33 @@ def test_no_client_is_made_before_somebody_watches() -> None:
     with sampler(rounds) as sampling:
         assert not sampling.is_running
     assert rounds.opened == 0
+
+
+class SlowRound:
+    """A look-up that takes 70 s, with one record that was due 10 s after it began and is delivered since."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+
+    def look_up(self, between: Callable[[], None]) -> Offsets:
+        between()
+        key, due_ms = TopicPartitionKey(NAMES.schedule, 0), self.clock.wall_ms() + 10_000
+        self.clock.advance(70_000)
+        return Offsets(
+            {NAMES.schedule: 1}, {key: (0, 1)}, {NAMES.worker_group: {key: 0}},
+            first_unread_ms={(key, 0): due_ms - 1_000},
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_what_was_due_after_a_slow_round_had_begun_is_not_late() -> None:
+    clock = VirtualClock()
+    with Sampler(lambda: SlowRound(clock), NAMES, LEVELS, clock=clock) as sampling, sampling.watch() as watch:
+        snapshot = watch.wait_newer(None, PATIENCE_S)
+    assert snapshot is not None
+    assert (snapshot.waiting, snapshot.late_ms) == (1, 0)
 
 
 class EndlessRound:
