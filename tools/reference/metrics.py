@@ -8,7 +8,7 @@ from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState, SendB
 from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.dropin.counts import DelayedCounts, SentBack
 from rocketshim.health import Metric, build_info
-from rocketshim.observe.metrics import ExporterState
+from rocketshim.observe.exporter import ExporterState
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, Snapshot, TopicSnapshot
 from rocketshim.worker.state import QueueState, WorkerState
 from tools.reference.tables import table

@@ -8,19 +8,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
-from rocketshim.admin.parked import redriven_parked
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import Make, Redriver, read_log
 from rocketshim.core.redrive_progress import RedriveProgress
-from rocketshim.errors import ConfigError, MalformedRecordError, TopicMissingError
+from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, TopicMissingError
 from rocketshim.kafka.client_config import merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames
+from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames, wire
 from rocketshim_topics.names import init_command
 from rocketshim_topics.redrive_log import RedriveLog
 from rocketshim_topics.redrive_plan import (
@@ -31,11 +30,16 @@ from rocketshim_topics.redrive_plan import (
     next_hop,
     redrive_id,
 )
+from rocketshim_topics.wire import Header, Record, coordinates, headers_shown
 
-__all__ = ["ensure_log", "make_plan", "planned_redriver", "read_plan", "record_maker"]
+__all__ = ["ensure_log", "make_plan", "planned_redriver", "read_plan", "record_maker", "redriven_parked"]
 
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
+
+_DROPPED: Final = frozenset(
+    {wire.PARK_REASON, wire.PARK_FROM, wire.TARGET_TRIES, wire.HOP_ID, wire.DELAY_MS, wire.DELIVER_AT_MS, wire.DELAY}
+)
 
 
 def make_plan(
@@ -175,6 +179,26 @@ def ensure_log(
 
     admin = make_admin(merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap}))
     provision.ensure_topics(admin, [Layout(names, DelayLevels.default()).redrive_log()])
+
+
+def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
+    """Return the schedule record that redrives a parked record; it is due immediately, because it has waited already.
+
+    It keeps its identity, without the worker's notes, and `HOP_ID` names the parked record. A parked record need not be
+    decodable, so each header is read separately.
+
+    Raises:
+        MessageError: the record names no target, so the worker would only park it again.
+
+    Decides: Where does a parked record go when it is sent again? To the finest delay queue, where the worker evaluates
+        it again; nothing leaves that topic by itself.
+    """
+    if not any(name == wire.REAL_TOPIC and value for name, value in headers_shown(record)):
+        raise MessageError(f"{coordinates(record)} names no target topic; send its message again yourself instead")
+    kept_headers: list[Header] = [header for header in headers_shown(record) if header[0] not in _DROPPED]
+    headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept_headers]
+    finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
+    return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)
 
 
 def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:

@@ -12,6 +12,9 @@ closed it (as `| head` does). 2: a finding: something is not as it should be; a 
 `raise typer.Exit(FINDING)`. 130: Ctrl-C. A `RocketshimError` is printed as a readable line on stderr, with a traceback
 only if `ROCKETSHIM_DEBUG` is set. Any other exception is a bug in rocketshim and always shows its traceback.
 
+*Before a command*: the options that stand before it and the values of the profile (`rocketshim.cli.profiles`) are put
+in front of its own words (`Command`), so that what stands behind it wins.
+
 *Colours*: on a terminal only, and none with `NO_COLOR` (rich decides).
 
 *Characters*: a character that standard output cannot encode is printed as its escape.
@@ -22,19 +25,85 @@ import io
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
+from rocketshim.cli.config_file import PROFILE_VARIABLE, config_file
 from rocketshim.cli.options import before_any_command, with_groups
-from rocketshim.errors import LocalBrokerError, RocketshimError
+from rocketshim.errors import ConfigError, LocalBrokerError, RocketshimError
+
+__all__ = ["COMMANDS", "ERROR", "FINDING", "PANELS", "Command", "build", "main"]
+
+if TYPE_CHECKING:
+    from rocketshim.cli.profiles import Profile
+
+
+class Command(TyperCommand):
+    """A command that also takes the shared options from before its name, and from a profile if it has `--profile`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Add the options before the command and the values of the profile, and parse."""
+        root = ctx.find_root()
+        typed = {name: value for name, value in root.params.items() if _is_typed(root, name)}
+        words = [*_words(root.command.params, typed), *args]
+        if ctx.resilient_parsing:  # the shell asks for completions: no error may disturb it
+            with suppress(Exception):
+                words = [*self._profile_words(ctx, words), *words]
+        elif not {"--help", "-h"} & set(words):
+            words = [*self._profile_words(ctx, words), *words]
+        return super().parse_args(ctx, words)
+
+    def _profile_words(self, ctx: Any, words: list[str]) -> list[str]:
+        if not any(each.name == "profile" for each in self.params):
+            return []
+        typed, _, _ = self.make_parser(ctx).parse_args(args=list(words))
+        asked, typed_brokers = typed.get("profile"), "bootstrap" in typed
+        if asked is None and not os.environ.get(PROFILE_VARIABLE) and not config_file().exists():
+            return []
+        from rocketshim.cli.profiles import chosen_profile  # noqa: PLC0415 - it imports pydantic
+
+        profile = chosen_profile(asked)
+        if profile is None:
+            return []
+        if profile.bootstrap is not None and asked is not None and typed_brokers:
+            raise ConfigError(f"--profile {asked} names the brokers, and so does --bootstrap: use one of them")
+        by_variable = asked is None and bool(os.environ.get("ROCKETSHIM_BOOTSTRAP"))
+        if profile.bootstrap is not None and (typed_brokers or by_variable):
+            return []  # its passwords are not for other brokers
+        return [*_words(self.params, self._defaults(profile, typed, is_asked=asked is not None))]
+
+    def _defaults(self, profile: "Profile", typed: Mapping[str, Any], *, is_asked: bool) -> dict[str, Any]:
+        """Return the values of the profile that nothing else sets; those of repeatable options are added to others."""
+        found = {name: value for name, value in profile.model_dump().items() if value is not None}
+        for each in self.params:
+            is_set = each.name in typed and not getattr(each, "multiple", False)
+            if is_set or (not is_asked and isinstance(each.envvar, str) and os.environ.get(each.envvar)):
+                found.pop(str(each.name), None)
+        return found
+
+
+def _is_typed(context: Any, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _words(parameters: list[Any], values: Mapping[str, Any]) -> Iterator[str]:
+    """Yield values of options as they would be typed; leave out options that the command does not have."""
+    for each in parameters:
+        value = values.get(each.name)
+        if value is True:
+            yield each.opts[0]
+        elif value is not None:
+            yield from (f"{each.opts[0]}={text}" for text in ([value] if isinstance(value, str) else value))
+
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-__all__ = ["COMMANDS", "ERROR", "FINDING", "PANELS", "build", "main"]
 
 ERROR = 1
 """Exit code of a command that failed, and of wrong usage."""
@@ -206,8 +275,6 @@ def _add(app: typer.Typer, name: str, loaded: typer.Typer) -> None:
 
 def _use_our_class(loaded: typer.Typer) -> None:
     """Let every command below accept groups of options, profiles, and options before the command."""
-    from rocketshim.cli.command import Command  # noqa: PLC0415 - `--help` does without
-
     for command in loaded.registered_commands:
         command.cls = Command
         if command.callback is not None:
@@ -237,5 +304,5 @@ def _root(
     ] = False,
     shared: Annotated[None, before_any_command] = None,
 ) -> None:
-    """Accept the options that stand before a command; `rocketshim.cli.command` passes them on to it."""
+    """Accept the options that stand before a command; `Command` passes them on to it."""
     del version, shared

@@ -207,7 +207,7 @@ ProfileName = Annotated[
         rich_help_panel=CONNECTION,
     ),
 ]
-"""Default None: the environment or the file decides. `rocketshim.cli.command` adds its values to the command line."""
+"""Default None: the environment or the file decides. `rocketshim.cli.app` adds its values to the command line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

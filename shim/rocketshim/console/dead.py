@@ -13,8 +13,8 @@ from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import CauseCount, by_cause
 from rocketshim.console.context import Console
+from rocketshim.console.forms import Selection, sql_text
 from rocketshim.console.reading import BoundedReading, read_newest
-from rocketshim.console.selection import Selection, sql_text
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["causes", "letters", "parked", "topics"]

@@ -2,25 +2,203 @@
 
 A button acts on a plan: on partitions, offsets and digests. It never acts on a filter, which could select other
 records a minute later.
+
+The verdict tells what became of the dead letters that a plan has sent, by the records in Kafka, so that any process can
+tell:
+
+* Sent or discarded: the marks of this plan in the redrive log.
+* Dead again: records of the dead-letter topic with this plan's `REPLAY_ID`. They are younger than its first record
+  in the redrive log. Both times are the brokers', since this machine's clock may differ.
+* Failed again: records with that header that wait in the delay queues for another attempt. With RocketMQ's default
+  delays they are dead letters only after 4 h 46 min, so a verdict without them would be wrong until then.
+* Read: the group's committed positions in the topics that the plan sends to, against the ends of these topics.
 """
 
-from typing import Any, Final
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from rocketshim.admin.redrive import whoami
+from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.redrive import log_records, replay_id_of, whoami
 from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.console.context import Console
-from rocketshim.console.forms import Form, decimal, given, whole
-from rocketshim.console.selection import Selection
-from rocketshim.console.verdict import Verdict, left_of, verdict
+from rocketshim.console.forms import Form, Selection, decimal, given, whole
+from rocketshim.console.reading import BoundedReading, Ending, read_newest
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO
-from rocketshim.errors import ConfigError
-from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, RedrivePlan, RedriveRules
+from rocketshim.errors import ConfigError, RocketshimError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.snapshot import has_that_group
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.redrive_plan import DEFAULT_MAX_REPLAYS, PlannedLetter, RedrivePlan, RedriveRules
 
 __all__ = ["apply", "file", "listed", "make", "progress", "show", "stop"]
+
+_CLOCKS_MS = 60_000  # the clocks of two brokers differ by less
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """How far a group is in a topic that a plan sends to.
+
+    * `offsets`: offsets that it has not read; None: it has committed nothing, its positions cannot be read, or the
+      leader of a partition does not answer.
+    """
+
+    group: str
+    topic: str
+    offsets: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a plan's dead letters.
+
+    * `read`: how the search for both ended; None: nothing was searched (discarded or parked records, or nothing done).
+    """
+
+    done: int  # number that this plan has sent or discarded
+    elsewhere: int  # number that another plan has sent or discarded
+    left: int  # number of the others
+    dead_again: int  # number that are dead letters again after this plan sent them
+    failing: int  # number that failed again after this plan sent them, and wait for another attempt
+    read: BoundedReading | None
+    behind: list[Behind]  # the groups that get what was sent
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether something that was sent failed again."""
+        return bool(self.dead_again or self.failing)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether a group has still to read something that was sent, and nothing has failed yet."""
+        return not self.has_failed and any(each.offsets for each in self.behind)
+
+    @property
+    def is_good(self) -> bool:
+        """Return whether the groups have handled everything that was sent, and none of it failed again.
+
+        Decides: When does the console call a plan good? Nothing is dead again or waits for another attempt, and each
+            group has read what it got.
+        """
+        is_known = self.read is not None and self.read.ending is Ending.END
+        is_read = bool(self.behind) and all(each.offsets == 0 for each in self.behind)
+        return is_known and is_read and not self.has_failed
+
+
+def left_of(console: Console, plan: RedrivePlan) -> int:
+    """Return how many dead letters of a plan were neither sent nor discarded."""
+    with console.reader() as reader:
+        return _marked(console, reader, plan).left
+
+
+class _Marks(NamedTuple):
+    """How many dead letters this plan has sent or discarded, how many another one has, how many are left; since when.
+
+    `begun_ms`: append time of the plan's first record in the redrive log, epoch ms; 0: it was never applied.
+    """
+
+    done: int
+    elsewhere: int
+    left: int
+    begun_ms: int
+
+
+def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> _Marks:
+    log, begun_ms = RedriveLog(plan.source), 0
+    for at_ms, record in log_records(reader, console.names.redrive_log):
+        log.add(record)
+        if record is not None and (record.source, record.plan) == (plan.source, plan.id):
+            begun_ms = begun_ms or at_ms
+    done = elsewhere = 0
+    for letter in plan.letters:
+        if log.is_done(plan.id, letter.partition, letter.offset):
+            done += 1
+        elif not plan.rules.again:
+            elsewhere += log.settled(letter.partition, letter.offset, letter.digest) is not None
+    return _Marks(done, elsewhere, len(plan.letters) - done - elsewhere, begun_ms)
+
+
+def verdict(console: Console, plan: RedrivePlan) -> Verdict:
+    """Read what became of a plan's dead letters."""
+    with console.reader() as reader:
+        marks = _marked(console, reader, plan)
+        read, behind = None, []
+        if marks.done and plan.rules.action == "redrive" and plan.source != console.names.parked:
+            # In this order: what leaves a queue after the first look and fails after the second is found by the third.
+            schedule = console.names.schedule
+            waiting_from = _positions(reader, console.names.worker_group, schedule)
+            behind = _behind(console, reader, plan)
+            read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
+        records = [] if read is None else read.records
+        dead_again = {replay_id_of(record) for record in records if record.topic() == plan.source}
+        failing = {replay_id_of(record) for record in records} - dead_again
+        return Verdict(marks.done, marks.elsewhere, marks.left, len(dead_again), len(failing), read, behind)
+
+
+def _failed_again(
+    console: Console, reader: TopicReader, plan: RedrivePlan, waiting_from: Mapping[int, int], since_ms: int
+) -> BoundedReading:
+    """Read the plan's records in the dead-letter topic, and those in the delay queues that have not left yet."""
+    prefix, schedule = f"{plan.id}.".encode(), console.names.schedule
+
+    def matching(record: Any) -> bool:
+        if not replay_id_of(record).startswith(prefix):
+            return False
+        return bool(record.topic() == plan.source or record.offset() >= waiting_from.get(record.partition(), 0))
+
+    topics = [plan.source, *([schedule] if reader.topics().get(schedule) else [])]
+    return read_newest(reader, topics, matching, console.limits(2 * len(plan.letters)), since_ms=since_ms)
+
+
+def _behind(console: Console, reader: TopicReader, plan: RedrivePlan) -> list[Behind]:
+    """Return the groups whose retry topics get what was sent; a source topic may have any number of groups."""
+    prefix = console.names.retry_prefix
+    found = []
+    for topic, letter in sorted({each.target: each for each in plan.letters if each.target.startswith(prefix)}.items()):
+        group = plan.rules.group or _group_of(console, reader, plan, letter)
+        found.append(Behind(group, topic, _offsets_behind(reader, group, topic)))
+    return found
+
+
+def _group_of(console: Console, reader: TopicReader, plan: RedrivePlan, letter: PlannedLetter) -> str:
+    """Return the group that gets a dead letter: by its retry topic, or by its header if the topic has another name."""
+    names = console.names
+    shown = letter.target.removeprefix(names.retry_prefix)
+    dead_topic = names.dead_letter_prefix + shown
+    if has_that_group(names, dead_topic, shown):
+        return shown
+    message = reader.fetch(plan.source, letter.partition, letter.offset)
+    group = None if message is None else Decoder(names, plan.source).open(message).envelope.consumer_group
+    return group if group and has_that_group(names, dead_topic, group) else shown
+
+
+def _offsets_behind(reader: TopicReader, group: str, topic: str) -> int | None:
+    positions = _positions(reader, group, topic)
+    if not positions:
+        return None
+    bounds = reader.bounds_of(TopicPartitionKey(topic, number) for number in positions)
+    if len(bounds) < len(positions):
+        return None
+    spans = {key: (max(low, positions[key.partition]), high) for key, (low, high) in bounds.items()}
+    unread = reader.first_records(spans)  # nobody reads the mark of a transaction, the last offset of a redrive
+    return sum(high - start for key, (start, high) in spans.items() if key in unread)
+
+
+def _positions(reader: TopicReader, group: str, topic: str) -> dict[int, int]:
+    """Return the position of a group in each partition of a topic; empty: it has none, or we may not see it."""
+    keys = [TopicPartitionKey(topic, number) for number in range(reader.topics().get(topic, 0))]
+    try:
+        found = reader.positions(group, keys)
+    except RocketshimError:  # our rights may not suffice: the rest of the verdict is still right
+        return {}
+    return {key.partition: found.get(key, 0) for key in keys} if found else {}
+
 
 _ON_A_PAGE: Final = 100
 _FIRST: Final = 10

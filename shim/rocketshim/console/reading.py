@@ -9,31 +9,90 @@ Rules:
 
 * The limit of results counts matching records only. A search that finds nothing ends by bytes or by time.
 * Bytes count keys, values and headers of every record that was read. The limit is exceeded by at most one window
-  (`rocketshim.core.read_windows`).
+  (`next_window`).
 * A window is read as a whole before its records are yielded. A window that time cuts stays in `rest`, and nothing of it
   is yielded.
 * Time is checked at least every 0.2 s while the cluster answers. A single lookup blocks for 10 s at most.
 
 A cursor names what was not read: `PARTITION:START-END` for each partition, joined by `.`. The topic is in the page's
 path, so a cursor made by hand can only name records that its user may read anyway.
+
+Kafka reads forward only. So a newest-first listing reads a window of the newest offsets of each partition, turns it
+round, and goes on with the window before it. The first window is small, because the size of records is not known yet.
+Each later window is at most 16 times as large, and is expected to be as large as one window may be in memory. Windows
+are merged by append time; the order of one partition is always that of its offsets, so that its unread part is one span
+at any moment.
 """
 
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import merge
 from typing import Any, Final
 
-from rocketshim.core.read_windows import Spans, newest_first, next_window, offset_count, without
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["BoundedReading", "Ending", "ReadLimits", "read_newest"]
+__all__ = [
+    "FIRST_WINDOW_COUNT",
+    "WINDOW_BYTES",
+    "BoundedReading",
+    "Ending",
+    "ReadLimits",
+    "Spans",
+    "newest_first",
+    "next_window",
+    "offset_count",
+    "read_newest",
+    "without",
+]
+
+Spans = Mapping[TopicPartitionKey, tuple[int, int]]
+"""Offsets by partition: from the first up to, but not including, the second."""
+
+FIRST_WINDOW_COUNT: Final = 16
+WINDOW_BYTES: Final = 4 * 1024 * 1024
+_GROWTH: Final = 16
+
+
+def offset_count(spans: Spans) -> int:
+    """Return the number of offsets of these spans, an upper bound of the number of records."""
+    return sum(max(0, end - start) for start, end in spans.values())
+
+
+def next_window(rest: Spans, last_count: int, read_count: int, read_bytes: int, bytes_left: int | None) -> Spans:
+    """Return the newest offsets of each partition to read next; the same number from each.
+
+    `last_count` is the number of offsets of the last window, 0 for the first; `bytes_left` None: any number.
+    """
+    most_bytes = WINDOW_BYTES if bytes_left is None else min(WINDOW_BYTES, max(0, bytes_left))
+    wanted = last_count * _GROWTH if last_count else FIRST_WINDOW_COUNT
+    if read_bytes:
+        wanted = min(wanted, most_bytes * read_count // read_bytes)
+    each = max(1, wanted // max(1, len(rest)))
+    return {key: (max(start, end - each), end) for key, (start, end) in rest.items() if start < end}
+
+
+def without(rest: Spans, window: Spans) -> Spans:
+    """Return what is left of `rest` when a window of its newest offsets has been read."""
+    left = {key: (start, window[key][0] if key in window else end) for key, (start, end) in rest.items()}
+    return {key: span for key, span in left.items() if span[0] < span[1]}
+
+
+def newest_first(records: Iterable[Any]) -> Iterator[Any]:
+    """Yield records by append time, newest first; records of one partition, given by offset, with the highest first."""
+    lists: dict[tuple[str, int], list[Any]] = defaultdict(list)
+    for record in records:
+        lists[record.topic(), record.partition()].append(record)
+    return merge(*(reversed(each) for each in lists.values()), key=lambda record: -record.timestamp()[1])
+
 
 _SPAN: Final = re.compile(r"(\d{1,9}):(\d{1,18})-(\d{1,18})", re.ASCII)
 _CHECK_EVERY: Final = 64

@@ -17,16 +17,16 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from rocketshim.console import dead, login, message, observed, plans, waiting
+from rocketshim.console import dead, message, observed, plans, waiting
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
-from rocketshim.console.guard import Guard
-from rocketshim.console.people import Logins, ProxyUsers, Sessions, Token, Users
+from rocketshim.console.guard import Guard, cookie_name
+from rocketshim.console.people import Logins, ProxyUsers, Sessions, Token, TooManyAttemptsError, Users
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import (
     BrokerUnavailableError,
@@ -40,6 +40,60 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.logs import safe_logger
 
 __all__ = ["ImpatientProtocol", "make_app"]
+
+
+def _login_routes(sessions: Sessions) -> list[Route]:
+    """Return the routes of the login page. A login makes a new session; the token never stays in a URL."""
+
+    def show(request: Request) -> Response:
+        """Show the form; a token in the URL, as it is printed at start, logs in immediately."""
+        token = request.query_params.get("token")
+        return _form(request) if token is None else _login(request, sessions, "", token)
+
+    async def login(request: Request) -> Response:
+        form = await read_form(request)
+        return await run_in_threadpool(_login, request, sessions, form.get("name", ""), form.get("secret", ""))
+
+    def logout(request: Request) -> Response:
+        console = Console.of(request)
+        name = cookie_name(console.settings)
+        sessions.logout(request.cookies.get(name, ""))
+        answer = RedirectResponse(console.url("login"), HTTPStatus.SEE_OTHER)
+        answer.delete_cookie(name, path=console.settings.base_path or "/")
+        return answer
+
+    return [
+        Route("/login", show, methods=["GET"]),
+        Route("/login", login, methods=["POST"]),
+        Route("/logout", logout, methods=["POST"]),
+    ]
+
+
+def _form(request: Request, status: int = 200, error: str = "") -> Response:
+    console = Console.of(request)
+    with_name = console.settings.auth != "token"
+    return console.page(request, "login.html", status=status, error=error, with_name=with_name)
+
+
+def _login(request: Request, sessions: Sessions, name: str, secret: str) -> Response:
+    console = Console.of(request)
+    try:
+        session = sessions.login(name, secret)
+    except TooManyAttemptsError:
+        return _form(request, HTTPStatus.TOO_MANY_REQUESTS, "Too many logins failed. Try again in a minute.")
+    if session is None:
+        return _form(request, HTTPStatus.UNAUTHORIZED, "That is not right.")
+    answer = RedirectResponse(console.url(""), HTTPStatus.SEE_OTHER)
+    answer.set_cookie(
+        cookie_name(console.settings),
+        session,
+        path=console.settings.base_path or "/",
+        secure=console.settings.is_https,
+        httponly=True,
+        samesite="strict",
+    )
+    return answer
+
 
 Page = Callable[[Request], Response]
 Write = Callable[[Request, Form], Response]
@@ -96,7 +150,7 @@ def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
     routes += [Route(path, page) for path, page in _PAGES.items()]
     if isinstance(users, Sessions):
-        routes += login.routes(users)
+        routes += _login_routes(users)
     if settings.operate:
         routes += [Route(path, _operators_only(write), methods=["POST"]) for path, write in _WRITES.items()]
     app = Starlette(

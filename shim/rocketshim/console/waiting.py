@@ -15,8 +15,8 @@ from starlette.responses import Response
 from rocketshim.admin.record_filter import selecting
 from rocketshim.admin.record_view import RecordView
 from rocketshim.console.context import Console
+from rocketshim.console.forms import Selection
 from rocketshim.console.reading import BoundedReading, read_newest
-from rocketshim.console.selection import Selection
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.snapshot import DelayQueue, WaitingRecord, waiting_record

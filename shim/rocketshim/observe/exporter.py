@@ -4,22 +4,144 @@ The exporter's own thread waits for snapshots of the sampler, and publishes ever
 the HTTP threads read. With many groups a round may take minutes, so the sampler tells whether it goes on.
 The doctor runs in a thread of its own, because a run takes seconds. A doctor that fails keeps its last findings for
 three runs, then none: what is not known any more is not shown.
+
+The metrics are there also when the process that would count is gone: dead letters, age and lag of groups, late
+delivery. A group, topic or finding that no longer exists has no series. A topic of dead letters or parked records has
+none while a leader of it does not answer.
 """
 
 import threading
-from collections.abc import Callable
-from typing import Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.clock import Clock
 from rocketshim.errors import RocketshimError
+from rocketshim.health import Metric
 from rocketshim.logs import safe_logger
 from rocketshim.observe.finding import Finding
-from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot
 
-__all__ = ["DoctorRounds", "Exporter"]
+__all__ = ["DoctorRounds", "Exporter", "ExporterState"]
+
+_LIVE_NS: Final = 60_000_000_000
+_Samples = list[tuple[dict[str, str], float]]
+
+
+@dataclass(frozen=True, slots=True)
+class ExporterState:
+    """What the exporter shows."""
+
+    at_ns: int  # monotonic instant at which a request to the cluster or a round last ended
+    every_ns: int  # time from one round to the next
+    snapshot: Snapshot  # the newest snapshot
+    findings: tuple[Finding, ...] | None = None  # the doctor's findings; None: it has not run
+    namespace: str = ""  # the namespace; `""`: none
+
+    def is_live(self, now_ns: int) -> bool:
+        """Return whether rounds are made, successful or not."""
+        return now_ns - self.at_ns <= self.every_ns + _LIVE_NS
+
+    def is_ready(self, now_ns: int) -> bool:
+        """Return whether the cluster answered the newest round."""
+        return self.is_live(now_ns) and self.snapshot.error is None
+
+    def shown(self, now_ns: int) -> dict[str, Any]:
+        """Return the state as JSON."""
+        findings = None if self.findings is None else [asdict(finding) for finding in self.findings]
+        snapshot = asdict(self.snapshot)
+        return snapshot | {"findings": findings, "live": self.is_live(now_ns), "ready": self.is_ready(now_ns)}
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the metrics. A round that failed shows no values: old ones would look like new.
+
+        Decides: What does the exporter say while the cluster does not answer? No value of the cluster, and exporter_up
+            0; live, not ready.
+        """
+        mine = {"namespace": self.namespace} if self.namespace else {}
+        snapshot = self.snapshot
+        families = [_up(snapshot), _doctor_up(self.findings)]
+        if snapshot.error is None:
+            families += [_began(snapshot), *_schedule(snapshot), *_dead(snapshot), *_groups(snapshot)]
+        if self.findings is not None:
+            families.append(_doctor(self.findings))
+        for name, kind, about, samples in families:
+            yield Metric(
+                f"rocketshim_{name}", kind, about, tuple(("", mine | label, value) for label, value in samples)
+            )
+
+
+_Family = tuple[str, str, str, _Samples]
+"""Name without its prefix, kind, help text, labels and values."""
+
+
+def _up(snapshot: Snapshot) -> _Family:
+    return "exporter_up", "gauge", "1: the cluster answered the newest round", [({}, int(snapshot.error is None))]
+
+
+def _began(snapshot: Snapshot) -> _Family:
+    about = "when the newest round began: the age of the values, for a slow cluster, a stopped round or a wrong clock"
+    return "exporter_round_timestamp_seconds", "gauge", about, [({}, snapshot.at_ms / 1e3)]
+
+
+def _doctor_up(findings: Iterable[Finding] | None) -> _Family:
+    about = "1: the doctor's findings are known; 0: it does not run, has not finished, or failed three times"
+    return "doctor_up", "gauge", about, [({}, int(findings is not None))]
+
+
+def _schedule(snapshot: Snapshot) -> Iterable[_Family]:
+    queues = [({"partition": str(queue.partition)}, queue) for queue in snapshot.queues]
+    waiting: _Samples = [(label, queue.waiting) for label, queue in queues]
+    late: _Samples = [(label, queue.late_ms(snapshot.at_ms) / 1e3) for label, queue in queues]
+    lost: _Samples = [(label, queue.standing.lost) for label, queue in queues]
+    yield "schedule_waiting_offsets", "gauge", "offsets that wait in a delay queue, probes included", waiting
+    yield "schedule_head_late_seconds", "gauge", "for how long the head of a delay queue has been due", late
+    yield "schedule_lost_offsets", "gauge", "offsets that retention deleted before the worker read them", lost
+
+
+def _dead(snapshot: Snapshot) -> Iterable[_Family]:
+    unknown = {key.topic for key in snapshot.unknown}  # without one of its partitions a counter would go back
+    known = [each for each in (*snapshot.dead, snapshot.parked) if each is not None and each.topic not in unknown]
+    dead = [({"group": topic.group}, topic) for topic in known if topic.group is not None]
+    none: dict[str, str] = {}
+    parked = [(none, topic) for topic in known if topic.group is None]
+    kept = "gauge", "offsets that the topic still has"
+    ever = "counter", "offsets ever appended: an upper bound of the number of records"
+    yield "dead_letters_appended_total", *ever, [(label, topic.appended) for label, topic in dead]
+    yield "dead_letters_kept_offsets", *kept, [(label, topic.kept) for label, topic in dead]
+    yield "parked_appended_total", *ever, [(label, topic.appended) for label, topic in parked]
+    yield "parked_kept_offsets", *kept, [(label, topic.kept) for label, topic in parked]
+
+
+def _groups(snapshot: Snapshot) -> Iterable[_Family]:
+    now_ms, unknown = snapshot.at_ms, {key.topic for key in snapshot.unknown}
+    by_topic = [
+        ({"group": group.group, "topic": topic}, standing)
+        for group in snapshot.groups
+        for topic, standing in group.topics().items()
+    ]
+    ages: _Samples = [
+        (labels, max(0, now_ms - standing.first_unread_ms) / 1e3 if standing.first_unread_ms is not None else 0.0)
+        for labels, standing in by_topic
+        if standing.first_unread_ms is not None or not (standing.behind or labels["topic"] in unknown)
+    ]
+    behind: _Samples = [(labels, standing.behind) for labels, standing in by_topic]
+    lost: _Samples = [(labels, standing.lost) for labels, standing in by_topic]
+    yield "group_behind_offsets", "gauge", "offsets between a group's position and the end of a topic", behind
+    yield "group_oldest_unread_seconds", "gauge", "age of the oldest record that a group has not read", ages
+    yield "group_lost_offsets", "gauge", "offsets that retention deleted before a group read them", lost
+
+
+def _doctor(findings: Iterable[Finding]) -> _Family:
+    counts: Mapping[tuple[str, str], int] = Counter((each.check, each.severity.value) for each in findings)
+    samples: _Samples = [
+        ({"check": check, "severity": severity}, count) for (check, severity), count in sorted(counts.items())
+    ]
+    return "doctor_findings", "gauge", "findings of the newest run of the doctor", samples
+
 
 _LOG = safe_logger("rocketshim.observe")
 _WAIT_S: Final = 0.5

@@ -15,8 +15,7 @@ from confluent_kafka import Message as Record
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.admin.dead_letter_formats import DIALECTS, Dialect, read_foreign
-from rocketshim.admin.decoder import Decoder
+from rocketshim.admin.decoder import DIALECTS, Decoder, Dialect, read_foreign
 from rocketshim.admin.record_view import RecordView
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.testing import InMemoryKafka, VirtualClock

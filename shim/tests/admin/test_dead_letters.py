@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.parked import redriven_parked
 from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.redrive_planning import redriven_parked
 from rocketshim.admin.statistics import by_cause, fingerprint
 from rocketshim.admin.trace import Missing, TraceStep, life, step_text
 from rocketshim.errors import MessageError, TopicMissingError

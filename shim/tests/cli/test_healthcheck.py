@@ -10,7 +10,7 @@ import pytest
 from rocketshim.cli import main
 from rocketshim.clock import SystemClock
 from rocketshim.health import HealthServer
-from rocketshim.observe.metrics import ExporterState
+from rocketshim.observe.exporter import ExporterState
 from rocketshim.observe.snapshot import Snapshot
 
 PATIENT = ("--timeout", "60")

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from rocketshim.cli.app import COMMANDS, main
-from rocketshim.cli.command import Command
+from rocketshim.cli.app import COMMANDS, Command, main
 from rocketshim.cli.options import Connected, with_groups
 
 FILE = """

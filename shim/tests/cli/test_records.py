@@ -17,7 +17,7 @@ from rocketshim.admin.message_search import message_id, own_topics
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.trace import TraceStep
-from rocketshim.cli import group_reset, main
+from rocketshim.cli import group, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.group import _lag_findings, _lag_rows
 from rocketshim.cli.kinds import DEAD, DELAYED, PARKED, RETRY, TOPIC, Kind, Records
@@ -305,7 +305,7 @@ def test_an_error_with_untrusted_text_cannot_control_the_terminal(capsys: pytest
 
 
 def test_the_name_of_a_member_cannot_add_lines_to_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
-    group_reset._show(ResetPlan("g", (FORGED,), (), f"group g has 1 running member ({FORGED})"), is_applied=False)
+    group._show(ResetPlan("g", (FORGED,), (), f"group g has 1 running member ({FORGED})"), is_applied=False)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(r"cannot be applied now: group g has 1 running member (no money\r\n0/1")
 

@@ -8,7 +8,7 @@ import pytest
 
 from rocketshim import Message, Producer
 from rocketshim.cli import main
-from rocketshim.cli.send_lines import LineSender, read_lines
+from rocketshim.cli.send import LineSender, read_lines
 from rocketshim.errors import SendError
 from rocketshim.testing import InMemoryKafka
 

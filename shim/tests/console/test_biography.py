@@ -10,7 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.admin.message_search import history
 from rocketshim.admin.record_view import RecordView
 from rocketshim.console.biography import biography
-from rocketshim.console.rendering import Templates
+from rocketshim.console.context import Templates
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels
 

@@ -14,8 +14,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from starlette.testclient import TestClient
 
 from rocketshim.admin.redrive import read_log
-from rocketshim.console.plan_files import PlanFiles
-from rocketshim.console.runs import Run, Runs
+from rocketshim.console.runs import PlanFiles, Run, Runs
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader

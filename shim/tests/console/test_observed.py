@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.console import context, observed
-from rocketshim.console.rendering import Templates
+from rocketshim.console.context import Templates
 from rocketshim.console.waiting import Bar, leaving
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot

@@ -7,9 +7,8 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.errors import BrokerUnavailableError
-from rocketshim.observe.exporter import DoctorRounds, Exporter
+from rocketshim.observe.exporter import DoctorRounds, Exporter, ExporterState
 from rocketshim.observe.look_up import OffsetLookup
-from rocketshim.observe.metrics import ExporterState
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Offsets
 from rocketshim.testing import InMemoryKafka, VirtualClock

@@ -1,7 +1,7 @@
 """`rocketshim doctor`: check the set-up and find each problem, its impact and the command that fixes it.
 
 `gather` reads the cluster; it is the only module here that does. It returns `Facts`. Each check is a pure function from
-facts to findings: `topics`, `queues`, `groups`, `clients`, `acls`. `examine` runs all of them.
+facts to findings: `topics`, `queues` (and groups), `clients` (and their ACLs). `examine` runs all of them.
 
 The doctor changes nothing on the cluster. Only with `probe` it writes one record to each leader; every reader of
 rocketshim skips these records.
@@ -10,8 +10,7 @@ rocketshim skips these records.
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from rocketshim.admin.doctor import acls as rights
-from rocketshim.admin.doctor import clients, groups, queues, topics
+from rocketshim.admin.doctor import clients, queues, topics
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.observe.finding import Finding, Severity
 
@@ -49,15 +48,15 @@ CHECKS: Final[tuple[Check, ...]] = (
     queues.lost_marks,
     queues.clocks,
     queues.open_transactions,
-    groups.subscriptions,
-    groups.lost_records,
-    groups.unread_retries,
-    groups.partitioner,
+    queues.subscriptions,
+    queues.lost_records,
+    queues.unread_retries,
+    queues.partitioner,
     clients.client_settings,
     clients.poll_interval,
     clients.session_timeouts,
     clients.transaction_timeout,
-    rights.rights,
+    clients.rights,
     _unread,
 )
 

@@ -1,4 +1,7 @@
-"""Checks of librdkafka settings, as passed with `--client`. Pure: a table with one row for each check.
+"""Checks of what the client brings: its ACLs, and librdkafka settings as passed with `--client`. Pure.
+
+Kafka reports what the principal may do (`DescribeTopics` and `DescribeGroups` with the authorised operations); the
+doctor tries nothing out. Kafka does not report the ACLs of transactional ids.
 
 rocketshim's own clients refuse to change settings that correctness depends on. The doctor finds such settings before
 anything starts, also for programs that pass the same file to plain Kafka clients.
@@ -8,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from rocketshim.admin.acls import Resource, Role, grants
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.kafka.client_config import (
     CODE_KEYS,
@@ -20,7 +24,35 @@ from rocketshim.kafka.client_config import (
 from rocketshim.observe.finding import Finding, Severity
 from rocketshim.settings.worker import WorkerSettings
 
-__all__ = ["client_settings", "poll_interval", "session_timeouts", "transaction_timeout"]
+__all__ = ["client_settings", "poll_interval", "rights", "session_timeouts", "transaction_timeout"]
+
+
+def rights(facts: Facts) -> Iterator[Finding]:
+    """Check that the principal has the ACLs that each requested role needs."""
+    found = {
+        Resource.TOPIC: {name: topic.operations for name, topic in facts.topics.items()},
+        Resource.GROUP: {name: standing.operations for name, standing in facts.standings.items()},
+    }
+    for role in facts.roles:
+        wanted = grants(Role(role), facts.names, groups=facts.groups, topics=facts.user_topics)
+        for grant in wanted:
+            known = found.get(grant.resource, {})
+            is_of_many = grant.prefixed or grant.name == "*"
+            for name in filter(grant.covers, known) if is_of_many else known.keys() & {grant.name}:
+                operations = known[name]
+                lacking = [each for each in grant.operations if operations is not None and each not in operations]
+                if lacking:
+                    named = [f"--group={group}" for group in facts.groups]
+                    named += [f"--topic={topic}" for topic in facts.user_topics]
+                    yield Finding(
+                        "rights",
+                        Severity.ERROR,
+                        f"{role} on {grant.resource} {name}",
+                        f"the principal lacks {', '.join(lacking)}",
+                        f"it cannot: {grant.why}",
+                        facts.command("acls", "--role", role, *named),
+                    )
+
 
 _DEFAULT_POLL_INTERVAL_MS: Final = 300_000
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.read_windows import (
+from rocketshim.console.reading import (
     FIRST_WINDOW_COUNT,
     WINDOW_BYTES,
     Spans,
