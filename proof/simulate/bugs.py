@@ -24,7 +24,7 @@ from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.dropin import Consumer as DropinConsumer
 from rocketshim.dropin.partitions import Partitions
 from rocketshim.dropin.retries import Retries
-from rocketshim.dropin.send_back import HopStore
+from rocketshim.dropin.send_back import DropinSendBack
 from rocketshim.kafka import lookups
 from rocketshim.kafka.record_sender import OwnedSender, RecordSender
 from rocketshim.kafka.reports import DeliveryReports
@@ -456,7 +456,9 @@ BUGS: Final = (
         SENDERS,
     ),
     Bug("ids begin again with each producer", RecordMaker, "__init__", sender_bugs.same_ids_in_every_process, SENDERS),
-    Bug("the drop-in does not wait for a report", HopStore, "store", dropin_bugs.sent_back_without_report, DROPIN),
+    Bug(
+        "the drop-in does not wait for a report", DropinSendBack, "_store", dropin_bugs.sent_back_without_report, DROPIN
+    ),
     Bug(
         "the drop-in forgets what it could not send back",
         Partitions,

@@ -18,8 +18,8 @@ __all__ = [
 def sent_back_without_report(_: Any) -> Any:
     """Produce, and do not wait for the report."""
 
-    def store(self: Any, out: Any) -> None:
-        self._sender.send(out, lambda error, record: None, room_until_s=0, again_until_s=0)  # noqa: ARG005
+    def store(self: Any, hop: Any) -> None:
+        self._sender.send(hop.out, lambda error, record: None, room_until_s=0, again_until_s=0)  # noqa: ARG005
 
     return store
 

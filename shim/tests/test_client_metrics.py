@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError
 from confluent_kafka import Message as KafkaMessage
 from prometheus_client import CollectorRegistry
 
@@ -11,13 +11,13 @@ from rocketshim import LitePullConsumer, Message, MetricsCollector, Producer, Pu
 from rocketshim.client_metrics import Measured, ProducerCounts, PullCounts
 from rocketshim.clock import SystemClock
 from rocketshim.core.start_position import ConsumeFromWhere
-from rocketshim.dropin.counts import DelayedCounts, SentBack
+from rocketshim.dropin.producer import delayed_messages
 from rocketshim.dropin.send_back import DropinSendBack
+from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.errors import ConsumerError, SendError, SendTimeoutError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
-from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -153,47 +153,18 @@ def test_a_pull_consumer_counts_pulls_and_messages() -> None:
 # --- drop-in -----------------------------------------------------------------------------------------------------
 
 
-class Store:
-    """A store of hops that may fail."""
-
-    def __init__(self) -> None:
-        self.error: Exception | None = None
-
-    def list_topics(self, *, timeout: float) -> Any:
-        del timeout
-        partitions = type("Topic", (), {"partitions": dict.fromkeys(range(32))})
-        return type("Topics", (), {"topics": {SCHEDULE: partitions}})
-
-    def store(self, out: object) -> None:
-        del out
-        if self.error is not None:
-            raise self.error
-
-
-def test_a_drop_in_consumer_counts_what_it_sends_back_and_what_is_not_stored() -> None:
-    store = Store()
-    send_back = DropinSendBack(
-        store,  # type: ignore[arg-type]
-        names=TopicNames(),
-        levels=DelayLevels.default(),
-        group="g",
-        limit=16,
-        timeout_s=1,
-    )
-
-    class Client:
-        def metrics(self) -> Any:
-            return send_back.counts.metrics("g")
-
-    client = Client()
+def test_a_drop_in_consumer_counts_what_it_sends_back_and_what_is_not_stored(kafka: InMemoryKafka) -> None:
+    kafka.create_topic("rmq.dlq.g")
+    client = DropinSendBack(lambda: kafka.producer({"enable.idempotence": True}), ConsumerDropinSettings(), "g")
     for hop in ("retried", "dead", "dead_by_reference", "parked", "not_stored"):
         assert value(client, "dropin_sent_back_total", group="g", hop=hop) == 0
     message = KafkaMessage(topic="orders", partition=0, offset=7, value=b"x", timestamp=(1, 5))
-    send_back.reconsume_later(message, ValueError("bad"), level=None, delay_ms=None)
-    send_back.dead_letter(message, ValueError("worse"))
-    store.error = KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
+    client.reconsume_later(message, ValueError("bad"), level=None, delay_ms=None)
+    client.dead_letter(message, ValueError("worse"))
+    kafka.fail_produce(KafkaError(KafkaError._MSG_TIMED_OUT))
     with pytest.raises((SendError, SendTimeoutError)):
-        send_back.dead_letter(message, "no reason")
+        client.dead_letter(message, "no reason")
+    client.close()
     assert value(client, "dropin_sent_back_total", group="g", hop="retried") == 1
     assert value(client, "dropin_sent_back_total", group="g", hop="dead") == 1
     assert value(client, "dropin_sent_back_total", group="g", hop="not_stored") == 1
@@ -203,6 +174,7 @@ def test_a_drop_in_consumer_counts_what_it_sends_back_and_what_is_not_stored() -
 
 def test_every_series_of_the_other_clients_exists_before_the_first_event() -> None:
     given = [*ProducerCounts().metrics(0, ""), *PullCounts().metrics("g", 0, 0)]
-    given += [*SentBack().metrics("g"), *DelayedCounts().metrics("")]
+    sent_back = DropinSendBack(InMemoryKafka().producer, ConsumerDropinSettings(), "g")  # type: ignore[arg-type]  # is not called
+    given += [*sent_back.metrics(), delayed_messages({}, "")]
     assert [metric.name for metric in given if not metric.samples] == []
     assert all(value == 0 for metric in given for _, _, value in metric.samples)

@@ -6,8 +6,11 @@ from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.client_metrics import ProducerCounts, PullCounts
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState, SendBackCounts
 from rocketshim.core.consume_concurrently import ConsumeReturnType
-from rocketshim.dropin.counts import DelayedCounts, SentBack
+from rocketshim.dropin.producer import delayed_messages
+from rocketshim.dropin.send_back import DropinSendBack
+from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.health import Metric, build_info
+from rocketshim.kafka.clients import ProducerClient
 from rocketshim.observe.exporter import ExporterState
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, Snapshot, TopicSnapshot
 from rocketshim.worker.state import QueueState, WorkerState
@@ -32,7 +35,7 @@ def vocabulary() -> dict[str, list[Metric]]:
         "Push consumer": list(_consumer().metrics()),
         "Producer": list(ProducerCounts().metrics(0, "")),
         "Pull consumers": list(PullCounts(polled_at_ms=0).metrics("reports", 0, 0)),
-        "Drop-in": [*SentBack().metrics("payments"), *DelayedCounts().metrics("")],
+        "Drop-in": [*_sent_back().metrics(), delayed_messages({}, "")],
         "Worker": list(_worker().metrics()),
         "Exporter": list(_exporter().metrics()),
         "Every process": [build_info()],
@@ -63,6 +66,13 @@ def _consumer() -> ConsumerState:
         workers=20, in_flight=0, messages={each.name: 0 for each in ConsumeReturnType}, listener_s=0.0,
         send_back=SendBackCounts(), subscription_conflicts={"orders": "*"}, queues=(queue,),
     )  # fmt: skip
+
+
+def _sent_back() -> DropinSendBack:
+    def make_producer() -> ProducerClient:
+        raise NotImplementedError("nothing is sent back")
+
+    return DropinSendBack(make_producer, ConsumerDropinSettings(), "payments")
 
 
 def _worker() -> WorkerState:

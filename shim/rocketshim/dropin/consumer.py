@@ -19,8 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.core.consume_concurrently import retry_delay_ms
 from rocketshim.core.user_values import as_int, safe_text
-from rocketshim.dropin.original import OriginalConsumer
-from rocketshim.dropin.settings import ConsumerDropinSettings, take
+from rocketshim.dropin.settings import ConsumerDropinSettings, OriginalConsumer, take
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, NotSupportedError
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message import MessageView, Origin
@@ -204,7 +203,7 @@ class Consumer(confluent_kafka.Consumer):
         Thread-safety: any thread.
         """
         retries = self._rocketshim
-        return () if retries is None else retries.send_back.counts.metrics(retries.facts.group)
+        return () if retries is None else retries.send_back.metrics()
 
     def _shim_view(self, message: Message) -> MessageView:
         read_again(checked(message))
@@ -409,7 +408,7 @@ class Consumer(confluent_kafka.Consumer):
         """As the original, also for the clients that send messages back."""
         super().set_sasl_credentials(username, password)
         if self._rocketshim is not None:
-            self._rocketshim.hop_store.set_sasl_credentials(username, password)
+            self._rocketshim.send_back.set_sasl_credentials(username, password)
 
     def close(self) -> None:
         """As the original; offsets of handled messages are stored before."""

@@ -8,7 +8,8 @@ delivery report of a delayed message has its coordinates in the schedule topic.
 
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from confluent_kafka import KafkaError, KafkaException, Message
 
 from rocketshim.at_exit import at_exit
 from rocketshim.clock import SystemClock
-from rocketshim.dropin.counts import DelayedCounts
 from rocketshim.dropin.settings import ProducerDropinSettings, take
 from rocketshim.errors import FeatureNotEnabledError
 from rocketshim.health import Metric
@@ -28,7 +28,7 @@ from rocketshim.producer.arguments import RecordMaker
 from rocketshim_topics.message import Message as ShimMessage
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Producer"]
+__all__ = ["Producer", "delayed_messages"]
 
 Headers = dict[str, str | bytes | None] | list[tuple[str, str | bytes | None]]
 
@@ -61,7 +61,7 @@ class Producer(confluent_kafka.Producer):
     _shim_maker: RecordMaker
     _shim_in_transaction: bool
     _shim_on_delivery: Any
-    _shim_delayed: DelayedCounts
+    _shim_delayed: Counter[str]  # delivery reports of delayed messages; counted in the thread that polls
 
     if not TYPE_CHECKING:  # type checkers use the original's constructor
 
@@ -77,7 +77,7 @@ class Producer(confluent_kafka.Producer):
                 time=BrokerTime(SystemClock(), lambda _: None),
             )
             self._shim_in_transaction = False
-            self._shim_delayed = DelayedCounts()
+            self._shim_delayed = Counter()
             config = args[0] if args and isinstance(args[0], dict) else {}
             self._shim_on_delivery = kwargs.get("on_delivery", config.get("on_delivery"))
             super().__init__(*args, **kwargs)
@@ -184,7 +184,7 @@ class Producer(confluent_kafka.Producer):
 
         Thread-safety: any thread.
         """
-        return self._shim_delayed.metrics(self._shim_settings.namespace)
+        return (delayed_messages(self._shim_delayed, self._shim_settings.namespace),)
 
     def _shim_clocked(self, report: Any, sent_ns: int, sent_ms: int) -> Any:
         """Return a delivery callback that updates the estimate of the brokers' clock, and then calls the user's."""
@@ -193,7 +193,7 @@ class Producer(confluent_kafka.Producer):
             return report  # the original refuses it
 
         def observed(error: KafkaError | None, record: Message) -> None:
-            self._shim_delayed.report(is_stored=error is None)
+            self._shim_delayed["failed" if error is not None else "stored"] += 1
             if error is None:
                 self._shim_maker.time.learn(record, sent_ns, sent_ms)
             if report is not None:
@@ -247,3 +247,12 @@ class _Unflushed:
             return confluent_kafka.Producer.flush(producer, max(0.0, until_s - time.monotonic()))
         except (KafkaException, RuntimeError):  # after a fatal error, or closed
             return len(producer)
+
+
+def delayed_messages(counts: Mapping[str, int], namespace: str) -> Metric:
+    """Return the metric of a producer's delayed messages."""
+    mine = {"namespace": namespace} if namespace else {}
+    return Metric(
+        "rocketshim_dropin_delayed_messages_total", "counter", "delayed messages by delivery report",
+        tuple(("", mine | {"result": result}, counts.get(result, 0)) for result in ("stored", "failed")),
+    )  # fmt: skip

@@ -56,10 +56,10 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from rocketshim.dropin.original import OriginalConsumer as _Original
 from rocketshim.dropin.partitions import Partitions, key_of, offset_of
-from rocketshim.dropin.send_back import DropinSendBack, HopStore, with_credentials
+from rocketshim.dropin.send_back import DropinSendBack, with_credentials
 from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
+from rocketshim.dropin.settings import OriginalConsumer as _Original
 from rocketshim.errors import RocketshimError, StaleMessageError
 from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
@@ -110,16 +110,13 @@ class Retries:
         self,
         settings: ConsumerDropinSettings,
         facts: ClientFacts,
-        names: TopicNames,
-        hop_store: HopStore,
         send_back: DropinSendBack,
     ) -> None:
         self._settings = settings
         self.facts = facts
-        self._names = names
-        self.hop_store = hop_store
+        self._names = TopicNames(settings.namespace)
         self.send_back = send_back
-        self.partitions = Partitions(names.retry(facts.group), names)
+        self.partitions = Partitions(self._names.retry(facts.group), self._names)
         self.is_dirty = False  # a message was handed out or sent back since offsets were last stored
         self.store_at_s = 0.0  # when offsets are stored next while messages keep coming, monotonic
         self.is_slow = facts.sees_ends  # ends are to be filtered out; or see `_update_slow`
@@ -530,7 +527,7 @@ class Retries:
         self.has_topics = True
 
     def _admin(self) -> AdminClient:
-        return with_credentials(AdminClient(with_log(self.facts.connection)), self.hop_store.credentials)
+        return with_credentials(AdminClient(with_log(self.facts.connection)), self.send_back.credentials)
 
     def close(self, consumer: Any) -> None:
         """Store offsets, leave the group, and close what belongs to the consumer; raise the error of a callback."""
@@ -542,7 +539,7 @@ class Retries:
             _Original.close(consumer)
         finally:
             self.partitions.remove(self.partitions.keys())
-            self.hop_store.close()
+            self.send_back.close()
         if self.errors:
             raise self.errors.popleft()
 
@@ -552,23 +549,10 @@ def prepare(
 ) -> tuple[Retries, dict[str, Any]]:
     """Make the retries of a consumer and the configuration of its client, from its arguments without our keys."""
     facts, config = client_facts(args, kwargs)
-    names = TopicNames(settings.namespace)
-    timeout_s = settings.hop_timeout_ms / 1_000
     make_producer = partial(_make_producer, inner_producer_config(config, settings))
     if settings.producer:
         make_producer()  # what the client refuses is an error now, and not at the first message that fails
-    store = HopStore(make_producer, timeout_s, names)
-    send_back = DropinSendBack(
-        store,
-        names=names,
-        levels=settings.delay_levels,
-        group=facts.group,
-        limit=settings.max_reconsume_times,
-        send_on_timeout_ms=settings.send_on_timeout_ms,
-        timeout_s=timeout_s,
-        fail_stack=settings.fail_stack,
-    )
-    return Retries(settings, facts, names, store, send_back), config
+    return Retries(settings, facts, DropinSendBack(make_producer, settings, facts.group)), config
 
 
 def is_a(value: object, kind: type) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
+import confluent_kafka
 from pydantic import BeforeValidator, Field, model_validator
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS
@@ -27,6 +28,7 @@ __all__ = [
     "PREFIX",
     "ClientFacts",
     "ConsumerDropinSettings",
+    "OriginalConsumer",
     "ProducerDropinSettings",
     "client_facts",
     "connection",
@@ -36,6 +38,11 @@ __all__ = [
 ]
 
 PREFIX: Final = "rocketshim."
+
+OriginalConsumer = confluent_kafka.Consumer
+"""What the drop-in consumer extends. A tracer may put a class of its own in place of `confluent_kafka.Consumer` later;
+`Consumer` and its part for retries must extend and call the same one."""
+
 _ISOLATION: Final = "isolation.level"
 _STORE: Final = "enable.auto.offset.store"
 _PRODUCER_PREFIX: Final = "rocketshim.producer."

@@ -152,7 +152,7 @@ def test_calls_after_close_are_the_originals_errors() -> None:
 
 def test_a_consumer_that_was_never_closed_leaves_no_thread() -> None:
     consumer = Consumer(ON)
-    retries_of(consumer).hop_store._sender._open()
+    retries_of(consumer).send_back._sender._open()
     (thread,) = [each for each in threading.enumerate() if each.name == "rocketshim-dropin-reports"]
     del consumer
     gc.collect()
@@ -169,7 +169,7 @@ def test_credentials_that_are_set_reach_every_client_of_the_consumer() -> None:
 
     config = {**ON, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN"}
     with Consumer({**config, "sasl.username": "old", "sasl.password": "old"}) as consumer:
-        store, before, after = retries_of(consumer).hop_store, Client(), Client()
+        store, before, after = retries_of(consumer).send_back, Client(), Client()
         with_credentials(before, store.credentials)
         consumer.set_sasl_credentials("new", "secret")
         with_credentials(after, store.credentials)
@@ -228,7 +228,6 @@ def test_messages_of_a_lost_partition_are_stale_in_its_callback() -> None:
     with Consumer(ON) as consumer:
         retries = nine_handed_out(consumer)
         retries.callbacks = (None, None, lost)
-        retries.send_back = None  # type: ignore[assignment]  # nothing is sent
         _on_lost(consumer, [TopicPartition("t", 0)])
         assert (refused, list(retries.errors)) == ([True], [])
 
