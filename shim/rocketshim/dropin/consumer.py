@@ -1,8 +1,8 @@
 """`Consumer`: `confluent_kafka.Consumer` with retry.
 
-Each method that retry changes asks first whether it is enabled; if not, it calls the original. What there is to do
-otherwise is in `dropin.retries`, which exists only then. The original's methods are called as functions of the class,
-so that the methods of a program's subclass are called by the program only.
+Each method that retry changes asks first whether it is enabled; if not, it calls the original. Otherwise it calls the
+method of `dropin.retries` with the same name; that module is loaded only then. The original's methods are called as
+functions of the class, so that the methods of a program's subclass are called by the program only.
 
 Private names here and in `Producer` begin with `_shim_`, except `_rocketshim`. The program's subclass has private names
 of its own, such as `_on_delivery`, and must not replace ours by accident.
@@ -10,18 +10,18 @@ of its own, such as `_on_delivery`, and must not replace ours by accident.
 
 from collections.abc import Callable, Iterable
 from datetime import timedelta
+from functools import wraps
 from time import monotonic
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import confluent_kafka
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Message, TopicPartition
 
 from rocketshim.core.consume_concurrently import retry_delay_ms
 from rocketshim.core.user_values import as_int, safe_text
 from rocketshim.dropin.settings import ConsumerDropinSettings, OriginalConsumer, take
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, NotSupportedError
-from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.message import MessageView, Origin
 from rocketshim_topics.wire import read_again
 
@@ -33,6 +33,20 @@ __all__ = ["Consumer"]
 
 _poll: Final = OriginalConsumer.poll
 _consume: Final = OriginalConsumer.consume
+
+
+def _changed(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Call the method of `Retries` with this name if retry is enabled, and otherwise the original's."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(self: "Consumer", *args: Any, **kwargs: Any) -> Any:
+        retries = self._rocketshim
+        if retries is None:
+            return getattr(super(Consumer, self), name)(*args, **kwargs)
+        return getattr(retries, name)(self, *args, **kwargs)
+
+    return call
 
 
 class Consumer(confluent_kafka.Consumer):
@@ -266,69 +280,69 @@ class Consumer(confluent_kafka.Consumer):
         found = retries.take(self, 1, timeout, lambda _, left: retries.wait(self, _poll, left))
         return found[0] if found else None
 
-    # --- what retry changes: offsets ---------------------------------------------------------------------------------
+    # --- what retry changes: offsets, the assignment, the end --------------------------------------------------------
 
-    if not TYPE_CHECKING:  # the original has overloads
+    if not TYPE_CHECKING:  # type checkers use the original's, which have overloads
 
+        @_changed
         def commit(self, *args: Any, **kwargs: Any) -> Any:
             """As the original; without arguments, everything that was handed out counts as handled."""
-            retries = self._rocketshim
-            if retries is not None and not any(
-                each is not None for each in (*args[:2], kwargs.get("message"), kwargs.get("offsets"))
-            ):
-                retries.settle(self)
-            return super().commit(*args, **kwargs)
 
-    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
-        """As the original; what belongs to a revoked partition of the retry topic is left out."""
-        retries = self._rocketshim
-        is_right = isinstance(offsets, list) if message is None else offsets is None and isinstance(message, Message)
-        if retries is None or retries.is_closing or not is_right:
-            super().store_offsets(message, offsets)
-            return
-        if retries.facts.stores:
-            raise KafkaException(
-                KafkaError(
-                    KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
-                    "StoreOffsets failed: Local: Invalid argument or configuration",
-                )
-            )
-        if offsets is not None:
-            kept = [each for each in offsets if retries.still_held(each)]
-            if kept or not offsets:
-                super().store_offsets(offsets=kept)
-        elif retries.still_held(message):
-            super().store_offsets(message)
+        @_changed
+        def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+            """As the original; what belongs to a revoked partition of the retry topic is left out."""
 
-    def seek(self, partition: TopicPartition) -> None:
-        """As the original; messages before the target count as handled."""
-        retries = self._rocketshim
-        if retries is None or not isinstance(partition, TopicPartition):
-            super().seek(partition)
-        else:
-            retries.seek(self, partition)
+        @_changed
+        def seek(self, partition: TopicPartition) -> None:
+            """As the original; messages before the target count as handled."""
 
-    def consumer_group_metadata(self) -> Any:
-        """As the original; refused with retry: offsets in a transaction and stored retries do not fit together."""
-        found = super().consumer_group_metadata()  # after close() it raises
-        if self._rocketshim is None:
-            return found
-        raise NotSupportedError(
-            "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message that is sent back is "
-            "stored immediately, even if the transaction that commits its offset is aborted. Use a consumer without it"
-        )
+        @_changed
+        def consumer_group_metadata(self) -> Any:
+            """As the original; refused with retry: offsets in a transaction and stored retries do not fit together."""
 
-    # --- what retry changes: the assignment --------------------------------------------------------------------------
-
-    if not TYPE_CHECKING:
-
+        @_changed
         def subscribe(self, topics: list[str], *args: Any, **kwargs: Any) -> None:
             """As the original, and to the group's retry topic."""
-            retries = self._rocketshim
-            if retries is None:
-                super().subscribe(topics, *args, **kwargs)
-            else:
-                retries.subscribe(self, topics, *args, **kwargs)
+
+        @_changed
+        def unsubscribe(self) -> None:
+            """As the original."""
+
+        @_changed
+        def assignment(self) -> list[TopicPartition]:
+            """As the original, without the retry topic."""
+
+        @_changed
+        def assign(self, partitions: list[TopicPartition], /) -> None:
+            """As the original; in a rebalance callback, also the retry topic's partitions."""
+
+        @_changed
+        def incremental_assign(self, partitions: list[TopicPartition], /) -> None:
+            """As the original; in a rebalance callback, also the retry topic's partitions."""
+
+        @_changed
+        def unassign(self) -> None:
+            """As the original, with the retry topic's partitions."""
+
+        @_changed
+        def incremental_unassign(self, partitions: list[TopicPartition], /) -> None:
+            """As the original; in a rebalance callback, also the retry topic's partitions."""
+
+        @_changed
+        def pause(self, partitions: list[TopicPartition]) -> None:
+            """As the original; the retry topic is paused while all of the program's partitions are."""
+
+        @_changed
+        def resume(self, partitions: list[TopicPartition]) -> None:
+            """As the original, and the retry topic with it."""
+
+        @_changed
+        def set_sasl_credentials(self, username: str, password: str) -> None:
+            """As the original, also for the clients that send messages back."""
+
+        @_changed
+        def close(self) -> None:
+            """As the original; offsets of handled messages are stored before."""
 
     else:
 
@@ -340,83 +354,6 @@ class Consumer(confluent_kafka.Consumer):
             on_lost: Callable[[Self, list[TopicPartition]], None] | None = None,
         ) -> None:
             """As the original; the first argument of a callback may have this class as its type."""
-
-    def unsubscribe(self) -> None:
-        """As the original."""
-        super().unsubscribe()
-        if self._rocketshim is not None:
-            self._rocketshim.subscribed = False
-
-    def assignment(self) -> list[TopicPartition]:
-        """As the original, without the retry topic."""
-        found, retries = super().assignment(), self._rocketshim
-        if retries is None or not retries.partitions.reads_retries:
-            return found
-        return [each for each in found if not retries.partitions.is_internal(each.topic)]
-
-    def assign(self, partitions: list[TopicPartition], /) -> None:
-        """As the original; in a rebalance callback, also the retry topic's partitions."""
-        retries = self._rocketshim
-        if retries is None:
-            super().assign(partitions)
-        else:
-            retries.assign(self, partitions)
-
-    def incremental_assign(self, partitions: list[TopicPartition], /) -> None:
-        """As the original; in a rebalance callback, also the retry topic's partitions."""
-        retries = self._rocketshim
-        if retries is None:
-            super().incremental_assign(partitions)
-        else:
-            retries.incremental_assign(self, partitions)
-
-    def unassign(self) -> None:
-        """As the original, with the retry topic's partitions."""
-        retries = self._rocketshim
-        super().unassign()
-        if retries is not None:
-            retries.unassigned()
-
-    def incremental_unassign(self, partitions: list[TopicPartition], /) -> None:
-        """As the original; in a rebalance callback, also the retry topic's partitions."""
-        retries = self._rocketshim
-        if retries is None:
-            super().incremental_unassign(partitions)
-        else:
-            retries.incremental_unassign(self, partitions)
-
-    def pause(self, partitions: list[TopicPartition]) -> None:
-        """As the original; the retry topic is paused while all of the program's partitions are."""
-        super().pause(partitions)
-        retries = self._rocketshim
-        if retries is not None:
-            keys = {TopicPartitionKey.of(each) for each in partitions}
-            retries.partitions.paused |= keys & set(retries.partitions.keys())
-            retries.follow_pauses(self, asked=True)
-
-    def resume(self, partitions: list[TopicPartition]) -> None:
-        """As the original, and the retry topic with it."""
-        super().resume(partitions)
-        retries = self._rocketshim
-        if retries is not None:
-            retries.partitions.paused -= {TopicPartitionKey.of(each) for each in partitions}
-            retries.follow_pauses(self)
-
-    # --- what retry changes: the end ---------------------------------------------------------------------------------
-
-    def set_sasl_credentials(self, username: str, password: str) -> None:
-        """As the original, also for the clients that send messages back."""
-        super().set_sasl_credentials(username, password)
-        if self._rocketshim is not None:
-            self._rocketshim.send_back.set_sasl_credentials(username, password)
-
-    def close(self) -> None:
-        """As the original; offsets of handled messages are stored before."""
-        retries = self._rocketshim
-        if retries is None:
-            super().close()
-        else:
-            retries.close(self)
 
     def __exit__(
         self, exc_type: type[BaseException] | None, exc_value: BaseException | None, exc_traceback: TracebackType | None

@@ -32,7 +32,7 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Final, NamedTuple
+from typing import Final
 
 from confluent_kafka import OFFSET_INVALID, Message, TopicPartition
 
@@ -42,7 +42,7 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Partition", "Partitions", "Split", "key_of", "offset_of"]
+__all__ = ["Partition", "Partitions", "key_of", "offset_of"]
 
 _KEPT_COUNT: Final = 10_000
 
@@ -55,13 +55,6 @@ def key_of(message: Message) -> TopicPartitionKey:
 def offset_of(message: Message) -> int:
     """Return the offset of a message; -1 if it has none."""
     return -1 if (offset := message.offset()) is None else offset
-
-
-class Split(NamedTuple):
-    """Partitions of one rebalance."""
-
-    theirs: list[TopicPartition]  # the program's
-    retries: list[TopicPartition]  # of the retry topic
 
 
 class Partition:
@@ -211,15 +204,10 @@ class Partitions:
         """Return whether a topic is internal: the group's retry topic, or a rocketshim topic that a pattern matched."""
         return topic == self.retry_topic or (topic not in self.named and self._names.is_ours(topic))
 
-    def split(self, partitions: Iterable[TopicPartition]) -> Split:
+    def split(self, partitions: list[TopicPartition]) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Return the program's partitions and those of the retry topic; others are left out."""
-        split = Split([], [])
-        for each in partitions:
-            if each.topic == self.retry_topic:
-                split.retries.append(each)
-            elif not self.is_internal(each.topic):
-                split.theirs.append(each)
-        return split
+        retries = [each for each in partitions if each.topic == self.retry_topic]
+        return [each for each in partitions if not self.is_internal(each.topic)], retries
 
     def of_retry_topic(self) -> list[TopicPartition]:
         """Return the assigned partitions of the retry topic."""

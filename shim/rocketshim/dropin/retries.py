@@ -60,7 +60,7 @@ from rocketshim.dropin.partitions import Partitions, key_of, offset_of
 from rocketshim.dropin.send_back import DropinSendBack, with_credentials
 from rocketshim.dropin.settings import ClientFacts, ConsumerDropinSettings, client_facts, inner_producer_config
 from rocketshim.dropin.settings import OriginalConsumer as _Original
-from rocketshim.errors import RocketshimError, StaleMessageError
+from rocketshim.errors import NotSupportedError, RocketshimError, StaleMessageError
 from rocketshim.kafka.clients import ProducerClient, with_log
 from rocketshim.kafka.confluent import Producer
 from rocketshim.kafka.lookups import check_answers
@@ -304,8 +304,45 @@ class Retries:
             self.partitions.stored(done)
             positions = {key: positions[key] for key in done}  # another thread may have stored offsets meanwhile
 
+    def commit(self, consumer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Commit as the original; without arguments, everything that was handed out counts as handled."""
+        if all(each is None for each in (*args[:2], kwargs.get("message"), kwargs.get("offsets"))):
+            self.settle(consumer)
+        return _Original.commit(consumer, *args, **kwargs)
+
+    def store_offsets(
+        self, consumer: Any, message: Message | None = None, offsets: list[TopicPartition] | None = None
+    ) -> None:
+        """Store offsets as the original, but none of a revoked partition of the retry topic.
+
+        No callback tells the program that it has lost such a partition.
+        """
+        is_right = is_a(offsets, list) if message is None else offsets is None and is_a(message, Message)
+        if self.is_closing or not is_right:
+            _Original.store_offsets(consumer, message, offsets)
+            return
+        if self.facts.stores:
+            raise KafkaException(
+                KafkaError(
+                    KafkaError._INVALID_ARG,  # noqa: SLF001 - no public spelling
+                    "StoreOffsets failed: Local: Invalid argument or configuration",
+                )
+            )
+        if offsets is not None:
+            kept = [each for each in offsets if not is_a(each, TopicPartition) or self._has(TopicPartitionKey.of(each))]
+            if kept or not offsets:
+                _Original.store_offsets(consumer, offsets=kept)
+        elif message is not None and self._has(key_of(message)):
+            _Original.store_offsets(consumer, message)
+
+    def _has(self, key: TopicPartitionKey) -> bool:
+        return key.topic != self.partitions.retry_topic or key in self.partitions.held
+
     def seek(self, consumer: Any, partition: TopicPartition) -> None:
         """Seek as the original; messages before the target count as handled."""
+        if not is_a(partition, TopicPartition):
+            _Original.seek(consumer, partition)  # the original raises the error
+            return
         key = TopicPartitionKey.of(partition)
         before = self.partitions.positions().get(key, TopicPartition(*key, OFFSET_INVALID))
         _Original.seek(consumer, partition)
@@ -314,16 +351,13 @@ class Retries:
             self.store(consumer, {key: before if goes_on else TopicPartition(*key, partition.offset)})
         self.partitions.sought(key, partition.offset)
 
-    def still_held(self, each: object) -> bool:
-        """Return False for what belongs to a revoked partition of the retry topic; no callback tells the user of it."""
-        match each:
-            case Message():
-                key = key_of(each)
-            case TopicPartition():
-                key = TopicPartitionKey.of(each)
-            case _:
-                return True
-        return key.topic != self.partitions.retry_topic or key in self.partitions.held
+    def consumer_group_metadata(self, consumer: Any) -> Any:
+        """Refuse: an offset in a transaction may be aborted, and a stored retry cannot."""
+        _Original.consumer_group_metadata(consumer)  # after close() it raises
+        raise NotSupportedError(
+            "send_offsets_to_transaction is refused with rocketshim.retry.enable: a message that is sent back is "
+            "stored immediately, even if the transaction that commits its offset is aborted. Use a consumer without it"
+        )
 
     # --- the assignment ----------------------------------------------------------------------------------------------
 
@@ -348,7 +382,19 @@ class Retries:
         self.callbacks = tuple(given.get(name) for name in _CALLBACKS)
         self.subscribed = True
 
-    def assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    def unsubscribe(self, consumer: Any) -> None:
+        """Unsubscribe as the original."""
+        _Original.unsubscribe(consumer)
+        self.subscribed = False
+
+    def assignment(self, consumer: Any) -> list[TopicPartition]:
+        """Return the program's partitions."""
+        found: list[TopicPartition] = _Original.assignment(consumer)
+        if not self.partitions.reads_retries:
+            return found
+        return [each for each in found if not self.partitions.is_internal(each.topic)]
+
+    def assign(self, consumer: Any, partitions: list[TopicPartition], /) -> None:
         """Replace the assignment, and keep the retry topic's partitions if the program subscribes."""
         rebalance = self.rebalance
         if rebalance is None:
@@ -361,7 +407,7 @@ class Retries:
         self.partitions.remove(self.partitions.keys())
         self._begin(consumer, both, rebalance)
 
-    def incremental_assign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    def incremental_assign(self, consumer: Any, partitions: list[TopicPartition], /) -> None:
         """Add to the assignment; in a callback for new partitions, also those of the retry topic."""
         rebalance = self.rebalance or Rebalance([], {})
         both = _joined(partitions, [] if rebalance.done else rebalance.retries)
@@ -369,22 +415,35 @@ class Retries:
         rebalance.done = True
         self._begin(consumer, both, rebalance)
 
-    def unassigned(self) -> None:
-        """Note that the program has ended its assignment, and that of the retry topic with it."""
+    def unassign(self, consumer: Any) -> None:
+        """End the assignment, and that of the retry topic with it."""
+        _Original.unassign(consumer)
         if self.rebalance is not None:
             self.rebalance.done = True
         self.partitions.remove(self.partitions.keys())
 
-    def incremental_unassign(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+    def incremental_unassign(self, consumer: Any, partitions: list[TopicPartition], /) -> None:
         """Take from the assignment; in a callback for lost partitions, also those of the retry topic."""
         rebalance = self.rebalance or Rebalance([], {})
         both = _joined(partitions, [] if rebalance.done else rebalance.retries)
         _Original.incremental_unassign(consumer, both)
         rebalance.done = True
         self.partitions.remove([TopicPartitionKey.of(each) for each in both])
-        self.follow_pauses(consumer)
+        self._follow_pauses(consumer)
 
-    def follow_pauses(self, consumer: Any, *, asked: bool = False) -> None:
+    def pause(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Pause as the original, and the retry topic if all of the program's partitions are paused."""
+        _Original.pause(consumer, partitions)
+        self.partitions.paused |= {TopicPartitionKey.of(each) for each in partitions} & set(self.partitions.keys())
+        self._follow_pauses(consumer, asked=True)
+
+    def resume(self, consumer: Any, partitions: list[TopicPartition]) -> None:
+        """Resume as the original, and the retry topic."""
+        _Original.resume(consumer, partitions)
+        self.partitions.paused -= {TopicPartitionKey.of(each) for each in partitions}
+        self._follow_pauses(consumer)
+
+    def _follow_pauses(self, consumer: Any, *, asked: bool = False) -> None:
         """Pause and resume the retry topic by the rules of `dropin.partitions`; `asked`: after a `pause`."""
         for each, is_paused in self.partitions.pauses(asked=asked):
             self._try(consumer, _Original.pause if is_paused else _Original.resume, [each])
@@ -398,7 +457,7 @@ class Retries:
         }
         self.partitions.add(began_at, rebalance.awaiting)
         self._update_slow()
-        self.follow_pauses(consumer)
+        self._follow_pauses(consumer)
 
     def _starts(
         self, consumer: Any, retries: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
@@ -452,7 +511,7 @@ class Retries:
         for each in ready:
             self.partitions.held[TopicPartitionKey.of(each)].awaits_start = False
         self._update_slow()
-        self.follow_pauses(consumer)
+        self._follow_pauses(consumer)
 
     # --- rebalance callbacks, inside of poll, consume and close ------------------------------------------------------
 
@@ -469,14 +528,8 @@ class Retries:
             _Original.position(consumer, rebalance.retries)  # the client pauses only what it knows
             _Original.pause(consumer, rebalance.retries)
         self._call(consumer, self.callbacks[0], theirs, rebalance)
-        if not rebalance.done:
-            partitions = [*theirs, *rebalance.retries]
-            is_cooperative = self.facts.is_cooperative
-            self._try(consumer, _Original.incremental_assign if is_cooperative else _Original.assign, partitions)
-            if not is_cooperative:
-                self.partitions.remove(self.partitions.keys())
-            self._begin(consumer, partitions, rebalance)
-        self.follow_pauses(consumer)
+        self._change(consumer, rebalance, self.incremental_assign if self.facts.is_cooperative else self.assign, theirs)
+        self._follow_pauses(consumer)
 
     def released(self, consumer: Any, partitions: list[TopicPartition], callback: _Callback) -> None:
         """Unassign the partitions that the group takes, after the program's callback."""
@@ -486,13 +539,12 @@ class Retries:
             self._call(consumer, callback, theirs, rebalance)
         if self.is_dirty:  # the callback has sent a message back, and the client is about to commit stored offsets
             self.settle(consumer)
-        if not rebalance.done:
-            if self.facts.is_cooperative:
-                self._try(consumer, _Original.incremental_unassign, [*theirs, *ours])
-            else:
-                self._try(consumer, _Original.unassign)
+        if self.facts.is_cooperative:
+            self._change(consumer, rebalance, self.incremental_unassign, theirs)
+        else:
+            self._change(consumer, rebalance, self.unassign)
         self.partitions.remove([TopicPartitionKey.of(each) for each in partitions])
-        self.follow_pauses(consumer)
+        self._follow_pauses(consumer)
 
     def _call(self, consumer: Any, callback: _Callback, partitions: list[TopicPartition], rebalance: Rebalance) -> None:
         if callback is None:
@@ -508,6 +560,18 @@ class Retries:
         finally:
             self.rebalance = None
             self.waiting = was
+
+    def _change(
+        self, consumer: Any, rebalance: Rebalance, act: Callable[..., None], *theirs: list[TopicPartition]
+    ) -> None:
+        """Change the assignment as the program's callback might have done, unless it has."""
+        if rebalance.done:
+            return
+        self.rebalance = rebalance
+        try:
+            self._try(consumer, act, *theirs)
+        finally:
+            self.rebalance = None
 
     def _try(self, consumer: Any, act: Callable[..., None], *arguments: list[TopicPartition]) -> None:
         try:
@@ -528,6 +592,11 @@ class Retries:
 
     def _admin(self) -> AdminClient:
         return with_credentials(AdminClient(with_log(self.facts.connection)), self.send_back.credentials)
+
+    def set_sasl_credentials(self, consumer: Any, username: str, password: str) -> None:
+        """Set the credentials of every client of the consumer."""
+        _Original.set_sasl_credentials(consumer, username, password)
+        self.send_back.set_sasl_credentials(username, password)
 
     def close(self, consumer: Any) -> None:
         """Store offsets, leave the group, and close what belongs to the consumer; raise the error of a callback."""

@@ -238,13 +238,16 @@ def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list(monkey
         partitions = retries_of(consumer).partitions
         partitions.reads_retries = True
         partitions.add({TopicPartitionKey(partitions.retry_topic, 0): 0})
+        visible = consumer.assignment()
         with monkeypatch.context() as patched:
             patched.setattr(retries_module, "_Original", acts)
-            consumer.pause(consumer.assignment())
-            consumer.resume(consumer.assignment())
+            consumer.pause(visible)
+            consumer.resume(visible)
         topic = partitions.retry_topic
     assert [(name, [topic for topic, _, _ in given]) for name, given in acts.done] == [
+        ("pause", []),
         ("pause", [topic]),
+        ("resume", []),
         ("resume", [topic]),
     ]
 
