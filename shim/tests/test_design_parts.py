@@ -52,7 +52,7 @@ def test_what_decides_exists(name: str) -> None:
 def test_decisions_are_found_in_docstrings() -> None:
     found = {each.question: each for each in decisions()}
     lane = found["Which lane has a record?"]
-    assert lane.name == "core.lane_selector.lane_of"
+    assert lane.name == "kafka.lanes.lane_of"
     assert lane.answer.startswith("That of its key, also for a retry;")
     assert len(found) > 80, "two entries in one docstring are two decisions"
 

@@ -23,11 +23,11 @@ from confluent_kafka import KafkaError
 
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.clock import Clock
-from rocketshim.core.lane_selector import lane_of
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.partition import Work
 from rocketshim.failures import FailureLog
 from rocketshim.kafka.clients import ProducerClient
+from rocketshim.kafka.lanes import lane_of
 from rocketshim.kafka.record_sender import OwnedSender
 from rocketshim.kafka.reports import BrokerTime
 from rocketshim.logs import safe_logger

@@ -2,20 +2,29 @@
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.core.lane_selector import lane_of
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.names import init_command
+from rocketshim_topics.partitioner import lane_for
 
-__all__ = ["Lanes"]
+__all__ = ["Lanes", "lane_of"]
 
 _METADATA_TIMEOUT_S: Final = 10.0
 _METADATA_TTL_S: Final = 60.0
+
+
+def lane_of(key: bytes | None, lanes: int, turns: Iterator[int]) -> int:
+    """Return the lane of a record in a topic with one or more; a record without a key has the next turn.
+
+    Decides: Which lane has a record? That of its key, also for a retry; without a key the next one. How many there
+        are: `Lanes.count`.
+    """
+    return next(turns) % lanes if key is None else lane_for(key, lanes)
 
 
 class Lanes:

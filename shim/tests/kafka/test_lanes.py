@@ -1,5 +1,6 @@
 """The lane that a record goes to, and the errors if the lanes cannot be looked up."""
 
+import itertools
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
@@ -7,7 +8,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.errors import BrokerUnavailableError, TopicMissingError
-from rocketshim.kafka.lanes import Lanes
+from rocketshim.kafka.lanes import Lanes, lane_of
 from rocketshim_topics import lane_for
 
 
@@ -62,3 +63,10 @@ def test_a_cluster_that_does_not_answer_is_named() -> None:
 
     with pytest.raises(BrokerUnavailableError, match=r"_TRANSPORT.*nothing was sent"):
         Lanes("schedule").choose(None, away)
+
+
+def test_keyed_records_keep_their_lane_and_keyless_ones_rotate() -> None:
+    turns = itertools.count()
+    assert {lane_of(b"o-7", 3, turns) for _ in range(3)} == {lane_for(b"o-7", 3)}
+    assert [lane_of(None, 3, turns) for _ in range(4)] == [0, 1, 2, 0]
+    assert lane_of(b"o-7", 1, turns) == 0
