@@ -174,12 +174,6 @@ def merge(
 
     A client is a consumer if `required` names its group. Other clients do not get settings of consumers.
 
-    Args:
-        user: librdkafka settings as passed by the user.
-        defaults: our settings, which the user's override.
-        required: our settings, which nothing overrides.
-        allow_code_settings: accept settings that run code.
-
     Raises:
         ConfigError: a setting runs code, a protected setting has another value, or the group's name is blank.
 
@@ -209,11 +203,7 @@ def merge(
 
 
 def kafka_hint(name: str) -> str:
-    """Return how to set one of Kafka's settings that was given as an option; `""` if it is not one of them.
-
-    Args:
-        name: the name as a Python argument, such as `auto_offset_reset`.
-    """
+    """Return how to set one of Kafka's settings that was given as an option; `""`: it is none of them."""
     dotted = name if name.endswith(("_cb", "_level")) else name.replace("_", ".")
     if dotted in _OUR_NAME:
         return _OUR_NAME[dotted]

@@ -29,13 +29,7 @@ REFUSES_TO_JOIN: Final = frozenset(
 
 
 def explained_error(error: KafkaError, group: str, settings: Mapping[str, Any]) -> str:
-    """Return what an error of a consumer in a group means and what to do; `""`: nothing is known.
-
-    Args:
-        error: the error.
-        group: the consumer group.
-        settings: the librdkafka settings of the consumer.
-    """
+    """Return what an error of a consumer with these settings means and what to do; `""`: nothing is known."""
     code, instance = error.code(), settings.get("group.instance.id")
     if code == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
         beside = (
@@ -67,12 +61,7 @@ def explained_error(error: KafkaError, group: str, settings: Mapping[str, Any]) 
 
 
 class ErrorLines:
-    """Decides which errors of one consumer are logged, and with which facts.
-
-    Args:
-        group: the consumer group.
-        settings: the librdkafka settings of the consumer.
-    """
+    """Decides which errors of one consumer are logged, and with which facts."""
 
     def __init__(self, group: str, settings: Mapping[str, Any]) -> None:
         self._group = group

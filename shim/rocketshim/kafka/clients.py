@@ -201,21 +201,15 @@ class LastClientError:
     logger `rocketshim.client`, at most ten in ten seconds for each client. The next line states how many lines were
     left out before it.
 
-    Args:
-        monotonic: clock for that limit, in seconds.
-
-    Attributes:
-        settings: default settings for the client, which direct its log lines and errors to this object.
-
-    Thread-safety: confluent_kafka calls it in the thread that polls the client. Any thread may call `text` without a
-    client.
+    `settings` are the client's default settings that direct its lines and errors to this object. confluent_kafka calls
+    it in the thread that polls the client. Any thread may call `text` without a client.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.settings: dict[str, Any] = {"logger": self, "error_cb": self._hear_error}
+        self.settings: dict[str, Any] = {"logger": self, "error_cb": self._note_error}
         self._monotonic = monotonic
         self._last = ""
-        self._heard_s = -math.inf
+        self._noted_s = -math.inf
         self._since_s = -math.inf
         self._logged_count = self._left_out_count = 0
 
@@ -228,7 +222,7 @@ class LastClientError:
         facility, client, words = args if len(args) == 3 else ("", "", text % args)
         words = _THREAD.sub("", words)
         if facility in _FAILING and not _IDLE.search(words):
-            self._hear(words)
+            self._note(words)
         now_s = self._monotonic()
         if now_s - self._since_s >= _LINES_S:
             self._since_s, self._logged_count = now_s, 0
@@ -247,18 +241,18 @@ class LastClientError:
         """
         if client is not None:
             client.poll(0.0)
-        if not self._last or self._heard_s < since_s:
+        if not self._last or self._noted_s < since_s:
             return ""
         cause = _likely_cause(self._last)
         return f" ({cause}the Kafka client reports: {self._last})"
 
-    def _hear_error(self, error: KafkaError) -> None:
+    def _note_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001 - no public spelling
-            self._hear(error.str())
+            self._note(error.str())
 
-    def _hear(self, words: str) -> None:
+    def _note(self, words: str) -> None:
         self._last = words
-        self._heard_s = self._monotonic()
+        self._noted_s = self._monotonic()
 
 
 @contextmanager
@@ -310,9 +304,7 @@ class RealClients:
     """Whether this process may use a real Kafka: not while a test harness is open that the client does not belong to.
 
     A client of the program that a test forgot to connect would send to a real cluster, and the test would not see why
-    its message is missing.
-
-    Thread-safety: any thread.
+    its message is missing. Any thread may call it.
     """
 
     def __init__(self) -> None:
@@ -347,11 +339,7 @@ real_clients: Final = RealClients()
 
 
 def confluent_clients() -> Clients:
-    """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value.
-
-    Raises:
-        ConfigError: this process has no usable threads.
-    """
+    """Return factories of confluent_kafka's clients. Invalid settings are a `ConfigError` that contains no value."""
     check_threads()
     from confluent_kafka import Consumer  # noqa: PLC0415 - loaded only when a Kafka client is needed
     from confluent_kafka.admin import AdminClient  # noqa: PLC0415
@@ -453,14 +441,7 @@ def init_transactions(producer: ProducerClient, topic: str, timeout_s: float) ->
     at that moment, it looks again after 500 ms. So the producer asks for metadata first, twice: after the first answer
     librdkafka may close the connection to the bootstrap server and open another one. Our measurement, 2.16.1: without
     this, 20 of 32 calls took 510 ms; after one request 2 of 25; after two none of 75, and 60 ms with them.
-
-    Args:
-        producer: the producer.
-        topic: a topic that exists; its metadata is asked for. If it does not exist, the broker may create it.
-        timeout_s: the time limit of `init_transactions`, in seconds. Connecting may take two more.
-
-    Raises:
-        KafkaException: from `init_transactions`.
+    Connecting may take two seconds more than `timeout_s`. A topic that does not exist may be created by the broker.
     """
     with suppress(KafkaException):
         for _ in range(2):
@@ -547,15 +528,10 @@ def close_consumer(
     time-out, and forever if connections are open but no broker answers (our measurement). Then the client stays in its
     own daemon thread and ends when it can (test_a_consumer_without_answers_stays_in_its_thread_and_closes_when_it_can).
 
-    Args:
-        consumer: no other thread is in a call of it; not to be used afterwards.
-        longest_s: how long to wait, in seconds; without a limit if the system has no thread left for this.
-        before_close: called before `close` in the closing thread; for example a commit that waits for its answer.
-        unsubscribe: whether to leave explicitly before closing; the result of `unsubscribes` for its settings.
-        has_joined: whether its first rebalance is over; a member that leaves earlier would block the other members.
-
-    Raises:
-        The error that `before_close` or `close` raised within the time; the consumer is closed nevertheless.
+    No other thread may be in a call of the consumer. `before_close`, for example a commit that waits for its answer, is
+    called in the closing thread. `unsubscribe` is the result of `unsubscribes` for its settings, `has_joined` whether
+    its first rebalance is over. An error that `before_close` or `close` raised within the time is raised; the consumer
+    is closed nevertheless. There is no limit of time if the system has no thread left for this.
     """
     problems: list[BaseException] = []
     spoken = threading.Event()
@@ -566,14 +542,14 @@ def close_consumer(
         spoken.set()
 
     def end() -> None:
-        for call in (speak, *([give_up] if unsubscribe else []), consumer.close):
+        for call in (speak, *([leave] if unsubscribe else []), consumer.close):
             try:
                 call()
             except BaseException as error:  # noqa: BLE001 - raised in the caller's thread
                 problems.append(error)
 
-    def give_up() -> None:
-        _give_up_membership(consumer, has_joined, until_s)
+    def leave() -> None:
+        _leave_group(consumer, has_joined, until_s)
 
     thread = threading.Thread(target=end, name="rocketshim-leaving", daemon=True)
     try:
@@ -589,7 +565,7 @@ def close_consumer(
     return Parting.STAYED if spoken.is_set() else Parting.SILENT
 
 
-def _give_up_membership(consumer: ConsumerClient, has_joined: Callable[[], bool], until_s: float) -> None:
+def _leave_group(consumer: ConsumerClient, has_joined: Callable[[], bool], until_s: float) -> None:
     def poll_until(is_done: Callable[[], bool]) -> None:
         while not is_done() and time.monotonic() < until_s:
             consumer.poll(0)

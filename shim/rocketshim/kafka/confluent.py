@@ -21,11 +21,7 @@ __all__ = ["Producer", "in_own_thread"]
 
 
 def in_own_thread(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Make a call in a new thread, and wait for it.
-
-    Raises:
-        Exception: what the call raises.
-    """
+    """Make a call in a new thread, and wait for it; raise what it raises."""
     results: list[Any] = []
     errors: list[Exception] = []
 

@@ -28,13 +28,9 @@ def lane_of(key: bytes | None, lanes: int, turns: Iterator[int]) -> int:
 
 
 class Lanes:
-    """The lanes of a schedule topic, and the numbers of partitions of all topics, cached for a minute.
+    """The lanes of a schedule topic, and the numbers of partitions of all topics, cached for a minute. Any thread.
 
-    Args:
-        topic: physical name of the schedule topic.
-        complaint: returns what the client has complained about since a monotonic time in seconds, for the error's text.
-
-    Thread-safety: any thread.
+    `complaint` returns what the client has complained about since a monotonic time in seconds, for the error's text.
     """
 
     def __init__(

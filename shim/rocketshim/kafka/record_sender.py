@@ -65,12 +65,7 @@ class _Sending:
         self.sent = _UNKNOWN
 
     def produce(self) -> None:
-        """Give the record to the client, stamped with the brokers' time if the link knows it.
-
-        Raises:
-            BufferError: its queue is full.
-            KafkaException: it refused the record.
-        """
+        """Give the record to the client, stamped with the brokers' time if the link knows it."""
         out, link, time, stamp_ms = self.out, self.link, self.link.time, 0
         if time is not None:
             self.sent = sent_ns, sent_ms = time.read()
@@ -114,21 +109,7 @@ class _Sending:
 
 
 class _Link:
-    """One producer, from its creation to its last report; one thread polls it.
-
-    Attributes:
-        reports: checks its delivery reports.
-        again: records that were reported without an offset, and when they are sent again, in monotonic seconds.
-        results: records with a report and without a callback.
-        fatal: its fatal error: it can send nothing more.
-        denial: why it may not send, if it was refused before it stored anything: a principal that may write to no topic
-            at all gets no id of an idempotent producer, and its records are only "purged".
-        is_over: nothing more is sent with it; its thread ends when every record has its report.
-        failed_count: records whose result was an error.
-        reporting: the threads that are in a callback of this producer. They must not call its `poll` or `flush`: the
-            next callback would end the process (`kafka.confluent`).
-        thread: its poll thread, from `start` on.
-    """
+    """One producer, from its creation to its last report; one thread polls it."""
 
     def __init__(
         self,
@@ -142,11 +123,16 @@ class _Link:
         self.exit_timeout_ms = exit_timeout_ms
         self.failed_count = 0
         self.reports = DeliveryReports()
-        self.again: deque[tuple[float, _Sending]] = deque()
-        self.results: list[_Sending] = []
-        self.fatal: KafkaError | None = None
+        self.again: deque[tuple[float, _Sending]] = deque()  # unconfirmed, and when they are sent again, monotonic
+        self.results: list[_Sending] = []  # records with a report and without a callback
+        self.fatal: KafkaError | None = None  # it can send nothing more
+        # It was refused before it stored anything: a principal that may write to no topic at all gets no id of an
+        # idempotent producer, and its records are only "purged".
         self.denial: KafkaError | None = None
-        self.has_stored = self.is_over = False
+        self.has_stored = False
+        self.is_over = False  # nothing more is sent; the thread ends when every record has its report
+        # Threads in a callback of this producer. They must not call its `poll` or `flush`: the next callback would end
+        # the process (`kafka.confluent`).
         self.reporting: set[int] = set()
         self.thread: threading.Thread
         self._on_unconfirmed = on_unconfirmed
@@ -254,14 +240,10 @@ class _Link:
 
 
 class OwnedSender(Generic[_What]):
-    """Sends records with one producer in the loop of its owner. A failure is a result: `send` never raises.
+    """Sends records with one idempotent producer in the loop of its owner. A failure is a result: `send` never raises.
 
-    Args:
-        make_producer: makes an idempotent producer with `acks=all`; called by `open`, and after a fatal error.
-        renewal_ms: the shortest time between two replacements, in ms: a new producer may be refused, too.
-        on_renewed: called with the fatal error of a producer that is replaced; logs it.
-        time: stamps the records; None: Kafka's client does.
-        probe: makes a record that shows the brokers' time. It is sent if a broker refuses the time of a record.
+    A broken producer is replaced, at most once in `renewal_ms`: a new one may be refused, too. `probe` makes a record
+    that shows the brokers' time; it is sent if a broker refuses the time of a record.
     """
 
     def __init__(
@@ -345,18 +327,10 @@ class OwnedSender(Generic[_What]):
 
 
 class RecordSender:
-    """Sends records with one producer and its poll thread.
+    """Sends records with one idempotent producer and its poll thread. Any thread may call every method.
 
-    Args:
-        make_producer: makes an idempotent producer with `acks=all`.
-        thread_name: name of the poll thread.
-        closed_text: text of the error of a send after `close`.
-        on_unconfirmed: called before a record is sent again; logs it.
-        on_error: called in the poll thread while it handles an error of the client or of a callback; logs it.
-        exit_timeout_ms: how long the exit of the interpreter waits for records without a result, in ms.
-        time: stamps the records; None: Kafka's client does.
-
-    Thread-safety: any thread may call every method.
+    `on_unconfirmed` is called before a record is sent again, `on_error` with an error of the client or of a callback;
+    both only log. `closed_text` is the text of the error of a send after `close`.
 
     Decides: When does a send give up? A record after `delivery_timeout_ms`; its caller after `timeout_s`
         (`producer.producer.Producer.send`).
@@ -408,16 +382,13 @@ class RecordSender:
         return links[-1] if links else None
 
     def send(self, out: OutgoingRecord, done: Done, *, room_until_s: float, again_until_s: float) -> None:
-        """Send a record; return when the client has taken it.
+        """Send a record; return when the client has accepted it. `done` is called in the poll thread; must not block.
 
-        Args:
-            out: the record.
-            done: called with the result, in the poll thread; must not block.
-            room_until_s: how long to wait for room in a full queue, monotonic time in seconds.
-            again_until_s: until when the record is sent again if it is reported without an offset, likewise.
+        It waits for room in a full queue until one monotonic time, and the record is sent again, if it is reported
+        without an offset, until the other. After an error nothing was sent, and `done` is not called.
 
         Raises:
-            BufferError: the queue stayed full. Nothing was sent, as after the other errors; `done` is not called.
+            BufferError: the queue stayed full.
             KafkaException: the client refused the record.
             ClosedError: the sender is closed.
         """
@@ -437,12 +408,7 @@ class RecordSender:
                 return
 
     def list_topics(self, *, timeout: float) -> Any:
-        """Return the cluster's topics, as the producer sees them; `timeout` in seconds.
-
-        Raises:
-            KafkaException: no broker answered in time.
-            ClosedError: the sender is closed.
-        """
+        """Return the cluster's topics, as the producer sees them."""
         return self._open().producer.list_topics(timeout=timeout)
 
     def flush(self, until_s: float) -> int:

@@ -50,24 +50,15 @@ def is_unconfirmed(error: KafkaError) -> bool:
 
 @dataclass(slots=True)
 class _Run:
-    """Reports of one batch without offsets.
-
-    Attributes:
-        key: topic and partition.
-        next_offset: what the next report of the batch shows as its offset.
-        began_s: monotonic time of the first report, in seconds.
-    """
+    """Reports of one batch without offsets."""
 
     key: tuple[str, int]
-    next_offset: int
-    began_s: float
+    next_offset: int  # what the next report of the batch shows as its offset
+    began_s: float  # monotonic time of the first report
 
 
 class DeliveryReports(threading.local):
-    """Checks the delivery reports of one producer, or of the producers that one thread polls.
-
-    Thread-safety: any thread that polls the producer.
-    """
+    """Checks the delivery reports of one producer, or of the producers that one thread polls."""
 
     _run: _Run | None = None
 
@@ -113,10 +104,8 @@ def _may_be_refused(message: Any, now_s: float, run: _Run) -> bool:
 class BrokerTime(BrokerClock):
     """The brokers' clock as the delivery reports of one producer show it, beside this machine's clocks.
 
-    Args:
-        clock: this machine's clocks.
-        on_wrong: called with a difference, in ms, when this machine's clock begins to be wrong; logs it.
-        beyond_ms: it is wrong if it differs by more than this; it is right again at half of it.
+    When this machine's clock begins to differ by more than `beyond_ms`, `on_wrong` logs the difference, in ms. It is
+    right again at half of that.
     """
 
     __slots__ = ("_beyond_ms", "_is_wrong", "_on_wrong", "clock")
@@ -137,10 +126,11 @@ class BrokerTime(BrokerClock):
         kind, append_ms = record.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             return
-        heard_ns, heard_ms = self.clock.monotonic_ns(), self.clock.wall_ms()
-        self.reported(append_ms, sent_ns, sent_ms, heard_ns)
+        reported_ns, reported_ms = self.clock.monotonic_ns(), self.clock.wall_ms()
+        self.reported(append_ms, sent_ns, sent_ms, reported_ns)
         was_wrong = self._is_wrong
-        ahead_ms = self.wrong_by_ms(heard_ns, heard_ms, self._beyond_ms // 2 if was_wrong else self._beyond_ms)
+        beyond_ms = self._beyond_ms // 2 if was_wrong else self._beyond_ms
+        ahead_ms = self.wrong_by_ms(reported_ns, reported_ms, beyond_ms)
         self._is_wrong = ahead_ms != 0
         if ahead_ms and not was_wrong:
             self._on_wrong(ahead_ms)

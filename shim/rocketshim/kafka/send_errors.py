@@ -49,12 +49,7 @@ call with it, and nothing is sent.
 
 
 def send_error(error: KafkaError, topic: str) -> RocketshimError:
-    """Return the typed error for a send that failed.
-
-    Args:
-        error: the error of the delivery report or of the call.
-        topic: physical topic of the message.
-    """
+    """Return the typed error for a send to a physical topic, by the error of its delivery report or of the call."""
     code = error.code()
     what = f"{error.name()}: {error.str()}"
     if code in MISSING:
