@@ -165,11 +165,11 @@ async def _given(
     """Give a message to the Kafka client, in a thread if that may block."""
     if selector is not None or sender.may_block(message):
         return await asyncio.to_thread(sender.send_now, message, selector, arg, deadline)
-    out, send = sender.prepare(message)
+    send = sender.prepare(message)
     while True:
         is_late = time.monotonic() >= deadline
         try:
-            return sender.give(out, send, 0.0, is_last_try=is_late)
+            return sender.give(send, 0.0, is_last_try=is_late)
         except BufferError:
             if is_late:
                 raise

@@ -13,6 +13,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Final, Self, Unpack, overload
 
@@ -41,7 +42,7 @@ from rocketshim.producer.arguments import (
     messages_of,
 )
 from rocketshim.producer.hooks import SendMessageHook, around, check_send_hook, observed
-from rocketshim.producer.result import PendingSend, SendResult, SendStatus
+from rocketshim.producer.result import SendResult, SendStatus
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics import Message, MessageTooLargeError, TopicNames
@@ -289,6 +290,18 @@ class Producer:
         self.close()
 
 
+@dataclass(eq=False, slots=True)
+class PendingSend:
+    """A send that has no result yet."""
+
+    topic: str  # the logical one of the message
+    out: OutgoingRecord
+    msg_id: str
+    sent_ns: int  # monotonic
+    sent_ms: int  # epoch
+    future: Future[SendResult]
+
+
 class MessageSender:
     """Sends the messages of one producer; what `Producer` and `AsyncProducer` share.
 
@@ -351,11 +364,9 @@ class MessageSender:
 
     def send_now(self, message: Message, selector: Selector | None, arg: Any, until_s: float) -> "Future[SendResult]":
         """Send a message without the hooks."""
-        return self.give(*self.prepare(message, selector, arg), until_s)
+        return self.give(self.prepare(message, selector, arg), until_s)
 
-    def prepare(
-        self, message: Message, selector: Selector | None = None, arg: Any = None
-    ) -> tuple[OutgoingRecord, PendingSend]:
+    def prepare(self, message: Message, selector: Selector | None = None, arg: Any = None) -> PendingSend:
         """Make the record of a message."""
         self.check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
@@ -369,22 +380,20 @@ class MessageSender:
             )
         future: Future[SendResult] = Future()
         future.set_running_or_notify_cancel()
-        return out, PendingSend(message.topic, out.topic, uniq_key, sent_ns, sent_ms, future)
+        return PendingSend(message.topic, out, uniq_key, sent_ns, sent_ms, future)
 
-    def give(
-        self, out: OutgoingRecord, send: PendingSend, until_s: float, *, is_last_try: bool = True
-    ) -> "Future[SendResult]":
+    def give(self, send: PendingSend, until_s: float, *, is_last_try: bool = True) -> "Future[SendResult]":
         """Give a record to the Kafka client. Unless `is_last_try`, a full queue does not count as a refusal."""
-        again_until_s = time.monotonic() + self._settings.delivery_timeout_ms / 1_000
+        again_s = time.monotonic() + self._settings.delivery_timeout_ms / 1_000
         try:
-            self._sender.send(out, partial(self._reported, send), room_until_s=until_s, again_until_s=again_until_s)
+            self._sender.send(send.out, partial(self._reported, send), room_until_s=until_s, again_until_s=again_s)
         except BufferError:
             if is_last_try:
                 self._counts.refuse()
             raise
         except KafkaException as error:
             self._counts.refuse()
-            raise send_error(error.args[0], out.topic) from error
+            raise send_error(error.args[0], send.out.topic) from error
         return send.future
 
     def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -424,7 +433,7 @@ class MessageSender:
         return chosen.queue_id
 
     def _reported(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
-        topic, counts = send.physical, self._counts
+        topic, counts = send.out.topic, self._counts
         is_scheduled = topic == self._names.schedule
         if error is not None:
             counts.failed[is_scheduled] += 1

@@ -1,12 +1,11 @@
-"""The result of a send, and a send that has none yet."""
+"""The result of a send."""
 
-from concurrent.futures import Future
 from dataclasses import dataclass
 from enum import Enum
 
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["PendingSend", "SendResult", "SendStatus"]
+__all__ = ["SendResult", "SendStatus"]
 
 
 class SendStatus(Enum):
@@ -35,15 +34,3 @@ class SendResult:
     offset_msg_id: str
     message_queue: MessageQueue
     queue_offset: int
-
-
-@dataclass(eq=False, slots=True)
-class PendingSend:
-    """A send that has no result yet."""
-
-    topic: str  # the logical one of the message
-    physical: str  # that of the record
-    msg_id: str
-    sent_ns: int  # monotonic
-    sent_ms: int  # epoch
-    future: Future[SendResult]
