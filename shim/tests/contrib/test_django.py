@@ -16,8 +16,8 @@ from django.db import connection, transaction
 from rocketshim import Message, MessageView
 from rocketshim.codecs import JsonCodec
 from rocketshim.contrib.django import consumer, listener, producer, send_on_commit
-from rocketshim.contrib.django.consume import GROUP_VARIABLE
-from rocketshim.contrib.django.consume import consumer as run_command_of_group
+from rocketshim.contrib.django.apps import GROUP_VARIABLE
+from rocketshim.contrib.django.apps import run_consumer as run_command_of_group
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim.harness import Harness
 

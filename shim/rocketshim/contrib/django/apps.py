@@ -3,9 +3,10 @@
 import os
 import threading
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
-from django.apps import AppConfig
+import django
+from django.apps import AppConfig, apps
 from django.conf import settings
 from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
@@ -14,7 +15,10 @@ from rocketshim import ConsumeMessageContext, Producer, ProducerSettings, PushCo
 from rocketshim.core.options import advice
 from rocketshim.errors import ConfigError
 
-__all__ = ["RocketshimConfig"]
+__all__ = ["GROUP_VARIABLE", "RocketshimConfig", "run_consumer"]
+
+GROUP_VARIABLE: Final = "ROCKETSHIM_DJANGO_GROUP"
+"""The environment variable with the group, which the processes of `manage.py rocketshim_consume` inherit."""
 
 
 class RocketshimConfig(AppConfig):
@@ -67,6 +71,22 @@ class RocketshimConfig(AppConfig):
                 shared, values, _ = _configured()
                 self._producer = (os.getpid(), Producer(settings=ProducerSettings.make(**{**shared, **values})))
             return self._producer[1]
+
+
+def run_consumer() -> PushConsumer:
+    """Set Django up and return the consumer of the group; each process of `manage.py rocketshim_consume` loads this.
+
+    Raises:
+        ConfigError: the group has no listener, or `ROCKETSHIM["groups"]` has a typo of a group.
+    """
+    django.setup()
+    group, config = os.environ[GROUP_VARIABLE], apps.get_app_config("rocketshim")
+    consumers: dict[str, PushConsumer] = config.consumers
+    config.check_groups()
+    if group not in consumers:
+        known = ", ".join(sorted(consumers)) or "none"
+        raise ConfigError(f"no listener has group={group!r}; groups with listeners in <app>/listeners.py: {known}")
+    return consumers[group]
 
 
 class _CloseOldConnections:

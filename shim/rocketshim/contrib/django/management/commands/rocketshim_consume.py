@@ -7,11 +7,11 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandParser
 
 from rocketshim.cli import main
-from rocketshim.contrib.django.consume import GROUP_VARIABLE
+from rocketshim.contrib.django.apps import GROUP_VARIABLE
 
 __all__ = ["Command"]
 
-_TARGET = "rocketshim.contrib.django.consume:consumer"
+_TARGET = "rocketshim.contrib.django.apps:run_consumer"
 
 
 class Command(BaseCommand):
