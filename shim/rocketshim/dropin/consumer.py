@@ -244,7 +244,7 @@ class Consumer(confluent_kafka.Consumer):
         if retries is None:
             return _poll(self, timeout)
         if retries.is_slow:
-            return self._shim_poll_slowly(retries, timeout)
+            return next(iter(retries.take(self, 1, timeout)), None)
         message = None
         if retries.is_dirty:
             if monotonic() >= retries.store_at_s:
@@ -257,7 +257,7 @@ class Consumer(confluent_kafka.Consumer):
             return None
         partitions, topic = retries.partitions, message.topic()
         if topic == partitions.retry_topic:
-            return message if retries.hand_out(self, [message]) else self._shim_poll_slowly(retries, timeout)
+            return message if retries.hand_out(self, [message]) else next(iter(retries.take(self, 1, timeout)), None)
         retries.is_dirty = True  # from here on `hand_out` written out, since it is done for each message
         held = partitions.held.get((topic, message.partition()))  # type: ignore[call-overload]  # a key is such a tuple
         if held is not None and message.error() is None:
@@ -274,11 +274,7 @@ class Consumer(confluent_kafka.Consumer):
             found = retries.hand_out(self, came)
             if found or not came:
                 return found
-        return retries.take(self, num_messages, timeout, lambda count, left: retries.wait(self, _consume, count, left))
-
-    def _shim_poll_slowly(self, retries: "Retries", timeout: float) -> Message | None:
-        found = retries.take(self, 1, timeout, lambda _, left: retries.wait(self, _poll, left))
-        return found[0] if found else None
+        return retries.take(self, num_messages, timeout)
 
     # --- what retry changes: offsets, the assignment, the end --------------------------------------------------------
 

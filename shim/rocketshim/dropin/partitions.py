@@ -58,14 +58,7 @@ def offset_of(message: Message) -> int:
 
 
 class Partition:
-    """One partition in one assignment.
-
-    Attributes:
-        last: the message that was handed out last since the client was asked, since a seek, or since the assignment;
-            None: none was.
-        asked: the client's position when it was asked; None: it was not, or before a seek.
-        awaits_start: the partition is paused until its start is known.
-    """
+    """One partition in one assignment."""
 
     __slots__ = (
         "_before_seek",
@@ -81,9 +74,9 @@ class Partition:
 
     def __init__(self, began_at: int, *, awaits_start: bool = False) -> None:
         self.began_at = began_at
-        self.awaits_start = awaits_start
-        self.last: Message | None = None
-        self.asked: TopicPartition | None = None
+        self.awaits_start = awaits_start  # it is paused until its start is known
+        self.last: Message | None = None  # handed out since the client was asked, since a seek, or the assignment
+        self.asked: TopicPartition | None = None  # the client's position when it was asked, unless before a seek
         self.stored = -1
         self.sent: dict[int, Future[None]] = {}
         self.failing: set[int] = set()
@@ -237,13 +230,10 @@ class Partitions:
     # --- sending back ------------------------------------------------------------------------------------------------
 
     def begin(self, key: TopicPartitionKey, offset: int) -> tuple[Future[None], bool]:
-        """Begin a send-back, or find the one that was begun before.
-
-        Returns:
-            The send-back's future, and whether the caller must do the send-back and call `end`.
+        """Return the future of a message's send-back, and whether the caller must do the send-back and call `end`.
 
         Raises:
-            StaleMessageError: the message was not handed out by this assignment. Nothing has changed.
+            StaleMessageError: the message was not handed out by this assignment.
         """
         with self._lock:
             held = self.held.get(key)
@@ -327,7 +317,7 @@ class Partitions:
         """Note that these offsets were stored.
 
         Several threads may store at the same time, in another order than their calls of `to_store`. So each caller
-        calls `to_store` again after this, and stores the result. Then no stored offset stays above a failing one.
+        calls `to_store` again after this, and stores the result: no stored offset stays above a failing one.
         """
         with self._lock:
             for key, offset in offsets.items():

@@ -132,11 +132,10 @@ class Retries:
     # --- sending back ------------------------------------------------------------------------------------------------
 
     def send(self, message: Message, store: Callable[[], None]) -> None:
-        """Send a message back once, and let no stored offset pass it before it is stored.
+        """Send a message back once by `store`, and let no stored offset pass it before; raise what `store` raises.
 
         Raises:
             StaleMessageError: it does not belong to the assignment; `store` was not called.
-            BaseException: what `store` raised.
         """
         key, offset = key_of(message), offset_of(message)
         future, is_ours = self.partitions.begin(key, offset)
@@ -171,13 +170,8 @@ class Retries:
         finally:
             self.waiting = was
 
-    def take(
-        self, consumer: Any, count: int, timeout_s: float, fetch: Callable[[int, float], Message | list[Message] | None]
-    ) -> list[Message]:
-        """Return messages, buffered ones first, without the ends of the retry topic. A negative time-out: forever.
-
-        `fetch` takes the remaining count and time.
-        """
+    def take(self, consumer: Any, count: int, timeout_s: float) -> list[Message]:
+        """Return messages, buffered ones first, without the ends of the retry topic. A negative time-out: forever."""
         self.hand_out(consumer, [])
         if self.partitions.awaiting_start():
             self._start_awaiting(consumer)
@@ -193,8 +187,7 @@ class Retries:
                 if self.messages:  # one could not be sent on
                     sleep(_PAUSE_S if deadline is None else max(0.0, min(_PAUSE_S, deadline - monotonic())))
                 continue
-            found = fetch(count, timeout_s)
-            came = [found] if isinstance(found, Message) else found or []
+            came = self.wait(consumer, _Original.consume, count, timeout_s)
             messages = self.hand_out(consumer, [each for each in came if not self._is_end(each)])
             if messages or not came:
                 return messages
@@ -204,9 +197,6 @@ class Retries:
         """Return the messages that the client has just returned and that are the program's, and note them.
 
         If a callback has failed, buffer them and raise its error.
-
-        Raises:
-            BaseException: the error that a callback raised.
 
         Decides: What if a callback of the program raises while a poll has a message? This poll raises, the next one
             returns the message.

@@ -108,8 +108,7 @@ def is_delayed(message: Message) -> bool:
 class RecordMaker:
     """Gives each message of one producer an id, and a delayed one its lane and its first queue. Any thread may call it.
 
-    Attributes:
-        time: what delivery reports of the schedule topic have shown; it chooses the queue of a `deliver_at`.
+    `time` knows what delivery reports of the schedule topic have shown; it chooses the queue of a `deliver_at`.
     """
 
     def __init__(

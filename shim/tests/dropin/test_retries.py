@@ -106,9 +106,9 @@ def test_each_call_raises_one_error_of_a_callback_and_no_message_is_lost(stage: 
     with pytest.raises(OSError, match="first"):
         stage.take(2)
     with pytest.raises(ValueError, match="second"):
-        stage.retries.take(stage.client, 1, 0, lambda count, _: stage.fetch(count))
+        stage.retries.take(stage.client, 1, 0)
     assert stage.retries.is_slow
-    taken = [stage.retries.take(stage.client, 1, 0, lambda count, _: stage.fetch(count)) for _ in range(3)]
+    taken = [stage.retries.take(stage.client, 1, 0) for _ in range(3)]
     assert [values(each) for each in taken] == [[b"0"], [b"1"], [b"2"]]
     assert not stage.retries.is_slow
 
@@ -120,7 +120,7 @@ def test_a_buffered_message_is_not_handled(stage: Stage) -> None:
         stage.take(3)
     stage.settle()
     assert stage.stored == [1]
-    stage.retries.take(stage.client, 2, 0, lambda count, _: stage.fetch(count))
+    stage.retries.take(stage.client, 2, 0)
     stage.settle()
     assert stage.stored == [1, 3]
 
