@@ -32,14 +32,10 @@ from urllib.parse import quote, unquote
 from rocketshim.core.careful_start import Handling, decode_handling, encode_handling
 
 __all__ = [
-    "AtTimestamp",
+    "Commit",
     "CommitMetadata",
     "ConsumeFromWhere",
-    "Earliest",
-    "Found",
-    "LastOffset",
     "Start",
-    "StartAt",
     "StartRules",
     "decode_metadata",
     "digest_conflict",
@@ -68,20 +64,16 @@ class ConsumeFromWhere(Enum):
     TIMESTAMP = "timestamp"
 
 
+Start = int | ConsumeFromWhere
+"""Where a partition starts: at a committed offset, or as a policy says (FIRST_OFFSET: at the earliest record there is).
+
+LAST_OFFSET means the end of the log as it is now, or the start of a young log (`latest_offset`).
+"""
+
+
 @dataclass(frozen=True, slots=True)
 class StartRules:
-    """Where the partitions of a group start, and what its commits tell about the subscription.
-
-    Attributes:
-        retry_topic: physical name of the group's retry topic; it always starts at its earliest record.
-        where: where a group starts that has consumed nothing of a topic yet.
-        timestamp_ms: epoch ms, for `ConsumeFromWhere.TIMESTAMP`.
-        digest: digest of the group's subscription; each commit carries it.
-        subscription: the subscription as text.
-        young_queue_max_messages: maximum number of records of a queue that LAST_OFFSET begins at the start of
-            (`latest_offset`).
-        allocates: members allocate the queues themselves, also those of a topic that they do not subscribe to.
-    """
+    """Where the partitions of a group start, and what its commits tell about the subscription."""
 
     retry_topic: str
     where: ConsumeFromWhere
@@ -90,63 +82,24 @@ class StartRules:
     subscription: str = ""
     young_queue_max_messages: int = 0
     allocates: bool = False
+    """The members allocate the queues themselves, also those of a topic that they do not subscribe to."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitMetadata:
-    """The metadata that our commits carry.
-
-    Attributes:
-        digest: digest of the member's subscription.
-        born: partitions the topic had when the group began on it, 1 or more; 0: not known.
-        subscription: the subscription as text, for people; `""` if the commit does not contain it.
-        token: fencing token of the queue lock under which it was made; None: without a lock (concurrent mode).
-        handling: whether the partition was given back, and what may be in progress; None: it does not say.
-    """
+    """The metadata that our commits carry."""
 
     digest: str
     born: int
+    """Partitions that the topic had when the group began on it, 1 or more; 0: not known."""
     subscription: str = ""
     token: int | None = None
+    """Fencing token of the lock under which the commit was made; None: without a lock (concurrent mode)."""
     handling: Handling | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What is known of one partition of the topic.
-
-    Attributes:
-        committed: position committed by the group; None, or one of Kafka's negative ones, for none.
-        metadata: metadata of that commit; None if there is none, or if the text is not in our format.
-    """
-
-    committed: int | None
-    metadata: CommitMetadata | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StartAt:
-    """Start at a committed position."""
-
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Earliest:
-    """Start at the earliest record there is."""
-
-
-@dataclass(frozen=True, slots=True)
-class LastOffset:
-    """Start at the end of the log as it is now, or at the start of a young log (`latest_offset`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class AtTimestamp:
-    """Start at the first record that is not older than the configured time."""
-
-
-Start = StartAt | Earliest | LastOffset | AtTimestamp
+Commit = tuple[int, CommitMetadata | None]
+"""A committed offset, and its metadata; None: they are not in our format."""
 
 
 def timestamp_or_default(timestamp_ms: int | None, now_ms: int) -> int:
@@ -154,49 +107,32 @@ def timestamp_or_default(timestamp_ms: int | None, now_ms: int) -> int:
     return now_ms - _DEFAULT_TIMESTAMP_AGE_MS if timestamp_ms is None else timestamp_ms
 
 
-_BY_POLICY: Final[Mapping[ConsumeFromWhere, Start]] = {
-    ConsumeFromWhere.FIRST_OFFSET: Earliest(),
-    ConsumeFromWhere.LAST_OFFSET: LastOffset(),
-    ConsumeFromWhere.TIMESTAMP: AtTimestamp(),
-}
-
-
 def resolve_starts(
     partitions: Iterable[int],
-    found: Mapping[int, Found],
+    commits: Mapping[int, Commit],
     *,
     where: ConsumeFromWhere,
     is_retry_topic: bool,
     partition_count: int,
 ) -> tuple[dict[int, Start], int]:
-    """Return where the group begins on partitions of a topic.
+    """Return where the group begins on partitions of a topic, and the `born` that its commits carry from now on.
 
-    Args:
-        partitions: the partitions that were assigned.
-        found: what is committed for each partition of the topic, including these; a missing partition has no commit.
-        where: the policy.
-        is_retry_topic: the topic is the group's own retry topic.
-        partition_count: partitions the topic has now.
-
-    Returns:
-        The starts, and the `born` that commits of the topic carry from now on.
+    `commits` are those of the whole topic: a partition without one is compared with the others.
 
     Decides: Where does a consumer group begin on a partition? At its commit. A new group begins at the end, but at the
         start of a young queue (`core.start_position.latest_offset`), and of a partition that was added later: commits
         carry the number of partitions at the group's birth.
     """
-    commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
-    known = [each.metadata.born for each in commits.values() if each.metadata is not None and each.metadata.born > 0]
+    known = [metadata.born for _, metadata in commits.values() if metadata is not None and metadata.born > 0]
     born = min(known) if known else (0 if commits else partition_count)
     starts: dict[int, Start] = {}
     for partition in partitions:
-        own = commits.get(partition)
-        if own is not None and own.committed is not None:
-            starts[partition] = StartAt(own.committed)
+        if partition in commits:
+            starts[partition] = commits[partition][0]
         elif is_retry_topic or (commits and (not known or partition >= born)):
-            starts[partition] = Earliest()
+            starts[partition] = ConsumeFromWhere.FIRST_OFFSET
         else:
-            starts[partition] = _BY_POLICY[where]
+            starts[partition] = where
     return starts, born
 
 
@@ -206,11 +142,6 @@ def latest_offset(first_offset: int, end_offset: int, young_queue_max_messages: 
     A log is young if nothing was ever deleted from it and it has at most `young_queue_max_messages` records, with
     markers and aborted records of transactions. RocketMQ's broker does the same as long as a queue's first message is
     still in its memory.
-
-    Args:
-        first_offset: first offset of the log, 0 or more.
-        end_offset: end of the log.
-        young_queue_max_messages: maximum number of records of a young log; 0: no log with records is young.
 
     Source: `ConsumerManageProcessor#queryConsumerOffset`.
     """

@@ -5,14 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rocketshim.core.start_position import (
-    AtTimestamp,
+    Commit,
     CommitMetadata,
     ConsumeFromWhere,
-    Earliest,
-    Found,
-    LastOffset,
     Start,
-    StartAt,
     decode_metadata,
     digest_conflict,
     encode_metadata,
@@ -25,22 +21,18 @@ from rocketshim.core.start_position import (
 )
 from rocketshim.core.subscriptions import text_of
 
-POLICY: dict[ConsumeFromWhere, Start] = {
-    ConsumeFromWhere.FIRST_OFFSET: Earliest(),
-    ConsumeFromWhere.LAST_OFFSET: LastOffset(),
-    ConsumeFromWhere.TIMESTAMP: AtTimestamp(),
-}
+EARLIEST = ConsumeFromWhere.FIRST_OFFSET
 WHERE = st.sampled_from(list(ConsumeFromWhere))
 BORN = st.integers(0, 12)
 METADATA = st.none() | st.builds(CommitMetadata, st.sampled_from(["", "a", "b"]), BORN)
-COMMITTED = st.none() | st.integers(-1_001, -1) | st.integers(0, 2**63 - 1)
-FOUND = st.dictionaries(st.integers(0, 11), st.builds(Found, COMMITTED, METADATA), max_size=12)
+COMMITTED = st.integers(0, 2**63 - 1)
+FOUND = st.dictionaries(st.integers(0, 11), st.tuples(COMMITTED, METADATA), max_size=12)
 OURS = CommitMetadata("digest", 3)
 
 
 def start(
     partition: int,
-    found: dict[int, Found] | None = None,
+    found: dict[int, Commit] | None = None,
     where: ConsumeFromWhere = ConsumeFromWhere.LAST_OFFSET,
     *,
     retry: bool = False,
@@ -50,39 +42,37 @@ def start(
     return starts[partition]
 
 
-def naive(partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool) -> Start:
+def naive(partition: int, found: dict[int, Commit], where: ConsumeFromWhere, *, retry: bool) -> Start:
     """Apply the rules one after the other, as a table would list them."""
-    commits = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
-    if partition in commits:
-        return StartAt(commits[partition].committed or 0)
+    if partition in found:
+        return found[partition][0]
     if retry:
-        return Earliest()
-    if not commits:
-        return POLICY[where]
-    born = [each.metadata.born for each in commits.values() if each.metadata is not None and each.metadata.born > 0]
+        return EARLIEST
+    if not found:
+        return where
+    born = [metadata.born for _, metadata in found.values() if metadata is not None and metadata.born > 0]
     if not born or partition >= min(born):
-        return Earliest()
-    return POLICY[where]
+        return EARLIEST
+    return where
 
 
 @given(partition=st.integers(0, 11), found=FOUND, where=WHERE, retry=st.booleans(), count=st.integers(1, 12))
 def test_start_equals_that_of_the_naive_table(
-    partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool, count: int
+    partition: int, found: dict[int, Commit], where: ConsumeFromWhere, *, retry: bool, count: int
 ) -> None:
     assert start(partition, found, where, retry=retry, count=count) == naive(partition, found, where, retry=retry)
 
 
 @given(partition=st.integers(0, 11), found=FOUND, where=WHERE, retry=st.booleans(), count=st.integers(1, 12))
 def test_the_commit_of_a_resolved_start_never_changes_where_others_begin(
-    partition: int, found: dict[int, Found], where: ConsumeFromWhere, *, retry: bool, count: int
+    partition: int, found: dict[int, Commit], where: ConsumeFromWhere, *, retry: bool, count: int
 ) -> None:
     """The order in which members start their partitions must not matter: `born` is repeated, not counted again."""
-    kept = {number: each for number, each in found.items() if each.committed is not None and each.committed >= 0}
-    _, born = resolve_starts([partition], kept, where=where, is_retry_topic=retry, partition_count=count)
-    after = {**kept, partition: Found(100, CommitMetadata("digest", born))}
-    for other in set(range(count)) - {partition} - set(kept):
+    _, born = resolve_starts([partition], found, where=where, is_retry_topic=retry, partition_count=count)
+    after = {**found, partition: (100, CommitMetadata("digest", born))}
+    for other in set(range(count)) - {partition} - set(found):
         assert start(other, after, where, retry=retry, count=count) == start(
-            other, kept, where, retry=retry, count=count
+            other, found, where, retry=retry, count=count
         )
 
 
@@ -91,23 +81,23 @@ def test_partition_added_after_the_group_began_is_always_read_from_its_start(
     where: ConsumeFromWhere, grown_to: int, first_count: int, order: list[int]
 ) -> None:
     """A group begins on a few partitions, one by one in any order; then the topic grows twice."""
-    found: dict[int, Found] = {}
+    found: dict[int, Commit] = {}
     for count in (first_count, first_count + grown_to, 2 * (first_count + grown_to)):
         for partition in [number for number in order if number < count]:
             starts, born = resolve_starts([partition], found, where=where, is_retry_topic=False, partition_count=count)
             if partition in found:
-                assert starts[partition] == StartAt(7)
+                assert starts[partition] == 7
             else:
-                assert starts[partition] == (POLICY[where] if partition < first_count else Earliest())
+                assert starts[partition] == (where if partition < first_count else EARLIEST)
             assert born == first_count
             decoded = decode_metadata(encode_metadata(CommitMetadata("digest", born)))
-            found[partition] = Found(7, decoded)
+            found[partition] = (7, decoded)
 
 
 @pytest.mark.parametrize("where", list(ConsumeFromWhere))
 def test_committed_position_is_used_whatever_the_policy(where: ConsumeFromWhere) -> None:
-    assert start(0, {0: Found(42)}, where) == StartAt(42)
-    assert start(0, {0: Found(0)}, where, retry=True) == StartAt(0)
+    assert start(0, {0: (42, None)}, where) == 42
+    assert start(0, {0: (0, None)}, where, retry=True) == 0
 
 
 @pytest.mark.parametrize("where", list(ConsumeFromWhere))
@@ -115,37 +105,37 @@ def test_new_group_on_a_topic_follows_its_policy_and_records_the_partition_count
     where: ConsumeFromWhere,
 ) -> None:
     starts, born = resolve_starts([2, 3], {}, where=where, is_retry_topic=False, partition_count=6)
-    assert (starts, born) == ({2: POLICY[where], 3: POLICY[where]}, 6)
+    assert (starts, born) == ({2: where, 3: where}, 6)
 
 
 @pytest.mark.parametrize("where", list(ConsumeFromWhere))
 def test_retry_topic_begins_at_its_earliest_record_even_with_a_timestamp(where: ConsumeFromWhere) -> None:
     """With a timestamp RocketMQ begins at the end, and loses the retries of the first consumers."""
-    assert start(0, {}, where, retry=True) == Earliest()
-    assert start(1, {0: Found(9, OURS)}, where, retry=True) == Earliest()
+    assert start(0, {}, where, retry=True) == EARLIEST
+    assert start(1, {0: (9, OURS)}, where, retry=True) == EARLIEST
 
 
 def test_existing_partition_without_a_commit_follows_the_policy() -> None:
     """Its first owner died before it could commit; the partition is as old as the others."""
-    assert start(2, {0: Found(9, OURS)}) == LastOffset()
-    assert start(3, {0: Found(9, OURS)}) == Earliest()
+    assert start(2, {0: (9, OURS)}) == ConsumeFromWhere.LAST_OFFSET
+    assert start(3, {0: (9, OURS)}) == EARLIEST
 
 
 def test_commits_of_a_plain_consumer_make_a_partition_without_one_begin_at_its_earliest() -> None:
     starts, born = resolve_starts(
-        [1], {0: Found(9)}, where=ConsumeFromWhere.LAST_OFFSET, is_retry_topic=False, partition_count=6
+        [1], {0: (9, None)}, where=ConsumeFromWhere.LAST_OFFSET, is_retry_topic=False, partition_count=6
     )
-    assert (starts, born) == ({1: Earliest()}, 0)
+    assert (starts, born) == ({1: EARLIEST}, 0)
 
 
 def test_metadata_without_a_known_number_of_partitions_counts_as_none() -> None:
-    assert start(1, {0: Found(9, CommitMetadata("digest", 0))}) == Earliest()
+    assert start(1, {0: (9, CommitMetadata("digest", 0))}) == EARLIEST
 
 
 def test_lowest_known_number_of_partitions_counts_if_commits_differ() -> None:
     """If uncertain, assume that the partition was added later: repeat, never lose."""
-    found = {0: Found(9, CommitMetadata("d", 8)), 1: Found(9, CommitMetadata("d", 2))}
-    assert start(3, found) == Earliest()
+    found: dict[int, Commit] = {0: (9, CommitMetadata("d", 8)), 1: (9, CommitMetadata("d", 2))}
+    assert start(3, found) == EARLIEST
 
 
 @given(

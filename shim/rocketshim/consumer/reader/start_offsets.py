@@ -14,7 +14,6 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
-from types import UnionType
 from typing import Final
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaException, TopicPartition
@@ -23,13 +22,10 @@ from rocketshim.consumer.reader.commits import commit_now
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.start_position import (
-    AtTimestamp,
+    Commit,
     CommitMetadata,
-    Earliest,
-    Found,
-    LastOffset,
+    ConsumeFromWhere,
     Start,
-    StartAt,
     StartRules,
     decode_metadata,
     digest_conflict,
@@ -159,7 +155,7 @@ class StartOffsets:
                 self.found_tokens.pop(key, None)
                 self._outdated.discard(key)
                 if number in found:
-                    commit = found[number].metadata
+                    commit = found[number][1]
                     self.found_tokens[key] = None if commit is None else commit.token
                     # else a quiet retry topic shows the filter of a member that is gone, forever: see
                     # test_a_differing_subscription_is_reported_until_the_commits_agree
@@ -199,17 +195,17 @@ class StartOffsets:
             extra = {"partitions": unclean[:_MAX_LOGGED], "suspects": suspects[:_MAX_LOGGED]}
             _LOG.warning("consumer.begun-carefully", extra=extra)
 
-    def _found(self, assigned: Mapping[str, list[int]], timeout_s: float) -> dict[str, dict[int, Found]]:
+    def _found(self, assigned: Mapping[str, list[int]], timeout_s: float) -> dict[str, dict[int, Commit]]:
         listed = partitions_of(self._lookups, assigned, timeout_s)
         # the assigned ones, too: the broker's metadata may be outdated
         numbers = {topic: sorted({*mine, *listed[topic]}) for topic, mine in assigned.items()}
         self._counts.update({topic: len(each) for topic, each in numbers.items()})
-        found: dict[str, dict[int, Found]] = {topic: {} for topic in numbers}
+        found: dict[str, dict[int, Commit]] = {topic: {} for topic in numbers}
         for item in check_answers(self._committed(numbers, timeout_s)):
             if item.offset >= 0:
-                found[item.topic][item.partition] = Found(item.offset, decode_metadata(item.metadata))
+                found[item.topic][item.partition] = item.offset, decode_metadata(item.metadata)
         for topic, commits in found.items():
-            self._compare(topic, [each.metadata for each in commits.values()])
+            self._compare(topic, [metadata for _, metadata in commits.values()])
         return found
 
     def _committed(self, numbers: Mapping[str, Iterable[int]], timeout_s: float) -> list[TopicPartition]:
@@ -269,14 +265,16 @@ class StartOffsets:
             _LOG.warning("consumer.topics-differ", extra=facts)
 
     def _offsets(self, starts: Mapping[TopicPartitionKey, Start], timeout_s: float) -> dict[TopicPartitionKey, int]:
-        def asked(kind: type[Start] | UnionType, when_ms: int) -> dict[TopicPartitionKey, int]:
-            keys = [key for key, start in starts.items() if isinstance(start, kind)]
-            return offsets_at(self._lookups, keys, when_ms, timeout_s)
+        def asked(where: Collection[ConsumeFromWhere], when_ms: int) -> dict[TopicPartitionKey, int]:
+            return offsets_at(
+                self._lookups, [key for key, start in starts.items() if start in where], when_ms, timeout_s
+            )
 
-        firsts, young = asked(Earliest | LastOffset, OFFSET_BEGINNING), self._rules.young_queue_max_messages
+        first, last = ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.LAST_OFFSET
+        firsts, young = asked({first, last}, OFFSET_BEGINNING), self._rules.young_queue_max_messages
         return {
             **firsts,
-            **{key: latest_offset(firsts[key], end, young) for key, end in asked(LastOffset, OFFSET_END).items()},
-            **asked(AtTimestamp, self._rules.timestamp_ms),
-            **{key: start.offset for key, start in starts.items() if isinstance(start, StartAt)},
+            **{key: latest_offset(firsts[key], end, young) for key, end in asked({last}, OFFSET_END).items()},
+            **asked({ConsumeFromWhere.TIMESTAMP}, self._rules.timestamp_ms),
+            **{key: start for key, start in starts.items() if isinstance(start, int)},
         }
