@@ -313,7 +313,7 @@ def stuck(bootstrap: str, topic: str, count: int) -> dict[str, float]:
         assert loop is not None
         while loop.dispatch.counts.succeeded < count * (PARTITIONS - 1) // PARTITIONS:
             time.sleep(0.05)
-            held = [queue for queue in loop.mode.queues if queue.topic == topic and queue.partition == 0]
+            held = [queue for queue in loop.mode.queues if queue.key == (topic, 0)]
             most_held = max(most_held, *(queue.msg_count for queue in held), 0)
             most_span = max(most_span, *(queue.span for queue in held), 0)
         time.sleep(1)

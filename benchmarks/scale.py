@@ -141,7 +141,7 @@ def held(consumers: list[Any], options: dict[str, Any]) -> int:
             consumer.poll(0)
         return sum(len(consumer.assignment()) for consumer in consumers)
     loops = [consumer._loop for consumer in consumers]  # noqa: SLF001 - what it holds this instant
-    return sum(queue.topic == options["topic"] for loop in loops for queue in loop.mode.queues)
+    return sum(queue.key.topic == options["topic"] for loop in loops for queue in loop.mode.queues)
 
 
 def done(consumers: list[Any]) -> int:

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
@@ -97,7 +96,7 @@ def test_a_refused_offset_does_not_hide_those_that_are_stored_with_it(
             for key in (good, bad):
                 partitions[key] = Partition(key)
                 partitions[key].begin(0)
-                partitions[key].queue = queue = ProcessQueue[Any](*key)
+                partitions[key].queue = queue = ProcessQueue(key)
                 queue.skip_to(5)
             commits.commit(partitions.values(), asynchronous=asynchronous)
             while commits.outstanding:

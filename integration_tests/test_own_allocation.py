@@ -110,7 +110,7 @@ def fill(broker: Broker, topic: str, numbers: range) -> None:
 
 def held(consumer: PushConsumer, topic: str) -> set[int]:
     loop = consumer._loop
-    return set() if loop is None else {queue.partition for queue in loop.mode.queues if queue.topic == topic}
+    return set() if loop is None else {queue.key.partition for queue in loop.mode.queues if queue.key.topic == topic}
 
 
 def lag(broker: Broker, group: str, topic: str) -> int:

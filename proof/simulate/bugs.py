@@ -18,7 +18,7 @@ from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.careful_start import CarefulPartition, CarefulStart
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.next_hop import HopMaker
-from rocketshim.core.orderly_partition import StoppedKeys
+from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.dropin import Consumer as DropinConsumer
@@ -443,7 +443,7 @@ BUGS: Final = (
     Bug("a redrive marks what it does not send", Redriver, "_produce_all", _marks_what_it_does_not_send, REDRIVES),
     Bug("a redrive repeats an uncertain transaction", RedriveProgress, "resume", _uncertain_is_sent_again, REDRIVES),
     Bug("a redrive believes a report without an offset", Redriver, "_note_unconfirmed", _returns(None), REDRIVES),
-    Bug("a failed message does not hold its queue", StoppedKeys, "goes_on", _YES, ORDERLY),
+    Bug("a failed message does not hold its queue", OrderlyTask, "goes_on", _YES, ORDERLY),
     Bug("an orderly queue forgets failed attempts", OrderlyRunner, "run", _counts_from_zero, ORDERLY),
     Bug("a member measures leases with its own clock", GroupLogThread, "_fold", _own_clock_measures_leases, ORDERLY),
     Bug("a lost group log is not noticed", GroupLogThread, "_lost", _returns(None), LOGS),

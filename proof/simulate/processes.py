@@ -54,9 +54,9 @@ class SteppedPool:
     shares_chunks = False
 
     def __init__(self, world: World, run: Callable[[Any], Any]) -> None:
-        self.results: SimpleQueue[Result[Any, Any]] = SimpleQueue()
+        self.results: SimpleQueue[Result] = SimpleQueue()
         self.tasks: deque[Any] = deque()
-        self.late: deque[Result[Any, Any]] = deque()
+        self.late: deque[Result] = deque()
         self.size = 2
         self.waits = 0
         self._world = world
@@ -81,7 +81,7 @@ class SteppedPool:
         while self.late:
             self.results.put(self.late.popleft())
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result[Any, Any]:
+    def wait(self, timeout_s: float, gather_s: float) -> Result:
         """Return a result; if there is none, let time pass and raise `queue.Empty`."""
         del gather_s
         if not self.results.qsize():

@@ -14,11 +14,11 @@ threads are daemons: a thread whose listener never returns does not keep the pro
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic, Protocol
 
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -26,7 +26,7 @@ from rocketshim.consumer_metrics import DispatchCounts, OrderlyCounts
 from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.partition import QueueT
+from rocketshim.core.partition import PartitionQueue, QueueT, Work
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.kafka.membership import MemberCheck
 from rocketshim.locks.log_thread import GroupLogThread
@@ -42,40 +42,36 @@ _REPORTS_S: Final = 0.005
 _DRAIN_STEP_S: Final = 0.01
 
 
-TaskT = TypeVar("TaskT")
-AnswerT = TypeVar("AnswerT")
-
-
 @dataclass(slots=True)
-class Result(Generic[TaskT, AnswerT]):
+class Result:
     """A chunk that a listener thread has finished, or offsets of it that are `still_open`.
 
     `outcomes` are the messages that did not succeed (None: all did); in orderly mode, every answer. `died` is a defect
     in rocketshim that ended the thread; user code cannot end it.
     """
 
-    chunk: TaskT
-    outcomes: list[AnswerT] | None
+    chunk: Any
+    outcomes: list[Any] | None
     elapsed_ns: int
     died: BaseException | None = None
     still_open: Collection[int] | None = None
 
 
-class Pool(Protocol[TaskT, AnswerT]):
+class Pool(Protocol):
     """Runs chunks: threads (`ListenerPool`) or an event loop (`concurrent.async_pool.AsyncPool`).
 
     Thread-safety: only one owner thread calls it; any thread calls `is_own_thread`.
     """
 
-    results: SimpleQueue[Result[TaskT, AnswerT]]
+    results: SimpleQueue[Result]
     size: int
     shares_chunks: bool
     """Whether several workers process one chunk at the same time: then no message waits for its neighbour."""
 
-    def submit(self, chunk: TaskT) -> None:
+    def submit(self, chunk: Any) -> None:
         """Accept a chunk; never block."""
 
-    def report_part(self, chunk: TaskT) -> None:
+    def report_part(self, chunk: Any) -> None:
         """Report the finished messages of a chunk, if several workers share it."""
         del chunk
 
@@ -88,7 +84,7 @@ class Pool(Protocol[TaskT, AnswerT]):
     def is_own_thread(self) -> bool:
         """Return whether the caller runs in one of its threads."""
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
+    def wait(self, timeout_s: float, gather_s: float) -> Result:
         """Return the next result; raise `queue.Empty` if none came in time.
 
         Once one result is available, a pool of threads waits up to `gather_s` for more.
@@ -103,7 +99,7 @@ class LoopParts:
 
     reader: PartitionReader
     source: Subscriptions
-    pool: Pool[Any, Any]
+    pool: Pool
     send_back: SendBack
     settings: PushConsumerSettings
     limits: FlowLimits
@@ -113,18 +109,19 @@ class LoopParts:
     on_close: Callable[[], None] = lambda: None  # releases what the loop does not know: files, the admin client
 
 
-class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
+class Dispatch(ABC, Generic[QueueT]):
     """The poll thread's side of the listener threads."""
 
     def __init__(self, parts: LoopParts) -> None:
-        self.pool: Pool[TaskT, AnswerT] = parts.pool
+        self.pool = parts.pool
         self.send_back = parts.send_back
         self.counts = DispatchCounts()
         self.orderly_counts = OrderlyCounts()
         self.in_flight = 0  # messages handed out and not yet reported
         self.died: BaseException | None = None
         self.care = parts.reader.care
-        self._kept: dict[TopicPartitionKey, list[TaskT]] = {}  # taken, and not submitted yet
+        self.send_back.on_stored = self._stored
+        self._kept: dict[TopicPartitionKey, list[Work]] = {}  # taken, and not submitted yet
         self._batch_count = parts.settings.consume_message_batch_max_size
         self._now_ms = now_ms_of(parts.clock)
         self._wall_ms = parts.clock.wall_ms
@@ -144,23 +141,15 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         """Hand out all messages of queues that are not careful."""
 
     @abstractmethod
-    def _take_few(self, queue: QueueT, limit: int) -> TaskT | None:
+    def _take_few(self, queue: QueueT, limit: int) -> Work | None:
         """Take messages of a careful queue, for one task: at most `limit`; None: there is none now."""
 
     @abstractmethod
-    def _offsets_of(self, task: TaskT) -> list[int]:
-        """Return the offsets of a task."""
-
-    @abstractmethod
-    def _in_progress(self, queue: QueueT) -> Iterator[int]:
-        """Yield the offsets of a queue that a task has, and whose calls have not timed out."""
-
-    @abstractmethod
-    def _fail(self, task: TaskT, failure: Failure, times: int) -> None:
+    def _fail(self, task: Any, failure: Failure, times: int) -> None:
         """Process a task of one message as failed that many times, without a call."""
 
     @abstractmethod
-    def _is_withheld(self, task: TaskT) -> bool:
+    def _is_withheld(self, task: Any) -> bool:
         """Return whether a task that was not submitted is not to be; if so, put it back."""
 
     def _hand_out_carefully(self, queues: Sequence[QueueT]) -> Sequence[QueueT]:
@@ -170,37 +159,36 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
         waiting: dict[TopicPartitionKey, list[int]] = {}
         running: dict[TopicPartitionKey, set[int]] = {}
         for queue in queues:
-            key = TopicPartitionKey.of(queue)
-            if self.care.is_careful(key, queue.next_offset):
-                waiting[key], running[key] = self._take_carefully(key, queue)
+            if self.care.is_careful(queue.key, queue.next_offset):
+                waiting[queue.key], running[queue.key] = self._take_carefully(queue.key, queue)
             else:
                 others.append(queue)
-        begin = self.care.next(waiting, running, lambda: any(map(self._is_in_progress, others)), self._now_ms())
+        begin = self.care.next(waiting, running, lambda: any(map(_is_in_progress, others)), self._now_ms())
         for key in waiting:
             tasks = self._kept.get(key, [])
-            while tasks and all((key, offset) in begin for offset in self._offsets_of(tasks[0])):
+            while tasks and all((key, offset) in begin for offset in _offsets_of(tasks[0])):
                 self.pool.submit(tasks.pop(0))
             if not tasks:
                 self._kept.pop(key, None)
         if self.care.holds_others:
             return []
         for queue in others:
-            for task in self._kept.pop(TopicPartitionKey.of(queue), ()):  # it was careful until now
+            for task in self._kept.pop(queue.key, ()):  # it was careful until now
                 self.pool.submit(task)
         return others
 
     def _take_carefully(self, key: TopicPartitionKey, queue: QueueT) -> tuple[list[int], set[int]]:
         """Take as many messages of a careful queue as may be noted; return those that wait, and those in progress."""
         kept = self._kept.setdefault(key, [])
-        waiting = [offset for task in kept for offset in self._offsets_of(task)]
-        running = set(self._in_progress(queue)).difference(waiting)
+        waiting = [offset for task in kept for offset in _offsets_of(task)]
+        running = set(queue.in_progress()).difference(waiting)
         while True:
             limit = 1 if self.care.has_suspects(key) else self.care.share
             room = limit - len(waiting) - len(running)
             task = self._take_few(queue, room) if room > 0 else None
             if task is None:
                 return waiting, running
-            offsets = self._offsets_of(task)
+            offsets = _offsets_of(task)
             self.in_flight += len(offsets)
             times = self.care.guilty(key).get(offsets[0])
             if times is None:
@@ -210,9 +198,6 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
             self.care.judge(key, offsets[0])
             text = f"{times} processes died while it was in progress"
             self._fail(task, Failure(PROCESS_DIED, text, self._wall_ms()), times)
-
-    def _is_in_progress(self, queue: QueueT) -> bool:
-        return next(self._in_progress(queue), None) is not None
 
     def _drop_withheld(self) -> None:
         """Forget kept tasks of queues that are not handed out any more."""
@@ -224,8 +209,12 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
                 del self._kept[key]
 
     @abstractmethod
-    def _take(self, result: Result[TaskT, AnswerT]) -> None:
+    def _take(self, result: Result) -> None:
         """Process a result."""
+
+    @abstractmethod
+    def _stored(self, task: Any, messages: Sequence[Any]) -> None:
+        """Note that the next hops of these messages are stored, so that they are done."""
 
     def gather_s(self) -> float:
         """Return how long results may wait without a worker running out of work, in seconds."""
@@ -300,16 +289,24 @@ class Dispatch(ABC, Generic[QueueT, TaskT, AnswerT]):
             self._drop_withheld()
 
 
-class ListenerPool(Pool[TaskT, AnswerT]):
+def _offsets_of(task: Any) -> list[int]:
+    return [message.offset() for message in task.messages]
+
+
+def _is_in_progress(queue: PartitionQueue) -> bool:
+    return next(queue.in_progress(), None) is not None
+
+
+class ListenerPool(Pool):
     """The `Pool` of plain functions: a number of threads that run chunks."""
 
     shares_chunks = False
 
-    def __init__(self, run: Callable[[TaskT], list[AnswerT] | None], size: int, name: str) -> None:
-        self.results: SimpleQueue[Result[TaskT, AnswerT]] = SimpleQueue()
+    def __init__(self, run: Callable[[Any], list[Any] | None], size: int, name: str) -> None:
+        self.results: SimpleQueue[Result] = SimpleQueue()
         self._run = run
         self._name = name
-        self._tasks: SimpleQueue[TaskT | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Work | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._started = 0
         self.size = 0
@@ -319,11 +316,11 @@ class ListenerPool(Pool[TaskT, AnswerT]):
             self.resize(0)
             raise
 
-    def submit(self, chunk: TaskT) -> None:
+    def submit(self, chunk: Any) -> None:
         """Hand a chunk to the first free thread."""
         self._tasks.put(chunk)
 
-    def wait(self, timeout_s: float, gather_s: float) -> Result[TaskT, AnswerT]:
+    def wait(self, timeout_s: float, gather_s: float) -> Result:
         """Return the next result. The owner does not wake for each: 20 threads that sleep 1 ms make 20,000 a second."""
         result = self.results.get(timeout=timeout_s)
         if gather_s > 0:

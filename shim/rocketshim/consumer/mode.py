@@ -30,7 +30,7 @@ _MAX_IN_FLIGHT: Final = 10_000
 class Mode(ABC, Generic[QueueT]):
     """The queues that are read now, their listeners (`dispatch`) and their commits."""
 
-    def __init__(self, parts: LoopParts, dispatch: Dispatch[QueueT, Any, Any]) -> None:
+    def __init__(self, parts: LoopParts, dispatch: Dispatch[QueueT]) -> None:
         reader = parts.reader
         self.commits = Committer(
             reader.client,
@@ -171,7 +171,7 @@ class Mode(ABC, Generic[QueueT]):
             for each in self._reader.partitions.values()
             if each.pauses
             and (queue := each.queue) is not None
-            and should_resume(queue, self._limits, is_waiting=queue.is_waiting)
+            and should_resume(queue, self._limits, self._reader.now_ms())
         ]
         self._reader.unpause(ready, PauseReason.FLOW)
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from contextlib import suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final, Generic
+from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
@@ -31,7 +31,6 @@ from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.topic_watch import TopicWatch
 from rocketshim.consumer.state import state_of
-from rocketshim.core.partition import QueueT
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
@@ -57,7 +56,7 @@ _SHOW_MS: Final = 1_000
 _COMPARE_TIMEOUT_S: Final = 0.5
 
 
-class PollLoop(Generic[QueueT]):
+class PollLoop:
     """The loop of one thread over one Kafka consumer. `push.assembly` puts it together.
 
     Attributes:
@@ -71,7 +70,7 @@ class PollLoop(Generic[QueueT]):
     Thread-safety: only one thread calls `run`; any thread may call `stop` and `ask`, and read counts and `error`.
     """
 
-    def __init__(self, parts: LoopParts, mode: Mode[QueueT]) -> None:
+    def __init__(self, parts: LoopParts, mode: Mode[Any]) -> None:
         settings = parts.settings
         self.opened = threading.Event()
         self.has_begun = threading.Event()
@@ -92,7 +91,7 @@ class PollLoop(Generic[QueueT]):
         self._show = Timer(_SHOW_MS)
         self._error: BaseException | None = None
         self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
-        self._asked: SimpleQueue[tuple[Callable[[PollLoop[QueueT]], None], Future[None]]] = SimpleQueue()
+        self._asked: SimpleQueue[tuple[Callable[[PollLoop], None], Future[None]]] = SimpleQueue()
         self._idle_s = 0.0
         self._next_pull_ms = self._next_poll_ms = 0
 
@@ -113,7 +112,7 @@ class PollLoop(Generic[QueueT]):
         by_ms = self._now_ms() + timeout_ms
         self._stop_by_ms = by_ms if self._stop_by_ms is None else min(by_ms, self._stop_by_ms)
 
-    def ask(self, act: Callable[["PollLoop[QueueT]"], None]) -> "Future[None]":
+    def ask(self, act: Callable[["PollLoop"], None]) -> "Future[None]":
         """Have the poll thread call a function with this loop between two turns; any thread may call this.
 
         The answer is an exception if the function raised, or if the loop closes or has ended.
@@ -309,7 +308,7 @@ class PollLoop(Generic[QueueT]):
         except KafkaException as error:
             _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
 
-    def _perform(self, act: Callable[["PollLoop[QueueT]"], None], answer: "Future[None]") -> None:
+    def _perform(self, act: Callable[["PollLoop"], None], answer: "Future[None]") -> None:
         try:
             act(self)
             answer.set_result(None)

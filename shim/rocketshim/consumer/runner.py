@@ -10,7 +10,6 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.consume_concurrently import NOT_ASKED, DeadLetter, RetryLater
 from rocketshim.core.failure_rules import Rules
 from rocketshim.core.next_hop import NO_LISTENER
-from rocketshim.core.partition import PartitionQueue
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.failures import FailureMaker
@@ -67,11 +66,10 @@ class Runner:
         self._failures = FailureMaker(clock, wants_stack=settings.fail_stack)
         self._queues: dict[TopicPartitionKey, MessageQueue] = {}  # made once; a few hundred bytes a partition
 
-    def _message_queue(self, queue: PartitionQueue) -> MessageQueue:
-        key = TopicPartitionKey.of(queue)
+    def _message_queue(self, key: TopicPartitionKey) -> MessageQueue:
         known = self._queues.get(key)
         if known is None:
-            known = self._queues[key] = MessageQueue(queue.topic, queue_id=queue.partition)
+            known = self._queues[key] = MessageQueue(key.topic, queue_id=key.partition)
         return known
 
     def _no_status(self, returned: object, status: str) -> Failure:

@@ -66,6 +66,7 @@ class SendBack:
     ) -> None:
         names, limit = TopicNames(settings.namespace), settings.max_reconsume_times
         levels, group = settings.delay_levels, settings.group
+        self.on_stored: Callable[[Any, list[Any]], None]  # set by the dispatch; gets what is done now
         self.counts = SendBackCounts()
         self.failures = FailureCounts()
         self._time = BrokerTime(clock, _log_wrong_clock)
@@ -115,7 +116,7 @@ class SendBack:
         """Send a failed message to its next hop; once closed, do nothing, so that the message stays unfinished."""
         if self._sender is None:
             self.counts.dropped += 1
-            chunk.stored((outcome.message,))
+            self.on_stored(chunk, [outcome.message])
             self._failure_log.dropped(outcome.message, outcome.failure, self._now_ms)
             return
         if not self._sender.is_open:
@@ -161,7 +162,7 @@ class SendBack:
             else:
                 self._not_stored(sender, chunk, hop, error)
         for chunk, messages in stored.items():
-            chunk.stored(messages)
+            self.on_stored(chunk, messages)
         while self._again and self._again[0][0] <= self._now_ms:
             _, chunk, hop = self._again.popleft()
             if not chunk.dropped:

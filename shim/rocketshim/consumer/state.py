@@ -10,7 +10,6 @@ from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
 from rocketshim.core.partition import PartitionQueue
 from rocketshim.errors import ConsumerError
-from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["state_of"]
 
@@ -21,7 +20,7 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
     counts, since_ms = dispatch.counts, commits.failing_since_ms
 
     def of_queue(queue: PartitionQueue, unpaused: str = "") -> ConsumerQueueState:
-        key = TopicPartitionKey.of(queue)
+        key = queue.key
         partition, position = reader.partitions.get(key), queue.next_offset
         committed = -1 if partition is None else partition.stored
         try:
@@ -29,10 +28,10 @@ def state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) 
         except (KafkaException, TypeError, ConsumerError):
             high = -1
         at = committed if position is None else position
-        times, failing_ms = queue.failing or (None, 0)
+        times, failing_ms = queue.failing(now_ms) or (None, 0)
         return ConsumerQueueState(
-            topic=queue.topic,
-            queue_id=queue.partition,
+            topic=key.topic,
+            queue_id=key.partition,
             epoch=queue.epoch,
             position=position,
             committed=committed,

@@ -33,7 +33,7 @@ attempts, so that one can alert on it.
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 from rocketshim_topics.message_queue import MessageQueue
 
@@ -46,8 +46,6 @@ __all__ = [
     "ConsumeStatus",
     "DeadLetterOrderly",
     "OrderlyAction",
-    "OrderlyMessage",
-    "StatusMisplaced",
     "Suspended",
     "orderly_status",
 ]
@@ -122,19 +120,6 @@ def orderly_status(answer: object) -> ConsumeOrderlyStatus:
     return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
-class OrderlyMessage(Protocol):
-    """The methods that the queue needs of a message (`confluent_kafka.Message` has them)."""
-
-    def offset(self) -> int | None:
-        """Return the offset in the partition."""
-
-    def __len__(self) -> int:
-        """Return the size of the value in bytes."""
-
-
-MessageT = TypeVar("MessageT", bound=OrderlyMessage)
-
-
 @dataclass(frozen=True, slots=True)
 class BatchAnswer:
     """The answer of one listener call, or of several consecutive calls with the same successful answer.
@@ -165,42 +150,26 @@ class BatchAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterOrderly(Generic[MessageT]):
-    """Write a message to the dead-letter topic and then call `dead_lettered`; the queue waits for it.
+class DeadLetterOrderly:
+    """Write a message to the dead-letter topic and then call `dead_lettered`; the queue waits for it."""
 
-    Attributes:
-        message: as fetched.
-        reconsume_times: failed attempts before this one; the dead letter carries it + 1.
-        asked: the listener asked for it; otherwise the limit was reached.
-    """
-
-    message: MessageT
+    message: Any
     reconsume_times: int
-    asked: bool
+    """Failed attempts before this one; the dead letter carries it + 1."""
 
 
 @dataclass(frozen=True, slots=True)
-class Suspended(Generic[MessageT]):
-    """The queue (or the keys of the failed batch) waits. For metrics, logs and alerts; no action is needed.
-
-    Attributes:
-        until_ms: monotonic time of the next attempt.
-        message: first message that is retried.
-        reconsume_times: its failed attempts so far.
-        forever: it has no limit, so it can block the queue forever.
-    """
+class Suspended:
+    """The queue (or the keys of the failed batch) waits. For metrics, logs and alerts; no action is needed."""
 
     until_ms: int
-    message: MessageT
+    """Monotonic time of the next attempt."""
+    message: Any
+    """The first message that is retried."""
     reconsume_times: int
+    """Its failed attempts so far."""
     forever: bool
+    """It has no limit, so it can block the queue forever."""
 
 
-@dataclass(frozen=True, slots=True)
-class StatusMisplaced:
-    """COMMIT or ROLLBACK under auto-commit was taken for SUCCESS: log it."""
-
-    status: ConsumeOrderlyStatus
-
-
-OrderlyAction = DeadLetterOrderly[MessageT] | Suspended[MessageT] | StatusMisplaced
+OrderlyAction = DeadLetterOrderly | Suspended

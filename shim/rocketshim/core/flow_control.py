@@ -7,30 +7,12 @@ and resumes only at half of it, and the shell first waits a little for the liste
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
-__all__ = ["FlowCounts", "FlowLimits", "must_pause", "per_queue_limits", "should_resume"]
+from rocketshim.core.partition import PartitionQueue
+
+__all__ = ["FlowLimits", "must_pause", "per_queue_limits", "should_resume"]
 
 _MIB = 1_048_576
-
-
-class FlowCounts(Protocol):
-    """The counts of one queue (`ProcessQueue` has them)."""
-
-    @property
-    def msg_count(self) -> int:
-        """Number of messages that are not done."""
-        ...
-
-    @property
-    def msg_bytes(self) -> int:
-        """Bytes of their values."""
-        ...
-
-    @property
-    def span(self) -> int:
-        """Distance in offsets from the oldest message that is not done to the newest."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +43,7 @@ class FlowLimits:
             raise ValueError(f"every threshold must be 1 or more: {self}")
 
 
-def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
+def must_pause(queue: PartitionQueue, limits: FlowLimits) -> bool:
     """Return whether the queue is above a threshold.
 
     Decides: When is a consumer's queue paused, and when resumed? By the settings pull_threshold_…, here and in
@@ -75,13 +57,13 @@ def must_pause(queue: FlowCounts, limits: FlowLimits) -> bool:
     )
 
 
-def should_resume(queue: FlowCounts, limits: FlowLimits, *, is_waiting: bool = False) -> bool:
+def should_resume(queue: PartitionQueue, limits: FlowLimits, now_ms: int = 0) -> bool:
     """Return whether a paused queue is down to half of every threshold, or to `resume_span`.
 
     A queue that `is_waiting` may never get that far: what it buffers waits for another attempt or for a commit, which
     may need further messages. It resumes when it is above no threshold.
     """
-    if is_waiting:
+    if queue.is_waiting(now_ms):
         return not must_pause(queue, limits)
     if queue.msg_count * 2 > limits.count or queue.msg_bytes * 2 > limits.size_bytes:
         return False

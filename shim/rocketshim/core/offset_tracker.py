@@ -24,19 +24,12 @@ from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import islice, pairwise
 from operator import attrgetter, lt
-from typing import Final, Protocol
+from typing import Any, Final
 
-__all__ = ["HasOffset", "OffsetTracker", "Run"]
+__all__ = ["OffsetTracker", "Run"]
 
 _NEXT_OFFSET: Final = attrgetter("next_offset")
 _FEW: Final = 64  # finished runs that are not worth a pass over all runs
-
-
-class HasOffset(Protocol):
-    """The only method that the tracker needs of a message (`confluent_kafka.Message` has it)."""
-
-    def offset(self) -> int | None:
-        """Return the offset of the message in its partition; never None for a message that was read."""
 
 
 class Run:
@@ -55,13 +48,13 @@ class Run:
     def __init__(
         self,
         owner: object,
-        messages: Sequence[HasOffset],
+        messages: Sequence[Any],
         offsets: Sequence[int],
         first_offset: int,
         next_offset: int,
     ) -> None:
         self.owner = owner
-        self.messages: Sequence[HasOffset] = messages  # only of `deliver`, and only while none of them is finished
+        self.messages: Sequence[Any] = messages  # only of `deliver`, and only while none of them is finished
         self.first_offset = first_offset
         self.next_offset = next_offset
         self.unfinished = len(messages) or len(offsets)
@@ -91,7 +84,7 @@ class OffsetTracker:
         self._safe: int | None = None
         self._last_offset = -1
 
-    def deliver(self, messages: Sequence[HasOffset]) -> Run:
+    def deliver(self, messages: Sequence[Any]) -> Run:
         """Register messages in the order in which they were delivered, as one run.
 
         For speed only the first and the last offset are checked: Kafka keeps the order in between. The sequence is
@@ -305,8 +298,8 @@ def _offsets(run: Run) -> Sequence[int]:
     return run.offsets[run.passed :] if run.is_whole and run.passed else run.offsets
 
 
-def _offset(message: HasOffset) -> int:
-    offset = message.offset()
+def _offset(message: Any) -> int:
+    offset: int | None = message.offset()
     if offset is None or offset < 0:
         raise ValueError(f"a message without an offset cannot be tracked: {offset!r}")
     return offset

@@ -1,9 +1,9 @@
 """One queue consumed in order: which messages are handed out next, and which offset may be committed.
 
-There is one listener call at a time per queue. The owner thread takes a *run* of messages and hands it to one listener
-thread. That thread calls the listener batch by batch and ends at the first answer that stops (`BatchAnswer.stops`). The
-answers are reported together and applied in order, by the rules of `consume_orderly`. Messages that were not reached
-are put back.
+There is one listener call at a time per queue. The owner thread takes a *run* of messages (`OrderlyTask`) and hands it
+to one listener thread. That thread calls the listener batch by batch and ends at the first answer that stops
+(`BatchAnswer.stops`). The answers are reported together and applied in order, by the rules of `consume_orderly`.
+Messages that were not reached are put back.
 
 * A message is pending, in the run, being evaluated (its batch was suspended and dead letters are being stored), open,
   or finished. `OffsetTracker` knows the position to commit.
@@ -20,13 +20,14 @@ are put back.
   answers only the first message of each. Waiting backlogs cost nothing (a heap); no operation iterates over all of
   them.
 
-A queue belongs to one assignment. After `drop` it returns nothing any more.
+A queue belongs to one assignment. After `withhold` it hands out nothing more, after `drop` it returns nothing any more.
+Who may hand out its messages, and commit, is not decided here but by the lease of its partition (`locks.lease`).
 """
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Final, Generic
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
 
 from rocketshim.core.consume_orderly import (
     SUSPEND_MAX_MS,
@@ -34,65 +35,145 @@ from rocketshim.core.consume_orderly import (
     BatchAnswer,
     ConsumeOrderlyStatus,
     DeadLetterOrderly,
-    MessageT,
     OrderlyAction,
-    OrderlyMessage,
-    StatusMisplaced,
     Suspended,
 )
 from rocketshim.core.offset_tracker import OffsetTracker
+from rocketshim.locks.lease import NO_LOCK, ReconsumeCounts
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.hops import Failure
 
-__all__ = ["CONTINUOUS_RUN_MAX_MS", "OrderlyQueue"]
+__all__ = ["CONTINUOUS_RUN_MAX_MS", "OrderlyQueue", "OrderlyTask", "Progress"]
+
+Progress = tuple[int | None, ReconsumeCounts]
+"""Position and failed attempts, in the form of the group's log."""
 
 CONTINUOUS_RUN_MAX_MS: Final = 60_000
 """Time of continuous runs after which a queue yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
 
 _YIELD_MS: Final = 10
 _FOREVER: Final = 2**31 - 1
+_RUN_MIN: Final = 32
+_RUN_MAX: Final = 1_000
 
 
-class _SuspendedBatch(Generic[MessageT]):
+class OrderlyTask:
+    """A run of one queue for one listener thread.
+
+    The poll thread sets `lease` and `withheld`: the listener thread asks both before each call. The listener thread
+    sets the others, and may put `messages` into another order, which is the queue's own list.
+    """
+
+    __slots__ = (
+        "began_ms", "counts", "failure", "key_of", "lease", "left", "malformed", "messages", "passed", "queue",
+        "stopped", "withheld",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        queue: "OrderlyQueue",
+        messages: list[Any],
+        counts: Mapping[int, int],
+        key_of: Callable[[Any], Hashable] | None = None,
+    ) -> None:
+        self.queue = queue
+        self.lease = NO_LOCK
+        self.messages = messages
+        self.counts = counts  # failed attempts by offset
+        self.key_of = key_of  # if the order is by key; None: a failure ends the run
+        self.withheld = False  # start no further call
+        self.began_ms: int | None = None
+        self.failure: Failure | None = None  # why the run stopped early
+        self.malformed: str | None = None  # why the message that stopped the run breaks the wire format
+        self.passed: dict[int, tuple[Failure | None, str | None]] = {}  # the same of those that did not stop it
+        self.stopped: set[Hashable] = set()  # keys for which the listener is not called again in this run
+        self.left: dict[int, Any] = {}  # messages of these keys that the run has reached and skipped, by offset
+
+    @property
+    def dropped(self) -> bool:
+        """Whether its queue was dropped."""
+        return self.queue.dropped
+
+    def why(self, message: Any) -> tuple[Failure | None, str | None]:
+        """Return why a message failed, and why it breaks the wire format, if it does."""
+        return self.passed.get(message.offset(), (self.failure, self.malformed))
+
+    def batches(self, begin: int, end: int, size: int) -> Iterator[list[Any]]:
+        """Yield the messages from index `begin` up to `end` in batches; by key, a message that has failed is alone.
+
+        Otherwise a message that keeps failing would take down the same messages of other keys with each attempt.
+        """
+        while begin < end:
+            until = min(begin + size, end)
+            if self.key_of is not None and self.counts:
+                failed = (at for at in range(begin, until) if self.messages[at].offset() in self.counts)
+                until = max(next(failed, until), begin + 1)
+            yield self.messages[begin:until]
+            begin = until
+
+    def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
+        """Return whether the run continues after a failed message: by key, with the messages of other keys."""
+        if self.key_of is None or not answer.auto_commit:
+            return False
+        self.stopped.add(self.key_of(message))
+        self.passed[message.offset()] = (self.failure, self.malformed)
+        self.failure = self.malformed = None
+        return True
+
+    def leaves(self, message: Any) -> bool:
+        """Return whether a message is behind a failed one of its key, so that it stays for a later run."""
+        if self.key_of is None or self.key_of(message) not in self.stopped:
+            return False
+        self.left[message.offset()] = message
+        return True
+
+    def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
+        """Move skipped messages behind the answered ones, since answers must cover the beginning of a run."""
+        if self.left:
+            answered = sum(answer.msg_count for answer in answers)
+            others = [message for message in self.messages if message.offset() not in self.left]
+            self.messages[:] = [*others[:answered], *self.left.values(), *others[answered:]]
+
+
+class _SuspendedBatch:
     """A batch that was suspended and whose dead letters are being stored."""
 
     __slots__ = ("again", "answer", "dead", "waiting")
 
     def __init__(self, answer: BatchAnswer) -> None:
         self.answer = answer
-        self.again: list[MessageT] = []
-        self.dead: list[MessageT] = []
-        self.waiting: dict[int, MessageT] = {}
+        self.again: list[Any] = []
+        self.dead: list[Any] = []
+        self.waiting: dict[int, Any] = {}
 
 
 _Stop = tuple[int, int, Hashable]
 """End of a backlog's wait, the number of that stop, the backlog's key."""
 
 
-class _Backlog(Generic[MessageT]):
+class _Backlog:
     """Messages that wait because one with their key failed, or because they are behind such a message."""
 
     __slots__ = ("messages", "stop")
 
     def __init__(self) -> None:
-        self.messages: deque[MessageT] = deque()
+        self.messages: deque[Any] = deque()
         self.stop = 0  # number of the stop it waits for, or waited for last
 
 
-class OrderlyQueue(Generic[MessageT]):
+class OrderlyQueue:
     """Messages of one assignment of one partition, consumed in order.
 
     Args:
-        max_reconsume_times: with n, failure n + 1 makes a message a dead letter; -1 (default): none does. With another
-            negative number the first failure does. Source: `#getMaxReconsumeTimes`.
-        suspend_ms: wait after a stop when the listener sets none, in ms. Default 1,000.
+        max_reconsume_times: with n, failure n + 1 makes a message a dead letter; -1: none does. With another negative
+            number the first failure does. Source: `#getMaxReconsumeTimes`.
+        suspend_ms: wait after a stop when the listener sets none.
         reconsume_counts: (offset, failed attempts) from the last owner.
-        stored_count: returns the failed attempts that a message itself carries (retry topic); None: no message carries
-            any. Called only at a failure.
-        message_limit: returns the limit of one message set by its sender, or None; the lower limit counts. None: no
-            message has one.
-        key_of: returns the key of a message; messages with equal keys stay in order. None (default): the whole queue
-            stays in order.
+        stored_count: returns the failed attempts that a message itself carries (retry topic); asked only at a failure.
+        message_limit: returns the limit of one message set by its sender, or None; the lower limit counts.
+        key_of: returns the key of a message; messages with equal keys stay in order. None: the whole queue does.
 
-    Thread-safety: none; one owner thread. Listener threads get lists.
+    Thread-safety: none; one owner thread. A listener thread has an `OrderlyTask`, and sets `suspect_until`.
 
     Source: `ProcessQueue` (`consumingMsgOrderlyTreeMap`), `ConsumeMessageOrderlyService` of RocketMQ.
 
@@ -100,40 +181,51 @@ class OrderlyQueue(Generic[MessageT]):
     """
 
     __slots__ = (
-        "_backlogs", "_counts", "_due", "_failing_since_ms", "_in_run", "_key_of", "_message_limit", "_not_before_ms",
-        "_open", "_open_dead", "_pending", "_pending_first", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms",
-        "_suspended", "_tracker", "_waiting", "dropped", "max_reconsume_times", "msg_bytes", "msg_count",
+        "_backlogs", "_counts", "_due", "_failing_since_ms", "_key_of", "_message_limit", "_not_before_ms", "_open",
+        "_open_dead", "_pending", "_pending_first", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms",
+        "_suspended", "_tracker", "_waiting", "dropped", "epoch", "key", "max_reconsume_times", "msg_bytes",
+        "msg_count", "next_put", "out", "reported", "run_limit", "suspect_until", "withheld",
     )  # fmt: skip
 
     def __init__(
         self,
+        key: TopicPartitionKey,
+        epoch: int = 0,
         *,
         max_reconsume_times: int = -1,
         suspend_ms: int = 1_000,
         reconsume_counts: Iterable[tuple[int, int]] = (),
-        stored_count: Callable[[MessageT], int] | None = None,
-        message_limit: Callable[[MessageT], int | None] | None = None,
-        key_of: Callable[[MessageT], Hashable] | None = None,
+        stored_count: Callable[[Any], int] | None = None,
+        message_limit: Callable[[Any], int | None] | None = None,
+        key_of: Callable[[Any], Hashable] | None = None,
     ) -> None:
+        self.key = key
+        self.epoch = epoch
         self.dropped = False
-        self.max_reconsume_times = max_reconsume_times
+        self.withheld = False
         self.msg_count = 0
         self.msg_bytes = 0
+        self.next_put = 0  # offset after the last message that was put, or that `skip_to` passed
+        self.out: OrderlyTask | None = None  # the run that a listener thread has
+        self.run_limit = _RUN_MIN  # messages that the next run may have: about what takes two time slices
+        self.reported: Progress | None = None  # the progress last reported to the group's log
+        # set by the listener thread: offsets up to this one are retried, since one of them has unreadable headers
+        self.suspect_until = -1
+        self.max_reconsume_times = max_reconsume_times
         self._suspend_ms = suspend_ms
         self._stored_count = stored_count
         self._message_limit = message_limit
         self._key_of = key_of
         self._counts = dict(reconsume_counts)
         self._failing_since_ms: dict[int, int] = {}  # first failure here, by offset
-        self._pending: deque[MessageT] = deque()
-        self._backlogs: dict[Hashable, _Backlog[MessageT]] = {}
+        self._pending: deque[Any] = deque()
+        self._backlogs: dict[Hashable, _Backlog] = {}
         self._waiting: list[_Stop] = []  # a heap
         self._due: deque[_Stop] = deque()  # backlogs whose wait was over at the last `take`, the next one first
         self._pending_first = False  # which of the two begins the next run that has both
         self._stops = 0
-        self._in_run: list[MessageT] | None = None
-        self._suspended: dict[int, _SuspendedBatch[MessageT]] = {}  # by offset of each dead letter that is being stored
-        self._open: list[MessageT] = []
+        self._suspended: dict[int, _SuspendedBatch] = {}  # by offset of each dead letter that is being stored
+        self._open: list[Any] = []
         self._open_dead: set[int] = set()  # offsets of open messages that are dead-lettered
         self._tracker = OffsetTracker()
         self._not_before_ms: int | None = None
@@ -141,17 +233,18 @@ class OrderlyQueue(Generic[MessageT]):
 
     # --- messages in and out ------------------------------------------------------------------------------------
 
-    def put(self, messages: Sequence[MessageT]) -> None:
-        """Accept fetched messages, in order; after a ValueError nothing was accepted."""
+    def put(self, messages: Sequence[Any]) -> None:
+        """Accept fetched messages, in order; ignore them after `withhold`. After a ValueError nothing was accepted."""
         if self.dropped:
             raise ValueError("the queue was dropped")
         offsets = [message.offset() or 0 for message in messages]
-        if not offsets:
+        if not offsets or self.withheld:
             return
         is_first = self._tracker.last_offset < 0
         self._tracker.deliver_offsets(offsets)
         if is_first:
             self._counts = {offset: count for offset, count in self._counts.items() if offset >= offsets[0]}
+        self.next_put = offsets[-1] + 1
         self._pending.extend(messages)
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
@@ -161,10 +254,11 @@ class OrderlyQueue(Generic[MessageT]):
 
         The client reads on at this position, and everything that it has returned was put.
         """
-        if not self.dropped:
+        if position > self.next_put and not (self.withheld or self.dropped):
             self._tracker.skip_to(position)
+            self.next_put = position
 
-    def take(self, limit: int, now_ms: int) -> list[MessageT] | None:
+    def take(self, limit: int, now_ms: int) -> OrderlyTask | None:
         """Return a run of messages for one listener thread, in order; report it afterwards. None: none may begin now.
 
         The listener thread may move the messages that its filter skips to the front, and answers them first. By key it
@@ -172,7 +266,8 @@ class OrderlyQueue(Generic[MessageT]):
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: a run has at least one message")
-        if self.dropped or self.busy or (self._not_before_ms is not None and now_ms < self._not_before_ms):
+        is_later = self._not_before_ms is not None and now_ms < self._not_before_ms
+        if self.dropped or self.withheld or is_later or not self.settled:
             return None
         self._not_before_ms = None
         if self._run_since_ms is not None and now_ms - self._run_since_ms > CONTINUOUS_RUN_MAX_MS:
@@ -185,10 +280,10 @@ class OrderlyQueue(Generic[MessageT]):
             return None
         if self._run_since_ms is None:
             self._run_since_ms = now_ms
-        self._in_run = messages
-        return messages
+        self.out = OrderlyTask(self, messages, self._counts, self._key_of)
+        return self.out
 
-    def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction[MessageT]]:
+    def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction]:
         """Apply the answers of a listener thread that has ended its run.
 
         They cover the beginning of the run, in order; the messages behind it were not begun. None follows one that
@@ -196,16 +291,17 @@ class OrderlyQueue(Generic[MessageT]):
         """
         if self.dropped:
             return []
-        run = self._in_run
-        if run is None:
+        if self.out is None:
             raise ValueError("no run is in progress")
-        if any(a.msg_count < 1 for a in answers) or sum(a.msg_count for a in answers) > len(run):
+        run, answered = self.out.messages, sum(answer.msg_count for answer in answers)
+        if any(a.msg_count < 1 for a in answers) or answered > len(run):
             raise ValueError(f"answers for {[a.msg_count for a in answers]} messages of a run of {len(run)}")
         if any(answer.stops and (self._key_of is None or not answer.auto_commit) for answer in answers[:-1]):
             raise ValueError("a listener thread ends its run at an answer that stops")
-        self._in_run = None
-        actions: list[OrderlyAction[MessageT]] = []
-        stopped: list[tuple[BatchAnswer, list[MessageT]]] = []
+        self.out = None
+        self.run_limit = min(max(2 * answered, _RUN_MIN), _RUN_MAX)
+        actions: list[OrderlyAction] = []
+        stopped: list[tuple[BatchAnswer, list[Any]]] = []
         begin = 0
         for answer in answers:
             batch = run[begin : begin + answer.msg_count]
@@ -219,7 +315,7 @@ class OrderlyQueue(Generic[MessageT]):
             actions += self._apply(answer, batch, now_ms)
         return actions
 
-    def dead_lettered(self, offset: int, now_ms: int) -> list[OrderlyAction[MessageT]]:
+    def dead_lettered(self, offset: int, now_ms: int) -> list[OrderlyAction]:
         """Report that a dead letter of the last batch is stored. Ignored for a dropped queue."""
         if self.dropped:
             return []
@@ -228,6 +324,13 @@ class OrderlyQueue(Generic[MessageT]):
             raise ValueError(f"no dead letter of offset {offset} is being stored")
         suspended.dead.append(suspended.waiting.pop(offset))
         return [] if suspended.waiting else self._conclude(suspended, now_ms)
+
+    def withhold(self) -> int:
+        """Start no further run; a run in progress ends after its current call, and keeps its messages: return 0."""
+        self.withheld = True
+        if self.out is not None:
+            self.out.withheld = True
+        return 0
 
     def drop(self) -> None:
         """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice."""
@@ -241,15 +344,35 @@ class OrderlyQueue(Generic[MessageT]):
         self._failing_since_ms = {}
         self._open.clear()
         self._tracker = OffsetTracker()
-        self._in_run = None
+        self.out = None
         self.msg_count = self.msg_bytes = 0
 
     # --- state out ----------------------------------------------------------------------------------------------
 
     @property
-    def busy(self) -> bool:
-        """Whether a run is in progress or a dead letter is being stored; a stopped queue is drained when not busy."""
-        return self._in_run is not None or bool(self._suspended)
+    def settled(self) -> bool:
+        """Whether no listener has a message and no dead letter is being stored."""
+        return self.out is None and not self._suspended
+
+    def is_waiting(self, now_ms: int) -> bool:
+        """Return whether nothing is in progress, and nothing but further attempts can be handed out now."""
+        wakeup_ms = self.next_wakeup_ms
+        is_behind_failures = bool(self._backlogs) and not self._pending
+        return self.settled and (wakeup_ms is None or wakeup_ms > now_ms or is_behind_failures)
+
+    @property
+    def awaits_commit(self) -> bool:
+        """Whether every buffered message was answered with success and is not committed."""
+        return self.settled and self.next_wakeup_ms is None and self.msg_count > 0
+
+    def in_progress(self) -> Iterator[int]:
+        """Yield the offsets that a listener thread has."""
+        return iter(() if self.out is None else [message.offset() for message in self.out.messages])
+
+    def oldest_in_work_ms(self, now_ms: int) -> int:
+        """Return how long a listener thread has had the run, in ms; its last call began at most 100 ms later."""
+        began_ms = None if self.out is None else self.out.began_ms
+        return 0 if began_ms is None else now_ms - began_ms
 
     @property
     def next_offset(self) -> int | None:
@@ -257,15 +380,15 @@ class OrderlyQueue(Generic[MessageT]):
         return self._tracker.next_offset
 
     @property
-    def counts(self) -> Mapping[int, int]:
-        """Failed attempts by offset. A message that is not in it has not failed here; its stored count applies."""
-        return self._counts
-
-    @property
-    def reconsume_counts(self) -> tuple[tuple[int, int], ...]:
+    def reconsume_counts(self) -> ReconsumeCounts:
         """(offset, failed attempts) of messages that are not committed, ascending: for renewals and the release."""
         first = self._tracker.next_offset or 0
         return tuple(sorted(item for item in self._counts.items() if item[0] >= first))
+
+    @property
+    def progress(self) -> Progress:
+        """Position and failed attempts for the group's log, even if the lease does not hold any more."""
+        return self.next_offset, self.reconsume_counts
 
     def failing(self, now_ms: int) -> tuple[int, int]:
         """Return the failed attempts of the oldest failing message, and how long it has been failing, in ms.
@@ -285,14 +408,9 @@ class OrderlyQueue(Generic[MessageT]):
         return self._tracker.span
 
     @property
-    def is_behind_failures(self) -> bool:
-        """Whether every message that is not in a run waits for another attempt, its own or of one before it."""
-        return bool(self._backlogs) and not self._pending
-
-    @property
     def next_wakeup_ms(self) -> int | None:
         """When `take` may return messages: 0 for now, None for not before a put or a report."""
-        if self.busy or self.dropped or not (self._pending or self._backlogs):
+        if not self.settled or self.dropped or self.withheld or not (self._pending or self._backlogs):
             return None
         if self._not_before_ms is not None:
             return self._not_before_ms
@@ -304,14 +422,14 @@ class OrderlyQueue(Generic[MessageT]):
             heapq.heappop(self._waiting)
         return self._waiting[0][0]
 
-    def reconsume_times(self, message: MessageT) -> int:
+    def reconsume_times(self, message: Any) -> int:
         """Return the failed attempts of a message so far: counted here or by the last owner, else its own count."""
         count = self._counts.get(message.offset() or 0)
         if count is None:
             count = 0 if self._stored_count is None else self._stored_count(message)
         return count
 
-    def limit_of(self, message: MessageT) -> int:
+    def limit_of(self, message: Any) -> int:
         """Return the failed attempts after which a message is dead-lettered: the queue's limit or its own, if lower."""
         limit = _FOREVER if self.max_reconsume_times == -1 else self.max_reconsume_times
         own = None if self._message_limit is None else self._message_limit(message)
@@ -319,7 +437,7 @@ class OrderlyQueue(Generic[MessageT]):
 
     # --- answers ------------------------------------------------------------------------------------------------
 
-    def _apply(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> Iterable[OrderlyAction[MessageT]]:
+    def _apply(self, answer: BatchAnswer, batch: list[Any], now_ms: int) -> Iterable[OrderlyAction]:
         if answer.skipped and not answer.stops:
             self._finish(batch)
             return []
@@ -334,34 +452,33 @@ class OrderlyQueue(Generic[MessageT]):
                 self._open += batch
                 return []
         self._commit(batch)
-        misplaced = answer.auto_commit and answer.status is not ConsumeOrderlyStatus.SUCCESS
-        return [StatusMisplaced(answer.status)] if misplaced else []
+        return []
 
-    def _suspend(self, answer: BatchAnswer, batch: list[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
+    def _suspend(self, answer: BatchAnswer, batch: list[Any], now_ms: int) -> list[OrderlyAction]:
         """Count a failure of each message of a batch, and let it wait or make it a dead letter.
 
         Decides: Is a failed message of an orderly queue tried again, or is it dead? With a limit of n, failure n + 1
             makes it a dead letter; without one, which is the default, none does.
         """
-        suspended: _SuspendedBatch[MessageT] = _SuspendedBatch(answer)
-        actions: list[OrderlyAction[MessageT]] = []
+        suspended: _SuspendedBatch = _SuspendedBatch(answer)
+        actions: list[OrderlyAction] = []
         for message in batch:
             count, offset = self.reconsume_times(message), message.offset() or 0
             if answer.dead_letter or count >= self.limit_of(message):
                 suspended.waiting[offset] = message
-                actions.append(DeadLetterOrderly(message, count, answer.dead_letter))
+                actions.append(DeadLetterOrderly(message, count))
             else:
                 self._count_failure(message, now_ms)
                 suspended.again.append(message)
         self._suspended.update(dict.fromkeys(suspended.waiting, suspended))
         return actions or self._conclude(suspended, now_ms)
 
-    def _count_failure(self, message: MessageT, now_ms: int) -> None:
+    def _count_failure(self, message: Any, now_ms: int) -> None:
         offset = message.offset() or 0
         self._counts[offset] = self.reconsume_times(message) + 1
         self._failing_since_ms.setdefault(offset, now_ms)
 
-    def _conclude(self, suspended: _SuspendedBatch[MessageT], now_ms: int) -> list[OrderlyAction[MessageT]]:
+    def _conclude(self, suspended: _SuspendedBatch, now_ms: int) -> list[OrderlyAction]:
         """Continue or stop: every dead letter of the batch is stored."""
         if suspended.answer.skipped:
             self._finish(suspended.dead)
@@ -377,7 +494,7 @@ class OrderlyQueue(Generic[MessageT]):
         suspended.again.sort(key=_offset)
         return [self._stop(suspended.answer, suspended.again, now_ms)]
 
-    def _stop(self, answer: BatchAnswer, back: list[MessageT], now_ms: int) -> Suspended[MessageT]:
+    def _stop(self, answer: BatchAnswer, back: list[Any], now_ms: int) -> Suspended:
         """Put messages back in front and let their backlog wait.
 
         Decides: How long does an orderly queue wait, and what waits behind a failed message (with `order="key"`, too)?
@@ -388,7 +505,7 @@ class OrderlyQueue(Generic[MessageT]):
             self._pending.extendleft(reversed(back))
             self._not_before_ms, self._run_since_ms = until_ms, None
         else:
-            by_key: dict[Hashable, list[MessageT]] = {}
+            by_key: dict[Hashable, list[Any]] = {}
             for message in sorted(back, key=_offset):
                 by_key.setdefault(self._key_of(message), []).append(message)
             for key, messages in by_key.items():
@@ -402,18 +519,18 @@ class OrderlyQueue(Generic[MessageT]):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    def _from_pending(self, limit: int) -> list[MessageT]:
+    def _from_pending(self, limit: int) -> list[Any]:
         if len(self._pending) <= limit:
             messages = list(self._pending)
             self._pending.clear()
             return messages
         return [self._pending.popleft() for _ in range(limit)]
 
-    def _from_backlogs(self, limit: int, now_ms: int) -> list[MessageT]:
+    def _from_backlogs(self, limit: int, now_ms: int) -> list[Any]:
         """Take in turn from due backlogs (only the head of one if it has failed) and from messages without one."""
         while self._waiting and self._waiting[0][0] <= now_ms:
             self._due.append(heapq.heappop(self._waiting))
-        messages: list[MessageT] = []
+        messages: list[Any] = []
         if self._due and self._pending:
             if self._pending_first:
                 self._take_pending(messages, limit)
@@ -427,7 +544,7 @@ class OrderlyQueue(Generic[MessageT]):
         self._due.extend(remaining)
         return messages
 
-    def _take_of(self, key: Hashable, messages: list[MessageT], limit: int) -> bool:
+    def _take_of(self, key: Hashable, messages: list[Any], limit: int) -> bool:
         """Take messages of a backlog; return whether some are left in it."""
         backlog = self._backlogs[key]
         count = 1 if backlog.messages[0].offset() in self._counts else limit - len(messages)
@@ -439,7 +556,7 @@ class OrderlyQueue(Generic[MessageT]):
         del self._backlogs[key]
         return False
 
-    def _take_pending(self, messages: list[MessageT], limit: int) -> None:
+    def _take_pending(self, messages: list[Any], limit: int) -> None:
         """Take the next message without a backlog, or all of them if no backlog is due.
 
         Messages whose backlog waits are appended to that backlog.
@@ -460,7 +577,7 @@ class OrderlyQueue(Generic[MessageT]):
         backlog = self._backlogs.get(stop[2])
         return backlog is not None and backlog.stop == stop[1]
 
-    def _give_back(self, messages: list[MessageT]) -> None:
+    def _give_back(self, messages: list[Any]) -> None:
         """Put back messages that were taken and not begun, in front of the messages that follow them.
 
         A message that has failed before is due again. Otherwise the failed ones would be in front of all others.
@@ -478,7 +595,7 @@ class OrderlyQueue(Generic[MessageT]):
                 self._due.appendleft((0, self._stops, key))
             (self._pending if backlog is None else backlog.messages).appendleft(message)
 
-    def _commit(self, batch: list[MessageT]) -> None:
+    def _commit(self, batch: list[Any]) -> None:
         """Finish the batch and all open messages."""
         if self._open:
             batch = self._open + batch
@@ -486,7 +603,7 @@ class OrderlyQueue(Generic[MessageT]):
             self._open_dead.clear()
         self._finish(batch)
 
-    def _finish(self, messages: list[MessageT]) -> None:
+    def _finish(self, messages: list[Any]) -> None:
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
         in_order = messages and self._key_of is None and not self._counts  # without failures, batches finish in order
@@ -500,6 +617,6 @@ class OrderlyQueue(Generic[MessageT]):
         self._tracker.finish(offsets)
 
 
-def _offset(message: OrderlyMessage) -> int:
-    """Return the offset of a message that was read."""
-    return message.offset() or 0
+def _offset(message: Any) -> int:
+    offset: int = message.offset()
+    return offset

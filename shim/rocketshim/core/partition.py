@@ -7,16 +7,16 @@ late. The committer sends it again.
 """
 
 from enum import Flag, auto
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
+from rocketshim.core.orderly_queue import OrderlyQueue, OrderlyTask
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Partition", "PartitionQueue", "PauseReason", "QueueT", "Work"]
 
-PartitionQueue = ProcessQueue[Any] | OrderlyPartition
-Work = Chunk[Any] | OrderlyTask
+PartitionQueue = ProcessQueue | OrderlyQueue
+Work = Chunk | OrderlyTask
 QueueT = TypeVar("QueueT", bound=PartitionQueue)
 
 

@@ -23,27 +23,15 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress, filterfalse
 from operator import length_hint
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from rocketshim.core.offset_tracker import OffsetTracker, Run
+from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Chunk", "ProcessQueue", "QueuedMessage"]
-
-
-class QueuedMessage(Protocol):
-    """The methods that the queue needs of a message (`confluent_kafka.Message` has them)."""
-
-    def offset(self) -> int | None:
-        """Return the offset in the partition."""
-
-    def __len__(self) -> int:
-        """Return the size of the value in bytes."""
+__all__ = ["Chunk", "ProcessQueue"]
 
 
-MessageT = TypeVar("MessageT", bound=QueuedMessage)
-
-
-class Chunk(Generic[MessageT]):
+class Chunk:
     """Messages of one queue handed to one listener thread.
 
     Attributes:
@@ -77,21 +65,19 @@ class Chunk(Generic[MessageT]):
         "todo",
     )  # fmt: skip
 
-    def __init__(
-        self, queue: "ProcessQueue[MessageT]", messages: Sequence[MessageT], run: Run, size_bytes: int
-    ) -> None:
+    def __init__(self, queue: "ProcessQueue", messages: Sequence[Any], run: Run, size_bytes: int) -> None:
         self.queue = queue
         self.messages = messages
         self.size_bytes = size_bytes
         self.todo = iter(messages)
-        self.in_work: MessageT | tuple[MessageT, ...] | list[MessageT] | None = None
+        self.in_work: Any | tuple[Any, ...] | list[Any] | None = None
         self.outcomes: list[Any] = []
         self.outcomes_taken = 0
         self.reported = False
         self.run = run
         self.expired: set[int] | None = None  # offsets that `expire` returned
         self.awaiting_hop: set[int] | None = None  # offsets that wait for `stored`
-        self.calls: dict[int, Sequence[MessageT]] = {}
+        self.calls: dict[int, Sequence[Any]] = {}
         self.seen_calls: dict[int, int] = {}  # by number of a call: time of the first sweep that saw it
         self.seen_in_work: object = None
         self.seen_ms = 0
@@ -106,22 +92,13 @@ class Chunk(Generic[MessageT]):
         """Whether its queue was dropped."""
         return self.queue.dropped
 
-    def stored(self, messages: Collection[MessageT]) -> None:
-        """Call `ProcessQueue.stored` for this chunk."""
-        self.queue.stored(self, messages)
-
-    def take_back(self) -> list[MessageT]:
+    def take_back(self) -> list[Any]:
         """Take everything that the listener thread has not begun, in delivery order."""
         return list(self.todo)
 
 
-class ProcessQueue(Generic[MessageT]):
-    """Messages of one assignment of one partition.
-
-    Args:
-        topic: physical name of the topic.
-        partition: number of the partition.
-        epoch: number of the assignment; listeners' contexts and the consumer's state have it.
+class ProcessQueue:
+    """Messages of one assignment of one partition; `epoch` is its number, by which listeners tell assignments apart.
 
     Thread-safety: none, one owner thread; listener threads touch only `todo`, `in_work`, `calls` and `outcomes` of a
         `Chunk`.
@@ -142,28 +119,26 @@ class ProcessQueue(Generic[MessageT]):
         "_withheld",
         "dropped",
         "epoch",
+        "key",
         "msg_count",
-        "partition",
-        "topic",
     )  # fmt: skip
 
-    def __init__(self, topic: str, partition: int, epoch: int = 0) -> None:
-        self.topic = topic
-        self.partition = partition
+    def __init__(self, key: TopicPartitionKey, epoch: int = 0) -> None:
+        self.key = key
         self.epoch = epoch
         self.dropped = False
         self.msg_count = 0
         self._bytes = 0  # of all messages that are not done
-        self._pending: deque[Sequence[MessageT]] = deque()  # runs as they were put
+        self._pending: deque[Sequence[Any]] = deque()  # runs as they were put
         self._head_taken = 0  # number of messages of the first run that are taken
         self._pending_count = self._pending_bytes = 0
         self._newest = -1
-        self._chunks: dict[Chunk[MessageT], None] = {}
+        self._chunks: dict[Chunk, None] = {}
         self._awaiting_hop_count = 0
         self._withheld = False
         self._tracker = OffsetTracker()
 
-    def put(self, messages: Sequence[MessageT]) -> None:
+    def put(self, messages: Sequence[Any]) -> None:
         """Accept fetched messages, in order; they are pending. After `withhold` they are ignored.
 
         The sequence is kept, not copied. For speed only the first and the last offset are checked. After a ValueError
@@ -175,9 +150,7 @@ class ProcessQueue(Generic[MessageT]):
         first = messages[0].offset()
         last = messages[-1].offset()
         if first is None or last is None or first <= self._newest or last - first < len(messages) - 1:
-            raise ValueError(
-                f"offsets {first} to {last} of {self.topic}/{self.partition} do not rise above {self._newest}"
-            )
+            raise ValueError(f"offsets {first} to {last} of {self.key} do not rise above {self._newest}")
         self._newest = last
         self._pending.append(messages)
         self._pending_count += len(messages)
@@ -201,7 +174,7 @@ class ProcessQueue(Generic[MessageT]):
             self._newest = position - 1
             self._tracker.skip_to(position)
 
-    def take(self, limit: int) -> Chunk[MessageT] | None:
+    def take(self, limit: int) -> Chunk | None:
         """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin."""
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk has at least one message")
@@ -215,7 +188,7 @@ class ProcessQueue(Generic[MessageT]):
         self._chunks[chunk] = None
         return chunk
 
-    def _next_pending(self, limit: int) -> Sequence[MessageT]:
+    def _next_pending(self, limit: int) -> Sequence[Any]:
         """Take at most `limit` messages from the waiting runs; as slices, because most runs are longer than a chunk."""
         run = self._pending[0]
         end = self._head_taken + limit
@@ -224,7 +197,7 @@ class ProcessQueue(Generic[MessageT]):
         if end < len(run):
             self._head_taken, begin = end, self._head_taken
             return run[begin:end]
-        messages: list[MessageT] = []
+        messages: list[Any] = []
         while self._pending and len(messages) < limit:
             run = self._pending[0]
             end = self._head_taken + limit - len(messages)
@@ -236,7 +209,7 @@ class ProcessQueue(Generic[MessageT]):
                 self._head_taken = end
         return messages
 
-    def split(self, chunk: Chunk[MessageT], limit: int = 1) -> list[Chunk[MessageT]]:
+    def split(self, chunk: Chunk, limit: int = 1) -> list[Chunk]:
         """Take back what the listener thread has not begun, as new chunks of up to `limit` messages, in order."""
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk has at least one message")
@@ -252,7 +225,7 @@ class ProcessQueue(Generic[MessageT]):
         self._chunks.update(dict.fromkeys(chunks))
         return chunks
 
-    def report(self, chunk: Chunk[MessageT], failed: Iterable[MessageT] = ()) -> list[MessageT]:
+    def report(self, chunk: Chunk, failed: Iterable[Any] = ()) -> list[Any]:
         """Finish a chunk that a listener thread has completed; all its messages but the `failed` are done.
 
         Return the failed messages that must still be sent to their next hop, in delivery order: expired ones have been
@@ -262,7 +235,7 @@ class ProcessQueue(Generic[MessageT]):
             sought, cut); then its next owner gets the message again.
         """
         if chunk.queue is not self:
-            raise ValueError(f"the chunk is not one of {self.topic}/{self.partition} in epoch {self.epoch}")
+            raise ValueError(f"the chunk is not one of {self.key} in epoch {self.epoch}")
         if chunk.reported:
             raise ValueError("the chunk was reported before")
         if chunk.todo_count and not self.dropped:
@@ -296,9 +269,7 @@ class ProcessQueue(Generic[MessageT]):
         chunk.todo = iter(())
         return to_send
 
-    def report_part(
-        self, chunk: Chunk[MessageT], still_open: Collection[int], failed: Iterable[MessageT]
-    ) -> list[MessageT]:
+    def report_part(self, chunk: Chunk, still_open: Collection[int], failed: Iterable[Any]) -> list[Any]:
         """Finish all messages of a chunk except these, which a call may keep forever; they are reported later.
 
         Otherwise a call that never ends would block, through its chunk, the commit of messages that others have
@@ -320,7 +291,7 @@ class ProcessQueue(Generic[MessageT]):
         self._await_hop(chunk, to_send)
         return to_send
 
-    def stored(self, chunk: Chunk[MessageT], messages: Collection[MessageT]) -> None:
+    def stored(self, chunk: Chunk, messages: Collection[Any]) -> None:
         """Mark failed or expired messages of a chunk as done: their next hops are stored. Ignored for a dropped queue.
 
         After a ValueError (a message awaits no next hop) nothing has changed.
@@ -334,12 +305,12 @@ class ProcessQueue(Generic[MessageT]):
             or not offsets <= chunk.awaiting_hop
             or len(offsets) != len(messages)
         ):
-            raise ValueError(f"offsets {list(offsets)} of {self.topic}/{self.partition} do not all await a next hop")
+            raise ValueError(f"offsets {list(offsets)} of {self.key} do not all await a next hop")
         chunk.awaiting_hop -= offsets
         self._awaiting_hop_count -= len(offsets)
         self._finish(chunk, offsets, sum(map(len, messages)))
 
-    def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk[MessageT], MessageT]]:
+    def expire(self, now_ms: int, timeout_ms: int) -> list[tuple[Chunk, Any]]:
         """Return messages whose listener call takes longer than the consume timeout; they then await a next hop.
 
         Each message is returned once. The age of a call counts from the first sweep that saw it. So a sweep every s ms
@@ -353,7 +324,7 @@ class ProcessQueue(Generic[MessageT]):
         """
         # (test_sweep_reports_a_call_within_two_sweeps_after_the_timeout,
         # test_late_success_of_an_expired_message_does_not_finish_it)
-        expired: list[tuple[Chunk[MessageT], MessageT]] = []
+        expired: list[tuple[Chunk, Any]] = []
         if self.dropped:
             return expired
         for chunk in self._chunks:
@@ -373,9 +344,7 @@ class ProcessQueue(Generic[MessageT]):
                 expired.extend(self._expire(chunk, in_work if isinstance(in_work, tuple | list) else (in_work,)))
         return expired
 
-    def _expire(
-        self, chunk: Chunk[MessageT], messages: Sequence[MessageT]
-    ) -> Iterable[tuple[Chunk[MessageT], MessageT]]:
+    def _expire(self, chunk: Chunk, messages: Sequence[Any]) -> Iterable[tuple[Chunk, Any]]:
         if chunk.expired is None:
             chunk.expired = set()
         late = [message for message in messages if message.offset() not in chunk.expired]
@@ -412,9 +381,8 @@ class ProcessQueue(Generic[MessageT]):
                 if offset not in expired:
                     yield offset
 
-    @property
-    def failing(self) -> None:
-        """None: a failed message is sent back, so no attempts are counted here."""
+    def failing(self, now_ms: int) -> None:
+        """Return None: a failed message is sent back, so no attempts are counted here."""
 
     def oldest_in_work_ms(self, now_ms: int) -> int:
         """Return the age of the oldest listener call as the sweeps saw it, in ms; 0 when none is known."""
@@ -422,9 +390,9 @@ class ProcessQueue(Generic[MessageT]):
         ages.extend(now_ms - min(c.seen_calls.values()) for c in self._chunks if c.seen_calls)
         return max(ages, default=0)
 
-    @property
-    def is_waiting(self) -> bool:
+    def is_waiting(self, now_ms: int) -> bool:
         """Return False: no message waits here for another attempt."""
+        del now_ms
         return False
 
     def drop(self) -> None:
@@ -456,12 +424,12 @@ class ProcessQueue(Generic[MessageT]):
         return self._pending_count
 
     @property
-    def chunks(self) -> Sequence[Chunk[MessageT]]:
+    def chunks(self) -> Sequence[Chunk]:
         """Chunks that are not reported, oldest first; a copy, so that they can be split during iteration."""
         return tuple(self._chunks)
 
     @property
-    def late(self) -> Sequence[Chunk[MessageT]]:
+    def late(self) -> Sequence[Chunk]:
         """Chunks with a call that has timed out and with other messages that may be completed."""
         late = [(chunk, chunk.expired) for chunk in self._chunks if chunk.expired]
         return [chunk for chunk, expired in late if any(message.offset() not in expired for message in chunk.messages)]
@@ -479,12 +447,12 @@ class ProcessQueue(Generic[MessageT]):
             return self._newest - (lowest if lowest is not None else self._pending[0][self._head_taken].offset() or 0)
         return self._tracker.span
 
-    def _await_hop(self, chunk: Chunk[MessageT], messages: Sequence[MessageT]) -> None:
+    def _await_hop(self, chunk: Chunk, messages: Sequence[Any]) -> None:
         if messages:
             chunk.awaiting_hop = (chunk.awaiting_hop or set()) | {message.offset() or 0 for message in messages}
             self._awaiting_hop_count += len(messages)
 
-    def _finish(self, chunk: Chunk[MessageT], offsets: Collection[int], size_bytes: int) -> None:
+    def _finish(self, chunk: Chunk, offsets: Collection[int], size_bytes: int) -> None:
         if not offsets:
             return
         self._tracker.finish_many(chunk.run, offsets)
@@ -493,4 +461,4 @@ class ProcessQueue(Generic[MessageT]):
 
     def _alive(self) -> None:
         if self.dropped:
-            raise ValueError(f"{self.topic}/{self.partition} of epoch {self.epoch} was dropped")
+            raise ValueError(f"{self.key} of epoch {self.epoch} was dropped")

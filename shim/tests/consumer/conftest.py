@@ -70,7 +70,7 @@ class HandPool:
 
     def __init__(self, runner: ConcurrentRunner, clock: VirtualClock) -> None:
         self.results: SimpleQueue[Result] = SimpleQueue()
-        self.tasks: deque[Chunk[Any]] = deque()
+        self.tasks: deque[Chunk] = deque()
         self.size = 1
         self.stopped = False
         self.on_wait: Callable[[], None] | None = None
@@ -78,10 +78,10 @@ class HandPool:
         self._runner = runner
         self._clock = clock
 
-    def submit(self, chunk: Chunk[Any]) -> None:
+    def submit(self, chunk: Chunk) -> None:
         self.tasks.append(chunk)
 
-    def report_part(self, chunk: Chunk[Any]) -> None:
+    def report_part(self, chunk: Chunk) -> None:
         """Its one worker shares no chunk."""
 
     def is_own_thread(self) -> bool:

@@ -9,7 +9,7 @@ from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLate
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.failure_rules import FailureRules, failure_rules
-from rocketshim.core.orderly_partition import OrderlyTask
+from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness

@@ -456,14 +456,14 @@ def test_a_message_of_a_too_long_call_is_sent_back_once_at_level_3(kafka: InMemo
 
 
 def is_full(b: Any, queue: Any) -> bool:
-    return PauseReason.FLOW in b.loop.reader.partitions[TopicPartitionKey.of(queue)].pauses
+    return PauseReason.FLOW in b.loop.reader.partitions[queue.key].pauses
 
 
 def test_a_full_queue_is_paused_and_resumes_at_half(kafka: InMemoryKafka, bench: Make) -> None:
     fill(kafka, 400)
     b = bench(nothing, limits=FlowLimits(count=50))
     b.turn(60)
-    (queue,) = [queue for queue in b.loop.mode.queues if queue.topic == "orders"]
+    (queue,) = [queue for queue in b.loop.mode.queues if queue.key.topic == "orders"]
     held = queue.msg_count
     assert is_full(b, queue)
     b.turn(20)
@@ -488,7 +488,7 @@ def test_one_stuck_message_stops_the_commit_and_at_most_the_span(kafka: InMemory
     for _ in range(300):
         b.pool.work_all()
         b.turn()
-    (queue,) = [queue for queue in b.loop.mode.queues if queue.topic == "orders"]
+    (queue,) = [queue for queue in b.loop.mode.queues if queue.key.topic == "orders"]
     assert is_full(b, queue)
     assert queue.msg_count == 1
     assert 200 < queue.span <= 1_200
@@ -510,7 +510,7 @@ def test_an_empty_queue_that_was_paused_because_of_others_is_resumed(
     fill(kafka, 100)
     b = bench(nothing, topics=("orders", "bills"))
     b.turn(20)
-    (idle,) = [queue for queue in b.loop.mode.queues if queue.topic == "bills"]
+    (idle,) = [queue for queue in b.loop.mode.queues if queue.key.topic == "bills"]
     assert is_full(b, idle)
     b.run(turns=20)
     assert not is_full(b, idle)
@@ -610,7 +610,7 @@ def test_at_revocation_running_calls_finish_and_are_committed(kafka: InMemoryKaf
     b.loop.reader._on_revoke(b.consumer, [TopicPartition("orders", 0)])
     assert begun.reported
     assert b.committed() == 1
-    assert [queue.topic for queue in b.loop.mode.queues] == ["rmq.retry.g"]
+    assert [queue.key.topic for queue in b.loop.mode.queues] == ["rmq.retry.g"]
 
 
 def test_an_error_in_a_rebalance_callback_is_kept_and_not_raised(bench: Make, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from rocketshim.consumer.dispatch import ListenerPool
 from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from .conftest import Record
 
@@ -23,7 +24,7 @@ def make() -> Iterator[Make]:
     """Make a pool: `make(run, size)`; ended after the test."""
     made: list[ListenerPool] = []
 
-    def one(run: Callable[[Chunk[Any]], Any], size: int = 1) -> ListenerPool:
+    def one(run: Callable[[Chunk], Any], size: int = 1) -> ListenerPool:
         made.append(ListenerPool(run, size, "test"))
         return made[-1]
 
@@ -32,8 +33,8 @@ def make() -> Iterator[Make]:
         pool.stop(GUARD_S)
 
 
-def chunks(count: int) -> list[Chunk[Any]]:
-    queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+def chunks(count: int) -> list[Chunk]:
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
     queue.put([Record(offset) for offset in range(count)])
     taken = [queue.take(1) for _ in range(count)]
     return [chunk for chunk in taken if chunk is not None]
@@ -53,7 +54,7 @@ def test_each_chunk_is_returned_once_with_its_outcomes(make: Make) -> None:
 
 
 def test_a_thread_that_dies_of_a_defect_reports_it_and_the_others_continue(make: Make) -> None:
-    def run(chunk: Chunk[Any]) -> None:
+    def run(chunk: Chunk) -> None:
         if chunk.messages[0].offset() == 0:
             raise AssertionError("a defect")
 
@@ -67,7 +68,7 @@ def test_a_thread_that_dies_of_a_defect_reports_it_and_the_others_continue(make:
 def test_the_number_of_threads_grows_and_shrinks(make: Make) -> None:
     inside, go = threading.Semaphore(0), threading.Event()
 
-    def run(chunk: Chunk[Any]) -> None:
+    def run(chunk: Chunk) -> None:
         del chunk
         inside.release()
         assert go.wait(GUARD_S)
@@ -93,7 +94,7 @@ def test_the_number_of_threads_grows_and_shrinks(make: Make) -> None:
 def test_stop_waits_for_running_chunks_at_most_the_timeout(make: Make) -> None:
     inside, go = threading.Event(), threading.Event()
 
-    def run(chunk: Chunk[Any]) -> None:
+    def run(chunk: Chunk) -> None:
         del chunk
         inside.set()
         assert go.wait(GUARD_S)
@@ -122,7 +123,7 @@ def test_a_listener_thread_is_recognised(make: Make) -> None:
 
 @pytest.mark.usefixtures("broken_logging")
 def test_a_thread_that_dies_reports_it_before_it_logs(make: Make, hostile: BaseException) -> None:
-    def run(chunk: Chunk[Any]) -> None:
+    def run(chunk: Chunk) -> None:
         del chunk
         raise hostile
 

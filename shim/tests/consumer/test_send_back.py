@@ -15,6 +15,7 @@ from rocketshim.dropin.settings import ConsumerDropinSettings, inner_producer_co
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Failure
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 LEVELS = DelayLevels.parse("1s 2s 3s 4s 5s")
 
@@ -43,7 +44,7 @@ class Mute(BaseException):
     __repr__ = __str__
 
 
-def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any, SendBack, ProcessQueue[Any]]:
+def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any, SendBack, ProcessQueue]:
     """Send one message back; its schedule record, or None."""
     send_back = SendBack(
         lambda: kafka.producer({"enable.idempotence": True}),
@@ -53,10 +54,11 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
         1,
         kafka.clock,
     )
+    send_back.on_stored = lambda chunk, messages: chunk.queue.stored(chunk, messages)
     send_back.open()
-    queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
     queue.put([Message("orders", 0, 4, value=b"body", timestamp=(1, 1_000))])
-    chunk: Chunk[Any] | None = queue.take(1)
+    chunk: Chunk | None = queue.take(1)
     assert chunk is not None
     chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)
@@ -146,7 +148,7 @@ def test_a_retry_shows_the_brokers_time_so_that_later_dead_letters_are_not_refus
     kafka.set_leader_clock(-86_400_000)
     _, send_back, queue = failed(kafka)
     queue.put([Message("orders", 0, 5, value=b"body", timestamp=(1, 1_000))])
-    chunk: Chunk[Any] | None = queue.take(1)
+    chunk: Chunk | None = queue.take(1)
     assert chunk is not None
     chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)

@@ -13,11 +13,12 @@ from rocketshim.core.consume_orderly import (
     ConsumeOrderlyStatus,
     DeadLetterOrderly,
     OrderlyAction,
-    StatusMisplaced,
     Suspended,
 )
 from rocketshim.core.orderly_queue import CONTINUOUS_RUN_MAX_MS, OrderlyQueue
+from rocketshim_topics.coordinates import TopicPartitionKey
 
+KEY = TopicPartitionKey("orders", 0)
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 COMMIT = ConsumeOrderlyStatus.COMMIT
 ROLLBACK = ConsumeOrderlyStatus.ROLLBACK
@@ -46,33 +47,35 @@ def messages(*offsets: int) -> list[Msg]:
     return [Msg(offset) for offset in offsets]
 
 
-def queue(*offsets: int, **settings: Any) -> OrderlyQueue[Msg]:
-    made: OrderlyQueue[Msg] = OrderlyQueue(**settings)
+def queue(*offsets: int, **settings: Any) -> OrderlyQueue:
+    made: OrderlyQueue = OrderlyQueue(KEY, **settings)
     made.put(messages(*offsets))
     return made
 
 
-def taken(made: OrderlyQueue[Msg], limit: int = 64, now_ms: int = 0) -> list[int]:
-    run = made.take(limit, now_ms)
-    return [] if run is None else [message.offset() or 0 for message in run]
+def run_of(made: OrderlyQueue, limit: int, now_ms: int) -> list[Any] | None:
+    task = made.take(limit, now_ms)
+    return None if task is None else task.messages
 
 
-def answer(
-    made: OrderlyQueue[Msg], *answers: BatchAnswer, now_ms: int = 0, stored: bool = True
-) -> list[OrderlyAction[Msg]]:
+def taken(made: OrderlyQueue, limit: int = 64, now_ms: int = 0) -> list[int]:
+    return [message.offset() for message in run_of(made, limit, now_ms) or ()]
+
+
+def answer(made: OrderlyQueue, *answers: BatchAnswer, now_ms: int = 0, stored: bool = True) -> list[OrderlyAction]:
     """Report, and let every dead letter be stored, or leave them unfinished."""
     actions = list(made.report(answers, now_ms))
     for action in list(actions):
         if isinstance(action, DeadLetterOrderly) and stored:
-            actions += made.dead_lettered(action.message.offset() or 0, now_ms)
+            actions += made.dead_lettered(action.message.offset(), now_ms)
     return actions
 
 
-def dead(actions: Iterable[OrderlyAction[Msg]]) -> list[tuple[int, int]]:
-    return [(a.message.offset() or 0, a.reconsume_times) for a in actions if isinstance(a, DeadLetterOrderly)]
+def dead(actions: Iterable[OrderlyAction]) -> list[tuple[int, int]]:
+    return [(a.message.offset(), a.reconsume_times) for a in actions if isinstance(a, DeadLetterOrderly)]
 
 
-def suspended(actions: Iterable[OrderlyAction[Msg]]) -> list[Suspended[Msg]]:
+def suspended(actions: Iterable[OrderlyAction]) -> list[Suspended]:
     return [a for a in actions if isinstance(a, Suspended)]
 
 
@@ -88,10 +91,10 @@ def test_success_commits_the_batch_and_continues() -> None:
 
 
 @pytest.mark.parametrize("status", [COMMIT, ROLLBACK])
-def test_commit_and_rollback_under_auto_commit_are_success_and_reported(status: ConsumeOrderlyStatus) -> None:
+def test_commit_and_rollback_under_auto_commit_are_success(status: ConsumeOrderlyStatus) -> None:
     made = queue(3, 7)
     taken(made, 1)
-    assert answer(made, BatchAnswer(1, status)) == [StatusMisplaced(status)]
+    assert answer(made, BatchAnswer(1, status)) == []
     assert made.next_offset == 4
 
 
@@ -180,9 +183,9 @@ def test_without_a_limit_a_message_blocks_forever_and_is_reported() -> None:
 
 def test_the_lower_of_the_queues_and_the_messages_limit_counts() -> None:
     limits = {3: 0, 7: 99, 9: None}
-    made = queue(3, 7, 9, max_reconsume_times=1, message_limit=lambda m: limits[m.offset() or 0])
+    made = queue(3, 7, 9, max_reconsume_times=1, message_limit=lambda m: limits[m.offset()])
     assert [made.limit_of(m) for m in messages(3, 7, 9)] == [0, 1, 1]
-    unlimited = queue(max_reconsume_times=-1, message_limit=lambda m: limits[m.offset() or 0])
+    unlimited = queue(max_reconsume_times=-1, message_limit=lambda m: limits[m.offset()])
     assert [unlimited.limit_of(m) for m in messages(3, 7, 9)] == [0, 99, 2**31 - 1]
 
 
@@ -190,7 +193,7 @@ def test_counts_continue_from_the_messages_own_count_and_from_the_last_owner() -
     made = queue(3, 7, reconsume_counts=[(2, 9), (3, 4)], stored_count=lambda _: 2)
     assert [made.reconsume_times(m) for m in messages(3, 7)] == [4, 2]
     assert taken(made, 2) == [3, 7]
-    assert made.counts == {3: 4}
+    assert made._counts == {3: 4}
     answer(made, BatchAnswer(2, SUSPEND))
     assert made.reconsume_counts == ((3, 5), (7, 3))
 
@@ -239,7 +242,7 @@ def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
     made = queue(3, 7)
     taken(made)
     actions = answer(made, BatchAnswer(1, SUSPEND, dead_letter=True))
-    assert actions == [DeadLetterOrderly(actions[0].message, 0, asked=True)]  # type: ignore[union-attr]
+    assert actions == [DeadLetterOrderly(actions[0].message, 0)]
     assert made.next_offset == 4
     assert taken(made) == [7]
 
@@ -248,10 +251,10 @@ def test_no_message_is_handed_out_before_a_dead_letter_is_stored() -> None:
     made = queue(3, 7, max_reconsume_times=0)
     taken(made, 1)
     answer(made, BatchAnswer(1, SUSPEND), stored=False)
-    assert made.busy
+    assert not made.settled
     assert (taken(made), made.next_offset, made.next_wakeup_ms) == ([], None, None)
     assert made.dead_lettered(3, 0) == []
-    assert not made.busy
+    assert made.settled
     assert made.next_offset == 4
 
 
@@ -332,7 +335,7 @@ def test_a_pause_restarts_the_minute(pause: str) -> None:
 
 
 def test_counts_bytes_and_span_cover_unfinished_messages() -> None:
-    made: OrderlyQueue[Msg] = OrderlyQueue()
+    made: OrderlyQueue = OrderlyQueue(KEY)
     made.put([Msg(3, size_bytes=10), Msg(9, size_bytes=5)])
     assert (made.msg_count, made.msg_bytes, made.span) == (2, 15, 6)
     taken(made, 1)
@@ -357,19 +360,19 @@ def test_messages_that_were_not_begun_are_put_back_in_order() -> None:
 # --- illegal calls ------------------------------------------------------------------------------------------------
 
 
-def snapshot(made: OrderlyQueue[Msg]) -> tuple[object, ...]:
+def snapshot(made: OrderlyQueue) -> tuple[object, ...]:
     return (
         made.msg_count,
         made.next_offset,
         made.reconsume_counts,
-        made.busy,
+        made.settled,
         list(made._pending),
-        made._in_run and list(made._in_run),
+        made.out and list(made.out.messages),
         made.span,
     )
 
 
-ILLEGAL: list[Callable[[OrderlyQueue[Msg]], object]] = [
+ILLEGAL: list[Callable[[OrderlyQueue], object]] = [
     lambda q: q.take(0, 0),
     lambda q: q.put(messages(9)),
     lambda q: q.put([*messages(10), *messages(10)]),
@@ -381,7 +384,7 @@ ILLEGAL: list[Callable[[OrderlyQueue[Msg]], object]] = [
 
 
 @pytest.mark.parametrize("call", ILLEGAL)
-def test_an_illegal_call_is_an_error_and_changes_nothing(call: Callable[[OrderlyQueue[Msg]], object]) -> None:
+def test_an_illegal_call_is_an_error_and_changes_nothing(call: Callable[[OrderlyQueue], object]) -> None:
     made = queue(1, 2, 9)
     taken(made, 2)
     before = snapshot(made)
@@ -404,7 +407,7 @@ def test_a_dropped_queue_returns_nothing() -> None:
     assert made.dead_lettered(1, 0) == []
     assert made.report([BatchAnswer(1)], 0) == []
     assert (taken(made), made.next_offset, made.reconsume_counts, made.next_wakeup_ms) == ([], None, (), None)
-    assert (made.msg_count, made.msg_bytes, made.busy) == (0, 0, False)
+    assert (made.msg_count, made.msg_bytes, made.settled) == (0, 0, True)
     with pytest.raises(ValueError, match="dropped"):
         made.put(messages(3))
 
@@ -412,8 +415,8 @@ def test_a_dropped_queue_returns_nothing() -> None:
 # --- backlogs -----------------------------------------------------------------------------------------------------
 
 
-def keyed(keys: str, **settings: Any) -> OrderlyQueue[Msg]:
-    made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key, **settings)
+def keyed(keys: str, **settings: Any) -> OrderlyQueue:
+    made: OrderlyQueue = OrderlyQueue(KEY, key_of=lambda m: m.key, **settings)
     made.put([Msg(offset, key) for offset, key in enumerate(keys)])
     return made
 
@@ -464,7 +467,7 @@ def test_a_failing_key_is_dead_lettered_at_the_limit_and_its_backlog_continues()
 
 def test_several_keys_may_fail_independently_in_one_run() -> None:
     made = keyed("abcabd")
-    run = made.take(64, 0)
+    run = run_of(made, 64, 0)
     assert run is not None
     run[:] = [run[at] for at in (0, 1, 2, 5, 3, 4)]  # a listener thread leaves 3 and 4 unanswered
     actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1, SUSPEND, suspend_ms=2_000), BatchAnswer(2))
@@ -486,9 +489,9 @@ def test_several_dead_letters_of_one_run_are_stored_in_any_order() -> None:
     actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1), BatchAnswer(1, SUSPEND), stored=False)
     assert dead(actions) == [(0, 0), (2, 0)]
     assert made.dead_lettered(2, 0) == []
-    assert (made.busy, made.next_offset) == (True, None)
+    assert (made.settled, made.next_offset) == (False, None)
     assert made.dead_lettered(0, 0) == []
-    assert (made.busy, made.next_offset) == (False, 3)
+    assert (made.settled, made.next_offset) == (True, 3)
 
 
 def test_without_auto_commit_nothing_follows_a_failure_in_its_run() -> None:
@@ -518,7 +521,7 @@ def test_failing_and_other_keys_take_turns_also_if_each_run_ends_after_its_first
         answer(made, BatchAnswer(1, SUSPEND) if offset < 4 else BatchAnswer(1), now_ms=now_ms)
     assert [offset for offset in first if offset >= 4] == [4, 5, 6, 7]
     assert [offset for offset in first if offset < 4] == [0, 1, 2, 3]
-    assert made.is_behind_failures
+    assert made.is_waiting(0)
 
 
 class Instant(int):
@@ -545,7 +548,7 @@ class Instant(int):
 
 def test_waiting_keys_are_not_scanned() -> None:
     count = 2_000
-    made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key)
+    made: OrderlyQueue = OrderlyQueue(KEY, key_of=lambda m: m.key)
     made.put([Msg(offset, str(offset)) for offset in range(count)])
     taken(made, count)
     answer(made, *[BatchAnswer(1, SUSPEND)] * count)
@@ -686,7 +689,7 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
     """The same is true by key, if all keys are equal and each batch has one message."""
     batch_limit = 1 if by_key else batch_limit
     model = Model(2**31 - 1 if limit == -1 else limit)
-    made: OrderlyQueue[Msg] = OrderlyQueue(max_reconsume_times=limit, key_of=(lambda _: "same") if by_key else None)
+    made: OrderlyQueue = OrderlyQueue(KEY, max_reconsume_times=limit, key_of=(lambda _: "same") if by_key else None)
     offsets = [sum(gaps[: i + 1]) for i in range(len(gaps))]
     now_ms = 0
     put = 0
@@ -696,7 +699,7 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
         put += len(fresh)
         made.put(messages(*fresh))
         model.put(fresh)
-        run = made.take(run_limit, now_ms)
+        run = run_of(made, run_limit, now_ms)
         if run is None:
             wakeup_ms = made.next_wakeup_ms
             if wakeup_ms is None and put == len(offsets):
@@ -710,7 +713,7 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
         begin = 0
         while begin < len(run) and script:
             drawn, dead_letter = script.pop()
-            batch = [m.offset() or 0 for m in run[begin : begin + batch_limit]]
+            batch = [m.offset() for m in run[begin : begin + batch_limit]]
             begin += len(batch)
             given = BatchAnswer(
                 len(batch), drawn.status, drawn.auto_commit, drawn.suspend_ms, dead_letter and drawn.status is SUSPEND
@@ -749,7 +752,7 @@ def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
     *, keys: str, failures: dict[int, int], limit: int, run_limit: int, waits: list[int], ends_after: int
 ) -> None:
     """Runs end at the first failure, or continue with other keys (as the listener thread's time allows)."""
-    made: OrderlyQueue[Msg] = OrderlyQueue(key_of=lambda m: m.key, max_reconsume_times=limit)
+    made: OrderlyQueue = OrderlyQueue(KEY, key_of=lambda m: m.key, max_reconsume_times=limit)
     finished: list[int] = []
     dead_letters: list[int] = []
     failed: dict[int, int] = {}
@@ -759,7 +762,7 @@ def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
         put = min(put + 4, len(keys))
         turn += 1
         now_ms += waits[turn % len(waits)]
-        run = made.take(run_limit, now_ms)
+        run = run_of(made, run_limit, now_ms)
         if run is None:
             now_ms = made.next_wakeup_ms or now_ms
             continue
@@ -767,7 +770,7 @@ def test_by_key_every_message_finishes_once_in_the_order_of_its_key(
         called: list[Msg] = []
         left: list[Msg] = []
         for message in run:
-            offset = message.offset() or 0
+            offset = message.offset()
             if any(each.key == message.key for each, given in zip(called, answers, strict=True) if given.stops):
                 left.append(message)
                 continue
@@ -797,7 +800,7 @@ def test_a_key_that_never_succeeds_blocks_no_other(keys: str, run_limit: int) ->
     finished: list[int] = []
     now_ms = 0
     for _ in range(3 * len(keys)):
-        run = made.take(run_limit, now_ms)
+        run = run_of(made, run_limit, now_ms)
         if run is None:
             break
         answers: list[BatchAnswer] = []
@@ -806,7 +809,7 @@ def test_a_key_that_never_succeeds_blocks_no_other(keys: str, run_limit: int) ->
                 answers.append(BatchAnswer(1, SUSPEND, suspend_ms=30_000))
                 break
             answers.append(BatchAnswer(1))
-            finished.append(message.offset() or 0)
+            finished.append(message.offset())
         answer(made, *answers, now_ms=now_ms)
     assert finished == [o for o, key in enumerate(keys) if key != "a"]
     assert (made.next_offset or 0) == (keys.index("a") if "a" in keys else len(keys))
@@ -814,7 +817,7 @@ def test_a_key_that_never_succeeds_blocks_no_other(keys: str, run_limit: int) ->
 
 def test_messages_skipped_behind_a_finished_message_finish_with_it() -> None:
     made = queue(0, 1)
-    run = made.take(2, 0)
+    run = run_of(made, 2, 0)
     assert run is not None
     run[:] = [run[1], run[0]]  # a listener thread moves skipped messages to the front
     made.report([BatchAnswer(1, skipped=True), BatchAnswer(1)], 0)
@@ -844,7 +847,7 @@ def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(sourc
         count = source.randint(1, 6)
         made.put(messages(*range(end, end + count)))
         end += count
-        run = made.take(source.randint(1, 8), now_ms)
+        run = run_of(made, source.randint(1, 8), now_ms)
         if run is None:
             continue
         skipped = [each for each in run if source.random() < 0.4]
@@ -863,7 +866,7 @@ def test_every_message_finishes_whatever_is_skipped_suspended_or_not_begun(sourc
         made.report(answers, now_ms)
     while made.msg_count:
         now_ms += 100_000
-        run = made.take(100, now_ms)
+        run = run_of(made, 100, now_ms)
         if run is not None:
             made.report([BatchAnswer(len(run))], now_ms)
     assert made.next_offset == end

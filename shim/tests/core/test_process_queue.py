@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from rocketshim.core.process_queue import Chunk, ProcessQueue
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 TIMEOUT_MS = 100
 
@@ -41,26 +42,26 @@ def offsets_of(messages: list[Record]) -> list[int | None]:
     return [message.offset() for message in messages]
 
 
-def queue_of(*offsets: int) -> ProcessQueue[Record]:
-    queue: ProcessQueue[Record] = ProcessQueue("orders", 0)
+def queue_of(*offsets: int) -> ProcessQueue:
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
     queue.put(records(*offsets))
     return queue
 
 
-def taken(queue: ProcessQueue[Record], limit: int = 100) -> Chunk[Record]:
+def taken(queue: ProcessQueue, limit: int = 100) -> Chunk:
     chunk = queue.take(limit)
     assert chunk is not None
     return chunk
 
 
-def begin(chunk: Chunk[Record], count: int = 1) -> list[Record]:
+def begin(chunk: Chunk, count: int = 1) -> list[Record]:
     """Act as a listener thread: take messages from the chunk and process them in one call."""
     batch = [next(chunk.todo) for _ in range(count)]
     chunk.in_work = batch
     return batch
 
 
-def work_off(chunk: Chunk[Record]) -> None:
+def work_off(chunk: Chunk) -> None:
     """Act as a listener thread that processes a whole chunk."""
     while chunk.todo_count:
         begin(chunk)
@@ -70,7 +71,7 @@ def work_off(chunk: Chunk[Record]) -> None:
 class ChunkModel:
     """The model's state of one chunk."""
 
-    chunk: Chunk[Record]
+    chunk: Chunk
     todo: list[int]
     begun: list[int] = field(default_factory=list)
     call: list[int] | None = None
@@ -84,7 +85,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.queue: ProcessQueue[Record] = ProcessQueue("orders", 4, epoch=2)
+        self.queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 4), epoch=2)
         self.put: dict[int, Record] = {}  # everything that was ever put, in order
         self.pending: list[int] = []
         self.withheld: list[int] | None = None  # never begun after `withhold` was called
@@ -237,7 +238,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     def _sweep(self, passed_ms: int) -> None:
         self.now_ms += passed_ms
         named = self.queue.expire(self.now_ms, TIMEOUT_MS)
-        expected: list[tuple[Chunk[Record], Record]] = []
+        expected: list[tuple[Chunk, Record]] = []
         for task in [] if self.queue.dropped else self.tasks:
             if task.call is None or task.reported:
                 task.seen_ms = None

@@ -29,7 +29,6 @@ from typing import Any, Final
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.dispatch import Pool, Result
 from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
-from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger
@@ -40,11 +39,11 @@ _LOG = safe_logger("rocketshim.consumer")
 _CANCEL_GRACE_S: Final = 1.0
 
 
-_Call = tuple[Chunk[Any], int, list[Any], ConsumeConcurrentlyContext]
+_Call = tuple[Chunk, int, list[Any], ConsumeConcurrentlyContext]
 """A call in progress: its chunk, number, messages and context. A plain tuple is cheap; each call creates one."""
 
 
-class AsyncPool(Pool[Chunk[Any], FailedMessage]):
+class AsyncPool(Pool):
     """The `Pool` of coroutines: at most `size` calls at the same time.
 
     With `loop`, the event loop of another thread, the pool makes none, and does not stop that one.
@@ -55,12 +54,12 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
     def __init__(
         self, runner: ConcurrentRunner, size: int, name: str, loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
-        self.results: SimpleQueue[Result[Chunk[Any], FailedMessage]] = SimpleQueue()
+        self.results: SimpleQueue[Result] = SimpleQueue()
         self.size = size
         self._runner = runner
-        self._chunks: deque[Chunk[Any]] = deque()
-        self._begun: dict[Chunk[Any], int] = {}  # chunks in progress, and since when, in ns
-        self._head: Chunk[Any] | None = None  # the last one that was begun, if it may have messages left
+        self._chunks: deque[Chunk] = deque()
+        self._begun: dict[Chunk, int] = {}  # chunks in progress, and since when, in ns
+        self._head: Chunk | None = None  # the last one that was begun, if it may have messages left
         self._untouched: ConsumeConcurrentlyContext  # of its calls
         self._numbers = 0
         self._calls: dict[asyncio.Task[Any], _Call] = {}
@@ -77,7 +76,7 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
             self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
             self._thread.start()
 
-    def submit(self, chunk: Chunk[Any]) -> None:
+    def submit(self, chunk: Chunk) -> None:
         """Queue a chunk."""
         self._chunks.append(chunk)
         self._request_pump()
@@ -89,7 +88,7 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
         self.size = size
         self._request_pump()
 
-    def report_part(self, chunk: Chunk[Any]) -> None:
+    def report_part(self, chunk: Chunk) -> None:
         """Request a report of a chunk's finished messages while one of its calls takes too long."""
         if self._died is None:
             self._loop.call_soon_threadsafe(self._report_part, chunk)
@@ -180,7 +179,7 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
                 self._loop.call_soon(self._pump, context=self._context)  # let other tasks run between two chunks
                 return
 
-    def _next(self) -> Chunk[Any] | None:
+    def _next(self) -> Chunk | None:
         """Return the chunk that has the next messages."""
         if self._head is None:
             try:
@@ -191,7 +190,7 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
             self._untouched = self._runner.context_of(self._head)
         return self._head
 
-    def _begin(self, chunk: Chunk[Any]) -> bool:
+    def _begin(self, chunk: Chunk) -> bool:
         """Start a call with the next batch of a chunk; return whether there was one."""
         context, asked = copy_context(), self._untouched.copy()
         try:
@@ -232,19 +231,19 @@ class AsyncPool(Pool[Chunk[Any], FailedMessage]):
         self._report(chunk)
         self._pump()
 
-    def _failed(self, chunk: Chunk[Any], error: BaseException) -> None:
+    def _failed(self, chunk: Chunk, error: BaseException) -> None:
         if self._head is chunk:
             self._head = None
         self._begun.pop(chunk, None)
         self.results.put(Result(chunk, None, 0, died=error))
         _LOG.error("consumer.async-call-failed", exc_info=error)
 
-    def _report(self, chunk: Chunk[Any]) -> None:
+    def _report(self, chunk: Chunk) -> None:
         """Report a chunk whose messages were all taken, when its last call has ended."""
         if chunk is not self._head and not chunk.calls and (began_ns := self._begun.pop(chunk, None)) is not None:
             self.results.put(Result(chunk, chunk.outcomes or None, time.perf_counter_ns() - began_ns))
 
-    def _report_part(self, chunk: Chunk[Any]) -> None:
+    def _report_part(self, chunk: Chunk) -> None:
         """Report a chunk's finished messages. In the loop's thread no call starts or ends meanwhile."""
         if chunk.calls and not chunk.todo_count:
             still_open = frozenset(message.offset() for call in chunk.calls.values() for message in call)

@@ -8,7 +8,7 @@
 Owned by the poll thread.
 """
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Sequence
 from itertools import islice, takewhile
 from typing import Any, Final
 
@@ -25,20 +25,20 @@ __all__ = ["ConcurrentDispatch"]
 _STUCK_MS: Final = 10
 
 
-class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage]):
+class ConcurrentDispatch(Dispatch[ProcessQueue]):
     """Hands out chunks to be consumed concurrently."""
 
     def __init__(self, parts: LoopParts) -> None:
         super().__init__(parts)
-        self._splittable: dict[Chunk[Any], Any] = {}  # chunks that can be split, and their call at the last check
+        self._splittable: dict[Chunk, Any] = {}  # chunks that can be split, and their call at the last check
         self._sizes = ChunkSizes(self._batch_count, shared=self.pool.shares_chunks)
         self._next_check_ms = 0
 
-    def make_queue(self, key: TopicPartitionKey, epoch: int) -> ProcessQueue[Any]:
+    def make_queue(self, key: TopicPartitionKey, epoch: int) -> ProcessQueue:
         """Make the queue of a partition in an epoch."""
-        return ProcessQueue(*key, epoch)
+        return ProcessQueue(key, epoch)
 
-    def _hand_out(self, queues: Iterable[ProcessQueue[Any]]) -> None:
+    def _hand_out(self, queues: Iterable[ProcessQueue]) -> None:
         waiting = [queue for queue in queues if queue.pending_count]
         if not waiting:
             return
@@ -55,20 +55,14 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
                     self._splittable[chunk] = None
                 self.pool.submit(chunk)
 
-    def _take_few(self, queue: ProcessQueue[Any], limit: int) -> Chunk[Any] | None:
+    def _take_few(self, queue: ProcessQueue, limit: int) -> Chunk | None:
         del limit  # each is a chunk of its own, so that one never waits for another
         return queue.take(1)
 
-    def _offsets_of(self, task: Chunk[Any]) -> list[int]:
-        return [message.offset() for message in task.messages]
-
-    def _in_progress(self, queue: ProcessQueue[Any]) -> Iterator[int]:
-        return queue.in_progress()
-
-    def _is_withheld(self, task: Chunk[Any]) -> bool:
+    def _is_withheld(self, task: Chunk) -> bool:
         return not task.todo_count  # its queue has taken it back
 
-    def _fail(self, task: Chunk[Any], failure: Failure, times: int) -> None:
+    def _fail(self, task: Chunk, failure: Failure, times: int) -> None:
         messages = task.take_back()
         self.in_flight -= len(messages)
         failed = [FailedMessage(message, failure, uncounted=times - 1) for message in messages]
@@ -85,7 +79,7 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
             self._next_check_ms = now_ms + _STUCK_MS
             self._split_stuck()
 
-    def _take(self, result: Result[Chunk[Any], FailedMessage]) -> None:
+    def _take(self, result: Result) -> None:
         chunk, outcomes = result.chunk, result.outcomes
         if result.still_open is not None:
             self._take_part(chunk, result.still_open, outcomes or [])
@@ -107,7 +101,7 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
         if new:
             self._send_failed(chunk, new, to_send)
 
-    def _take_part(self, chunk: Chunk[Any], still_open: Collection[int], outcomes: list[FailedMessage]) -> None:
+    def _take_part(self, chunk: Chunk, still_open: Collection[int], outcomes: list[FailedMessage]) -> None:
         queue, count, unfinished = chunk.queue, len(chunk.messages), chunk.queue.msg_count
         if queue.dropped or chunk.reported:
             return
@@ -118,7 +112,10 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
         self.counts.succeeded += unfinished - queue.msg_count
         self._send_failed(chunk, new, to_send)
 
-    def _send_failed(self, chunk: Chunk[Any], outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
+    def _stored(self, task: Chunk, messages: Sequence[Any]) -> None:
+        task.queue.stored(task, messages)
+
+    def _send_failed(self, chunk: Chunk, outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
         by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
         for message in to_send:
             outcome = by_offset[message.offset()]
@@ -139,7 +136,7 @@ class ConcurrentDispatch(Dispatch[ProcessQueue[Any], Chunk[Any], FailedMessage])
             else:
                 self._splittable[chunk] = at
 
-    def _take_before(self, chunk: Chunk[Any], in_work: Any) -> None:
+    def _take_before(self, chunk: Chunk, in_work: Any) -> None:
         """Process the messages that the chunk's thread had finished when it began this call."""
         first = (in_work[0] if isinstance(in_work, tuple | list) else in_work).offset()
         before = list(takewhile(lambda outcome: outcome.message.offset() < first, chunk.outcomes))

@@ -23,7 +23,7 @@ _IDLE_S: Final = 0.1
 _SWEEPS: Final = 10  # sweeps per consume timeout
 
 
-class ConcurrentMode(Mode[ProcessQueue[Any]]):
+class ConcurrentMode(Mode[ProcessQueue]):
     """The `Mode` of concurrent consumption. Only the poll thread uses it."""
 
     def __init__(self, parts: LoopParts) -> None:
@@ -59,9 +59,9 @@ class ConcurrentMode(Mode[ProcessQueue[Any]]):
                 self._expire(queue, now_ms)
         return _IDLE_S
 
-    def _expire(self, queue: ProcessQueue[Any], now_ms: int) -> None:
+    def _expire(self, queue: ProcessQueue, now_ms: int) -> None:
         for chunk, message in queue.expire(now_ms, self._timeout_ms):
-            _LOG.warning("consumer.timed-out", extra={"record": f"{queue.topic}/{queue.partition}/{message.offset()}"})
+            _LOG.warning("consumer.timed-out", extra={"record": f"{queue.key}/{message.offset()}"})
             self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
             self.dispatch.send_back.send_timed_out(chunk, message, self._clock.wall_ms())
         for chunk in queue.late:

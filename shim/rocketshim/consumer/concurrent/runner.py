@@ -49,13 +49,13 @@ class ConcurrentRunner(Runner):
 
     __slots__ = ()
 
-    def run(self, chunk: Chunk[Any]) -> list[FailedMessage] | None:
+    def run(self, chunk: Chunk) -> list[FailedMessage] | None:
         """Call the listener for every message of a chunk that is still in `todo`.
 
         Returns:
             The messages that did not succeed; None if all did.
         """
-        topic, context = chunk.queue.topic, self.context_of(chunk)
+        topic, context = chunk.queue.key.topic, self.context_of(chunk)
         subscription = self._subscription_of(topic)
         if topic == self._retry_topic or subscription is None or subscription.selects is not None:
             return self._routed(chunk, context)
@@ -63,12 +63,12 @@ class ConcurrentRunner(Runner):
             return self._one_by_one(chunk, subscription, context)
         return self._in_batches(chunk, subscription, context)
 
-    def context_of(self, chunk: Chunk[Any]) -> ConsumeConcurrentlyContext:
+    def context_of(self, chunk: Chunk) -> ConsumeConcurrentlyContext:
         """Return a new context for calls with messages of a chunk."""
-        return ConsumeConcurrentlyContext(self._group, self._message_queue(chunk.queue), chunk.queue.epoch)
+        return ConsumeConcurrentlyContext(self._group, self._message_queue(chunk.queue.key), chunk.queue.epoch)
 
     def _one_by_one(
-        self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
+        self, chunk: Chunk, subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[FailedMessage] | None:
         outcomes: list[FailedMessage] = chunk.outcomes
         listener, success = subscription.listener, ConsumeStatus.CONSUME_SUCCESS
@@ -89,7 +89,7 @@ class ConcurrentRunner(Runner):
         return outcomes or None
 
     def _in_batches(
-        self, chunk: Chunk[Any], subscription: Subscription, context: ConsumeConcurrentlyContext
+        self, chunk: Chunk, subscription: Subscription, context: ConsumeConcurrentlyContext
     ) -> list[FailedMessage] | None:
         outcomes: list[FailedMessage] = chunk.outcomes
         source, wanted = self._matching(chunk, subscription, outcomes), self._batch_count
@@ -99,7 +99,7 @@ class ConcurrentRunner(Runner):
             context = context.fresh()
         return outcomes or None
 
-    def _matching(self, chunk: Chunk[Any], subscription: Subscription, outcomes: list[FailedMessage]) -> Iterator[Any]:
+    def _matching(self, chunk: Chunk, subscription: Subscription, outcomes: list[FailedMessage]) -> Iterator[Any]:
         """Yield the messages for the listener; a record that the filter cannot read has failed, but no other."""
         matches = subscription.matches
         if matches is None:
@@ -112,7 +112,7 @@ class ConcurrentRunner(Runner):
             return subscription.sieve(chunk.todo, unreadable)
         return matching(matches, chunk.todo, unreadable)
 
-    def _routed(self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext) -> list[FailedMessage] | None:
+    def _routed(self, chunk: Chunk, context: ConsumeConcurrentlyContext) -> list[FailedMessage] | None:
         """Process messages that may differ in their listener, or that a selector of the user looks at."""
         outcomes: list[FailedMessage] = chunk.outcomes
         while True:
@@ -126,13 +126,13 @@ class ConcurrentRunner(Runner):
             context = context.fresh()
 
     def next_batch(
-        self, chunk: Chunk[Any], context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
+        self, chunk: Chunk, context: ConsumeConcurrentlyContext, outcomes: list[FailedMessage]
     ) -> tuple[Subscription, list[Any], Any] | None:
         """Take the next messages of a chunk for one call, and what the listener gets; None: no message is left.
 
         Messages that never reach a listener (filtered, malformed, without a listener) are completed here.
         """
-        trusted = chunk.queue.topic == self._retry_topic
+        trusted = chunk.queue.key.topic == self._retry_topic
         wanted = 1 if trusted else self._batch_count
         found: Subscription | None = None
         batch: list[Any] = []

@@ -5,7 +5,7 @@ The core (`OrderlyQueue`) decides that a message becomes a dead letter, or that 
 Owned by the poll thread.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, assert_never
 
 from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
@@ -15,12 +15,10 @@ from rocketshim.core.consume_orderly import (
     ConsumeOrderlyStatus,
     DeadLetterOrderly,
     OrderlyAction,
-    StatusMisplaced,
     Suspended,
 )
 from rocketshim.core.next_hop import FailedMessage
-from rocketshim.core.orderly_partition import OrderlyPartition, OrderlyTask
-from rocketshim.core.orderly_queue import OrderlyQueue
+from rocketshim.core.orderly_queue import OrderlyQueue, OrderlyTask
 from rocketshim.logs import safe_logger
 from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -33,9 +31,10 @@ __all__ = ["OrderlyDispatch"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _STUCK_FROM: Final = 16
+_NEEDS_NO_AUTO_COMMIT: Final = (ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK)
 
 
-class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
+class OrderlyDispatch(Dispatch[OrderlyQueue]):
     """Makes orderly queues, hands out one run of each at a time, and performs the actions of the core.
 
     Attributes:
@@ -50,30 +49,22 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         self._leases = parts.reader.ownership.leases
         self._misplaced = False
 
-    def make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyPartition:
+    def make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyQueue:
         """Make the queue of a partition in an epoch.
 
         Decides: What does the next owner of a queue know of failed attempts? What renewals and the release carried into
             the group's log; it comes with the grant.
         """
         is_retry = key.topic == self._retry_topic
-        key_of = _key_of if self._settings.order == "key" else None
-        queue: OrderlyQueue[Any] = OrderlyQueue(
+        return OrderlyQueue(
+            key,
+            epoch,
             max_reconsume_times=self._settings.max_reconsume_times,
             suspend_ms=self._settings.suspend_current_queue_time_ms,
             reconsume_counts=self._counts_of(key),
             stored_count=_stored_count if is_retry else None,
             message_limit=lambda message: _message_limit(message, trusted=is_retry),
-            key_of=key_of,
-        )
-        return OrderlyPartition(
-            *key,
-            epoch,
-            lease=self._leases[key],
-            queue=queue,
-            key_of=key_of,
-            now_ms=self._now_ms,
-            perform=self._perform,
+            key_of=_key_of if self._settings.order == "key" else None,
         )
 
     def _counts_of(self, key: TopicPartitionKey) -> Iterable[tuple[int, int]]:
@@ -86,20 +77,17 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
             counts[offset] = max(counts.get(offset, 0), times - 1)
         return sorted(counts.items())
 
-    def _take_few(self, queue: OrderlyPartition, limit: int) -> OrderlyTask | None:
-        return queue.take(1, limit)
-
-    def _offsets_of(self, task: OrderlyTask) -> list[int]:
-        return [message.offset() for message in task.messages]
-
-    def _in_progress(self, queue: OrderlyPartition) -> Iterator[int]:
-        return iter(() if queue.out is None else self._offsets_of(queue.out))
+    def _take_few(self, queue: OrderlyQueue, limit: int) -> OrderlyTask | None:
+        task = queue.take(limit, self._now_ms())
+        if task is not None:
+            task.lease = self._leases[queue.key]
+        return task
 
     def _is_withheld(self, task: OrderlyTask) -> bool:
         if not task.withheld:
             return False
         self.in_flight -= len(task.messages)
-        task.queue.report(task, ())
+        task.queue.report((), self._now_ms())
         return True
 
     def _fail(self, task: OrderlyTask, failure: Failure, times: int) -> None:
@@ -107,16 +95,17 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         task.failure = failure
         self.in_flight -= len(task.messages)
         self.counts.add_failed(ConsumeReturnType.FAILED)
-        task.queue.report(task, [BatchAnswer(1, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, skipped=True)])
+        answer = BatchAnswer(1, ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT, skipped=True)
+        self._perform(task, task.queue.report([answer], self._now_ms()))
 
-    def _hand_out(self, queues: Iterable[OrderlyPartition]) -> None:
+    def _hand_out(self, queues: Iterable[OrderlyQueue]) -> None:
         for queue in queues:
-            task = queue.take(self._batch_count)
+            task = self._take_few(queue, max(queue.run_limit, self._batch_count))
             if task is not None:
                 self.in_flight += len(task.messages)
                 self.pool.submit(task)
 
-    def _take(self, result: Result[OrderlyTask, BatchAnswer]) -> None:
+    def _take(self, result: Result) -> None:
         task, answers = result.chunk, result.outcomes or []
         self.in_flight -= len(task.messages)
         if result.died is not None:
@@ -126,12 +115,17 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
         self.counts.add_failed(ConsumeReturnType.FAILED, stopped)
         self.counts.succeeded += sum(answer.msg_count for answer in answers) - stopped
         self._add_call(result.elapsed_ns, task.messages)
-        task.queue.report(task, answers)
+        self._log_misplaced(answers)
+        self._perform(task, task.queue.report(answers, self._now_ms()))
 
-    def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction[Any]]) -> None:
+    def _stored(self, task: OrderlyTask, messages: Iterable[Any]) -> None:
+        for message in messages:
+            self._perform(task, task.queue.dead_lettered(message.offset(), self._now_ms()))
+
+    def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction]) -> None:
         for action in actions:
             match action:
-                case DeadLetterOrderly(message, reconsume_times, _):
+                case DeadLetterOrderly(message, reconsume_times):
                     failure, malformed = task.why(message)
                     outcome = FailedMessage(
                         message,
@@ -143,14 +137,18 @@ class OrderlyDispatch(Dispatch[OrderlyPartition, OrderlyTask, BatchAnswer]):
                     self.send_back.send(task, outcome)
                 case Suspended():
                     self._log_suspended(action, task)
-                case StatusMisplaced(status):
-                    if not self._misplaced:
-                        self._misplaced = True
-                        _LOG.warning("consumer.status-misplaced", extra={"status": status.name})
                 case _:
                     assert_never(action)
 
-    def _log_suspended(self, action: Suspended[Any], task: OrderlyTask) -> None:
+    def _log_misplaced(self, answers: Iterable[BatchAnswer]) -> None:
+        """Log, once, that COMMIT or ROLLBACK under auto-commit was taken for SUCCESS."""
+        if not self._misplaced:
+            misplaced = (each.status for each in answers if each.auto_commit and each.status in _NEEDS_NO_AUTO_COMMIT)
+            if (status := next(misplaced, None)) is not None:
+                self._misplaced = True
+                _LOG.warning("consumer.status-misplaced", extra={"status": status.name})
+
+    def _log_suspended(self, action: Suspended, task: OrderlyTask) -> None:
         """Log a failed attempt, and that a message holds up its queue.
 
         Decides: How is a message noticed that holds up its orderly queue? An error in the log at 16, 32, 64 … attempts;

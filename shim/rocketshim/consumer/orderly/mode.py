@@ -34,7 +34,7 @@ from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.dispatch import OrderlyDispatch
 from rocketshim.core.lookup_rotation import LookupRotation
-from rocketshim.core.orderly_partition import OrderlyPartition, Progress
+from rocketshim.core.orderly_queue import OrderlyQueue, Progress
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.timer import Timer
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
@@ -57,7 +57,7 @@ _REPORT_MS: Final = 1_000
 _COMMIT_MS: Final = 500
 
 
-class OrderlyMode(Mode[OrderlyPartition]):
+class OrderlyMode(Mode[OrderlyQueue]):
     """The `Mode` of consumption in order. Only the poll thread uses it."""
 
     dispatch: OrderlyDispatch
@@ -72,15 +72,16 @@ class OrderlyMode(Mode[OrderlyPartition]):
         self._leases = parts.reader.ownership.leases  # in use: the partition is started, or can be
         self._owns = parts.reader.ownership.owns
         self._leaving: dict[TopicPartitionKey, Lease] = {}  # used no longer, and not released yet
-        self._ended: dict[TopicPartitionKey, OrderlyPartition] = {}  # runs that have ended and may not be drained
+        self._ended: dict[TopicPartitionKey, OrderlyQueue] = {}  # runs that have ended and may not be drained
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
         self._start_from_ms = 0  # while Kafka's group rebalances, nothing can be committed
         self._restart_from_ms = 0
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._report = Timer(_REPORT_MS)
+        self._alarmed: set[int] = set()  # epochs whose missing commit was logged
 
     @property
-    def ended(self) -> Iterable[OrderlyPartition]:
+    def ended(self) -> Iterable[OrderlyQueue]:
         """Return the queues that are read no longer while a listener still has messages of them."""
         return self._ended.values()
 
@@ -129,9 +130,9 @@ class OrderlyMode(Mode[OrderlyPartition]):
     def _log_uncommitted(self) -> None:
         """Log, once for each queue, that only a commit lets it be read further, and no call can make one."""
         for queue in self.queues:
-            if queue.awaits_commit and self.is_full(queue) and not queue.is_alarmed:
-                queue.is_alarmed = True
-                facts = {"partition": str(TopicPartitionKey.of(queue)), "messages": queue.msg_count}
+            if queue.awaits_commit and self.is_full(queue) and queue.epoch not in self._alarmed:
+                self._alarmed.add(queue.epoch)
+                facts = {"partition": str(queue.key), "messages": queue.msg_count}
                 _LOG.error("consumer.commit-missing", extra=facts)
 
     def _report_progress(self, log: GroupLogThread) -> None:
@@ -140,7 +141,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
             progress = queue.progress
             if progress != queue.reported:
                 queue.reported = progress
-                log.progress(queue.lease, *progress)
+                log.progress(self._leases[queue.key], *progress)
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -214,7 +215,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         run = self._ended.get(key)
         return run is None or run.settled
 
-    def _release(self, lease: Lease, run: OrderlyPartition | None) -> None:
+    def _release(self, lease: Lease, run: OrderlyQueue | None) -> None:
         progress: Progress = (None, lease.reconsume_counts)  # the log keeps the position, and whose it is
         if run is not None:
             progress = run.progress
@@ -289,7 +290,7 @@ class OrderlyMode(Mode[OrderlyPartition]):
         if ended is not None:
             ended.drop()
             if self._log is not None:
-                self._log.progress(ended.lease, offset, ())
+                self._log.progress(self._leases[key], offset, ())
         self._run(key, offset)
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:

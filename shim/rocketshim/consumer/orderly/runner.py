@@ -29,7 +29,7 @@ from rocketshim.core.consume_orderly import (
     orderly_status,
 )
 from rocketshim.core.failure_rules import Rules
-from rocketshim.core.orderly_partition import OrderlyTask, StoppedKeys
+from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.logs import safe_logger
@@ -75,7 +75,7 @@ class OrderlyRunner(Runner):
             The answers, which cover the beginning of the run; an answer that stops is the last one.
         """
         task.began_ms = self._clock.monotonic_ns() // _NS
-        topic = task.queue.topic
+        topic = task.queue.key.topic
         if topic == self._retry_topic:
             return self._in_batches(
                 task, ([message] for message in task.messages), lambda one: self._retried(task, *one)
@@ -111,11 +111,11 @@ class OrderlyRunner(Runner):
         stop_ns = min(now_ns() + _SLICE_NS, until_ms * _NS)
         context = self._context(task)
         done = 0
-        stopped = StoppedKeys(task)
+        stopped = task.stopped
         for message in islice(task.messages, begin, end):
             if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:  # `_may_begin`, written out
                 break
-            if stopped.keys and stopped.leaves(message):
+            if stopped and task.leaves(message):
                 continue
             times = counts.get(message.offset()) if counts else None
             view: MessageView
@@ -138,12 +138,12 @@ class OrderlyRunner(Runner):
                 answers.append(BatchAnswer(done))
                 done = 0
             answers.append(answer)
-            if answer.stops and not stopped.goes_on(message, answer):
+            if answer.stops and not task.goes_on(message, answer):
                 break
             context = self._context(task)
         if done:
             answers.append(BatchAnswer(done))
-        stopped.put_behind(answers)
+        task.put_behind(answers)
 
     def _in_batches(
         self, task: OrderlyTask, batches: Iterable[list[Any]], answer_to: Callable[[list[Any]], BatchAnswer]
@@ -207,7 +207,7 @@ class OrderlyRunner(Runner):
 
     def _context(self, task: OrderlyTask) -> ConsumeOrderlyContext:
         queue, token = task.queue, task.lease.fencing_token
-        return ConsumeOrderlyContext(self._group, self._message_queue(queue), queue.epoch, token)
+        return ConsumeOrderlyContext(self._group, self._message_queue(queue.key), queue.epoch, token)
 
     def _view(self, message: Any, task: OrderlyTask, *, trusted: bool = False) -> MessageView:
         times = task.counts.get(message.offset()) if task.counts else None
@@ -230,7 +230,7 @@ class OrderlyRunner(Runner):
     def _raised(
         self, task: OrderlyTask, error: BaseException, context: ConsumeOrderlyContext, messages: list[Any], rules: Rules
     ) -> BatchAnswer:
-        task.failure = self._failure_of_call(error, task.queue.topic)
+        task.failure = self._failure_of_call(error, task.queue.key.topic)
         suspend_ms = _suspend_ms(context)
         is_final, level, delay_ms = self._meaning_of(error, rules, has_asked=suspend_ms != -1)
         if delay_ms is not None:

@@ -131,7 +131,7 @@ class PushAssembly:
         size = self.settings.async_concurrency if self.subscriptions.awaits else self.settings.consume_thread_min
         return min(2 * size, _CAREFUL_WINDOW)
 
-    def build(self) -> tuple[PollLoop[Any], GroupTopics | None]:
+    def build(self) -> tuple[PollLoop, GroupTopics | None]:
         """Check and create the group's topics; return the loop, not open, and what looks up topics.
 
         Raises:
@@ -190,7 +190,7 @@ class PushAssembly:
         folder = offset_folder(settings.offset_store_dir, client_id, self.names, settings.group)
         return LocalOffsetStore(folder, cluster or "", topic_id)
 
-    def _make(self, admin: Any, lanes: int, store: LocalOffsetStore | None, opened: ExitStack) -> PollLoop[Any]:
+    def _make(self, admin: Any, lanes: int, store: LocalOffsetStore | None, opened: ExitStack) -> PollLoop:
         settings, clock, orderly = self.settings, self.clock, self._orderly
         ownership = Ownership(now_ms_of(clock), needs_lease=self._needs_log, is_fenced=orderly)
         log = None
@@ -261,7 +261,7 @@ class PushAssembly:
             return TopicAssigner(topics, interval_ms, allocation, lambda: log.members)
         return LeasedAssigner(topics, interval_ms, allocation, log, ownership)
 
-    def _make_pool(self) -> Pool[Any, Any]:
+    def _make_pool(self) -> Pool:
         settings, awaits = self.settings, bool(self.subscriptions.awaits)
         name = f"rocketshim-listener-{settings.group}"
         find = self.hooks.wrap(self.subscriptions.get, awaits=awaits)
@@ -270,7 +270,7 @@ class PushAssembly:
                 ConcurrentRunner(settings, find, self.clock), settings.async_concurrency, name, self.event_loop
             )
         runner = OrderlyRunner if self._orderly else ConcurrentRunner
-        pool: Pool[Any, Any] = self.make_pool(runner(settings, find, self.clock).run, settings.consume_thread_min, name)
+        pool: Pool = self.make_pool(runner(settings, find, self.clock).run, settings.consume_thread_min, name)
         return pool
 
 

@@ -111,7 +111,7 @@ class PushConsumer:
         self._starts_suspended = False
         self._starting_thread: int | None = None
         self._stop_timeout_s: float | None = None  # of a stop() during start()
-        self._loop: PollLoop[Any] | None = None
+        self._loop: PollLoop | None = None
         self._topics: GroupTopics | None = None
         self._thread: threading.Thread | None = None
         self._ended = threading.Event()
@@ -387,7 +387,7 @@ class PushConsumer:
             raise ConsumerError(too_late)
         self._raise_failure(loop)
 
-    def _raise_failure(self, loop: PollLoop[Any]) -> None:
+    def _raise_failure(self, loop: PollLoop) -> None:
         """Raise what has ended a loop, if anything has."""
         reason = loop.error
         if isinstance(reason, RocketshimError):
@@ -464,7 +464,7 @@ class PushConsumer:
         physical = self.names.physical(topic)
         self._move(lambda loop: loop.mode.seek_to_time(physical, timestamp_ms))
 
-    def _move(self, act: Callable[[PollLoop[Any]], None]) -> None:
+    def _move(self, act: Callable[[PollLoop], None]) -> None:
         if self._subscriptions.orderly:
             raise ConfigError(
                 "Cannot move the position of an orderly consumer, since it belongs to its lock: stop the group, then "
@@ -619,14 +619,14 @@ class PushConsumer:
 
     # --- internal ----------------------------------------------------------------------------------------------------
 
-    def _run_loop(self, loop: PollLoop[Any]) -> None:
+    def _run_loop(self, loop: PollLoop) -> None:
         try:
             loop.run()
             self._topics = None
         finally:
             self._ended.set()
 
-    def _ask(self, act: Callable[[PollLoop[Any]], None]) -> None:
+    def _ask(self, act: Callable[[PollLoop], None]) -> None:
         """Let the poll thread call a function with its loop, and wait for it.
 
         Raises:

@@ -22,6 +22,7 @@ from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
 from rocketshim.errors import ConfigError
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import consumer_of, parts_of, settings_of
 
@@ -47,13 +48,13 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
         assert pool.stop(0)
 
 
-def queue_of(count: int, topic: str = "orders") -> ProcessQueue[Any]:
-    queue: ProcessQueue[Any] = ProcessQueue(topic, 0)
+def queue_of(count: int, topic: str = "orders") -> ProcessQueue:
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey(topic, 0))
     queue.put([Message(topic, 0, offset, value=b"") for offset in range(count)])
     return queue
 
 
-def submit(pool: AsyncPool, queue: ProcessQueue[Any], limit: int = 16) -> list[Chunk[Any]]:
+def submit(pool: AsyncPool, queue: ProcessQueue, limit: int = 16) -> list[Chunk]:
     chunks = []
     while (chunk := queue.take(limit)) is not None:
         chunks.append(chunk)
@@ -61,7 +62,7 @@ def submit(pool: AsyncPool, queue: ProcessQueue[Any], limit: int = 16) -> list[C
     return chunks
 
 
-def settle(pool: AsyncPool, chunks: list[Chunk[Any]]) -> dict[int, str]:
+def settle(pool: AsyncPool, chunks: list[Chunk]) -> dict[int, str]:
     """Collect the results of these chunks; map the offset of each failed message to its failure."""
     failed: dict[int, str] = {}
     for _ in chunks:

@@ -13,6 +13,7 @@ from rocketshim.consumer.dispatch import Result
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import Record, parts_of
 
@@ -25,9 +26,9 @@ class Pool:
     def __init__(self, size: int = 20) -> None:
         self.size = size
         self.results: SimpleQueue[Result] = SimpleQueue()
-        self.given: list[Chunk[Any]] = []
+        self.given: list[Chunk] = []
 
-    def submit(self, chunk: Chunk[Any]) -> None:
+    def submit(self, chunk: Chunk) -> None:
         self.given.append(chunk)
 
 
@@ -38,14 +39,14 @@ class Desk:
         self.pool = Pool(size)
         self.sent_back: list[int | None] = []
         self.dispatch = ConcurrentDispatch(parts_of(self.pool, self, batch_count))
-        self.queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+        self.queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
         self.queue.put([Record(offset) for offset in range(count)])
 
     def send(self, _: Any, outcome: FailedMessage) -> None:
         """The sink of what failed."""
         self.sent_back.append(outcome.message.offset())
 
-    def work(self, chunk: Chunk[Any], *, failed: Iterable[int] = (), elapsed_ns: int = 1_000) -> None:
+    def work(self, chunk: Chunk, *, failed: Iterable[int] = (), elapsed_ns: int = 1_000) -> None:
         """What a listener thread does with a chunk."""
         chunk.take_back()
         outcomes = [
@@ -57,7 +58,7 @@ class Desk:
 
     def learn(self, per_message_ns: int) -> None:
         """Report enough chunks with this time per message."""
-        other: ProcessQueue[Any] = ProcessQueue("learnt", 0)
+        other: ProcessQueue = ProcessQueue(TopicPartitionKey("learnt", 0))
         other.put([Record(offset) for offset in range(40)])
         while (chunk := other.take(1)) is not None:
             self.dispatch.in_flight += 1
@@ -70,7 +71,7 @@ def test_each_message_is_handed_out_once_and_each_failure_is_sent_back_once(
     counts: list[int], data: st.DataObject
 ) -> None:
     desk = Desk()
-    queues = [ProcessQueue[Any]("orders", number) for number in range(len(counts))]
+    queues = [ProcessQueue(TopicPartitionKey("orders", number)) for number in range(len(counts))]
     for queue, count in zip(queues, counts, strict=True):
         queue.put([Record(offset) for offset in range(count)])
     desk.dispatch.hand_out(queues)

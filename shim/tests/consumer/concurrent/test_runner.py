@@ -19,15 +19,16 @@ from rocketshim.core.user_values import as_int, class_name, safe_text
 from rocketshim.filters import TagFilter
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import MessageView
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import settings_of
 
 
 def run(listener: Callable[..., Any], count: int = 3, batch_count: int = 1, **subscription: Any) -> list[FailedMessage]:
     """Run one chunk through a listener; what did not succeed."""
-    queue: ProcessQueue[Any] = ProcessQueue("orders", 0, 7)
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0), 7)
     queue.put([Message("orders", 0, offset, value=b"%d" % offset) for offset in range(count)])
-    chunk: Chunk[Any] | None = queue.take(count)
+    chunk: Chunk | None = queue.take(count)
     assert chunk is not None
     mine = Subscription("orders", adapt(listener), **subscription)
     runner = ConcurrentRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
@@ -265,7 +266,7 @@ def test_safe_text_and_as_int_never_raise() -> None:
 
 @pytest.mark.parametrize(("again", "called"), [(None, [1, 2]), (lambda headers: dict(headers)["a"] == b"1", [1])])
 def test_retried_messages_are_filtered_again_only_if_configured(again: Any, called: list[int]) -> None:
-    queue: ProcessQueue[Any] = ProcessQueue("rmq.retry.g", 0)
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("rmq.retry.g", 0))
     headers = [("RETRY_TOPIC", b"orders"), ("RECONSUME_TIMES", b"1")]
     queue.put(
         [Message("rmq.retry.g", 0, number, value=b"", headers=[*headers, ("a", b"%d" % number)]) for number in (1, 2)]
@@ -286,7 +287,7 @@ def test_retried_messages_are_filtered_again_only_if_configured(again: Any, call
 def test_only_the_record_that_the_filter_cannot_read_fails(
     unreadable: Callable[[Any], Any], sieve: Any, batch_count: int
 ) -> None:
-    queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
     tagged = [
         Message("orders", 0, offset, value=b"", headers=[("TAGS", b"ab"[offset % 2 :][:1])]) for offset in range(6)
     ]

@@ -20,7 +20,7 @@ from rocketshim.core.clock import now_ms_of
 from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
 from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
-from rocketshim.core.orderly_partition import OrderlyPartition
+from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.start_position import (
     CommitMetadata,
     ConsumeFromWhere,
@@ -167,7 +167,7 @@ class Member:
 
     @property
     def held(self) -> list[int]:
-        return sorted(queue.partition for queue in self.loop.mode.queues if queue.topic == "orders")
+        return sorted(queue.key.partition for queue in self.loop.mode.queues if queue.key.topic == "orders")
 
 
 class Stage:
@@ -1291,9 +1291,10 @@ def test_a_dead_letter_asked_for_after_the_loop_has_closed_keeps_the_lock(stage:
     assert stage.offsets == [(0, 0), (0, 0)]
 
 
-class Looked(OrderlyPartition):
+class Looked(OrderlyQueue):
     """Counts how often a queue is asked whether it is drained."""
 
+    __slots__ = ()
     times = 0
 
     @property
@@ -1319,6 +1320,20 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     a.pool.work_all()
     stage.turn(5)
     assert not a.mode._leaving
+
+
+@pytest.mark.parametrize("status", [COMMIT, ROLLBACK])
+def test_a_status_that_needs_no_auto_commit_is_a_success_and_is_logged_once(
+    stage: Stage, caplog: pytest.LogCaptureFixture, status: ConsumeOrderlyStatus
+) -> None:
+    stage.topic()
+    stage.fill(3)
+    stage.answer = lambda _: status
+    stage.join("a")
+    stage.turn()
+    assert stage.offsets == [(0, 0), (0, 1), (0, 2)]
+    logged = [record for record in caplog.records if getattr(record, "event", "") == "consumer.status-misplaced"]
+    assert [record.status for record in logged] == [status.name]  # type: ignore[attr-defined]
 
 
 def test_each_failed_attempt_of_a_queue_is_logged(stage: Stage, caplog: pytest.LogCaptureFixture) -> None:

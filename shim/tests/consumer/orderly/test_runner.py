@@ -12,12 +12,12 @@ from rocketshim.consumer.orderly.runner import OrderlyRunner, TriedMessageView
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.consume_concurrently import RetryLater
 from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, ConsumeStatus
-from rocketshim.core.orderly_partition import OrderlyTask
+from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
-from rocketshim.locks.lease import NO_LOCK
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import Record, settings_of
 
@@ -62,10 +62,10 @@ class Bare(RetryLater):
 
 
 class PartitionStub(SimpleNamespace):
-    """As much of an `OrderlyPartition` as a listener thread sees."""
+    """As much of an `OrderlyQueue` as a listener thread sees."""
 
     def __init__(self) -> None:
-        super().__init__(topic="orders", partition=0, epoch=1, lease=NO_LOCK, suspect_until=-1)
+        super().__init__(key=TopicPartitionKey("orders", 0), epoch=1, suspect_until=-1)
 
 
 def run(
@@ -294,7 +294,7 @@ def test_redriven_messages_are_filtered_again_only_if_configured(again: Any, cal
         Message("rmq.retry.g", 0, number, value=b"", headers=[*headers, ("a", b"%d" % number)]) for number in (1, 2)
     ]
     stub: Any = PartitionStub()
-    stub.topic = "rmq.retry.g"
+    stub.key = TopicPartitionKey("rmq.retry.g", 0)
     seen: list[int] = []
     mine = Subscription("orders", adapt(lambda message: seen.append(message.queue_offset)), matches_retry=again)
     runner = OrderlyRunner(settings_of(), {"orders": mine}.get, VirtualClock())

@@ -16,6 +16,7 @@ from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.testing import VirtualClock
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 from ..conftest import settings_of
 
@@ -46,7 +47,7 @@ class Broken:
 
 def run(hooks: Hooks, listener: Any, count: int = 1, batch_count: int = 1, **subscription: Any) -> list[str]:
     """Run one chunk; return the failures."""
-    queue: ProcessQueue[Any] = ProcessQueue("orders", 0)
+    queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
     queue.put([Message("orders", 0, offset, value=b"") for offset in range(count)])
     chunk = queue.take(count)
     assert chunk is not None

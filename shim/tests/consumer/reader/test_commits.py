@@ -59,7 +59,7 @@ class Bench:
 
     def commit(self, queues: list[Any], *, asynchronous: bool) -> None:
         for queue in queues:
-            if (partition := self.partitions.get(TopicPartitionKey.of(queue))) is not None:
+            if (partition := self.partitions.get(queue.key)) is not None:
                 partition.queue = queue
         keys = list(map(TopicPartitionKey.of, queues))
         self.commits.commit([self.partitions[key] for key in keys if key in self.partitions], asynchronous=asynchronous)
@@ -77,7 +77,7 @@ def committer(client: Any, *, needs_lease: bool = False) -> Bench:
 
 
 def queue_done_to(count: int) -> Any:
-    queue: ProcessQueue[Any] = ProcessQueue(*KEY)
+    queue: ProcessQueue = ProcessQueue(KEY)
     queue.put([Record(offset) for offset in range(count)])
     chunk = queue.take(count)
     assert chunk is not None
@@ -187,7 +187,7 @@ def test_sent_offsets_are_sent_again_when_the_metadata_changes(client: Any) -> N
     keys = [KEY, TopicPartitionKey("orders", 1), TopicPartitionKey("orders", 2)]
     commits.commit_again(keys)
     for _ in range(2):
-        commits.commit([ProcessQueue(*key) for key in keys], asynchronous=True)
+        commits.commit([ProcessQueue(key) for key in keys], asynchronous=True)
         assert client.commits == [(3, "new")]
         commits.answered(None, [TopicPartition(*KEY, 3)])
 
@@ -196,16 +196,16 @@ def test_forbidden_or_locally_stored_offsets_are_not_sent_again(client: Any) -> 
     commits = Bench(client, "", Ownership(lambda: 0, needs_lease=True))
     commits.begin(KEY, 3)
     commits.commit_again([KEY])
-    commits.commit([ProcessQueue(*KEY)], asynchronous=True)
+    commits.commit([ProcessQueue(KEY)], asynchronous=True)
     stored = Bench(client, "", Ownership(lambda: 0), store=client)
     stored.begin(KEY, 3)
     stored.commit_again([KEY])
-    stored.commit([ProcessQueue(*KEY)], asynchronous=True)
+    stored.commit([ProcessQueue(KEY)], asynchronous=True)
     assert client.commits == []
 
 
 def test_a_refused_commit_of_new_metadata_is_sent_again(client: Any) -> None:
-    commits, queue = committer(client), ProcessQueue[Any](*KEY)
+    commits, queue = committer(client), ProcessQueue(KEY)
     commits.commit_again([KEY])
     client.error = KafkaError(KafkaError._TRANSPORT)
     client.now_ms = 7
@@ -264,7 +264,7 @@ def test_the_refusal_of_one_partition_does_not_hide_what_is_stored_of_another(cl
         commits.begin(key, 0)
         care.begin(key, 0, Handling(is_open=True))
     care.next({KEY: [0], refused: [0]}, {}, lambda: False, 0)  # both are to be noted
-    commits.commit([ProcessQueue[Any](*KEY), ProcessQueue[Any](*refused)], asynchronous=True)
+    commits.commit([ProcessQueue(KEY), ProcessQueue(refused)], asynchronous=True)
     error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     commits.answered(None, [PartitionResult.of(KEY, 0), PartitionResult.of(refused, 0, error=error)])
     assert care.next({KEY: [0], refused: [0]}, {}, lambda: False, 0) == {(KEY, 0)}
@@ -293,7 +293,7 @@ class AllOrNothing(Client):
 def test_what_is_stored_beside_a_refused_offset_counts_as_stored(*, asynchronous: bool) -> None:
     client, gone = AllOrNothing(), TopicPartitionKey("gone", 0)
     commits = Bench(client, "m", Ownership(lambda: 0))
-    queues = [queue_done_to(4), ProcessQueue[Any](*gone)]
+    queues = [queue_done_to(4), ProcessQueue(gone)]
     for key in (KEY, gone):
         commits.begin(key, 0)
     commits.commit_again([gone])

@@ -252,7 +252,7 @@ def queues(consumer: PushConsumer) -> list[Any]:
 
 def held(consumer: PushConsumer) -> set[tuple[str, int]]:
     loop = consumer._loop
-    return set() if loop is None else {(queue.topic, queue.partition) for queue in loop.mode.queues}
+    return set() if loop is None else {queue.key for queue in loop.mode.queues}
 
 
 @pytest.mark.parametrize("orderly", [False, True], ids=["concurrent", "orderly"])
@@ -472,7 +472,7 @@ def test_a_queue_with_a_lost_lease_is_not_committed_and_starts_again_with_a_new_
     last = max(queue.epoch for queue in queues(consumer))
     kafka.append(LOG, released)
     kafka.wait_until(
-        lambda: any((q.topic, q.partition) == ("orders", 0) and q.epoch > last for q in queues(consumer)),
+        lambda: any(q.key == ("orders", 0) and q.epoch > last for q in queues(consumer)),
         guard_s=GUARD_S,
     )
     assert kafka.committed("g")["orders", 0] == before == 0

@@ -158,7 +158,7 @@ def test_a_partition_that_is_revoked_while_it_waits_is_not_looked_up(unopened: M
     b.turn(2)
     assert starts.left == 0
     assert ("orders", 0) not in b.loop.reader.partitions
-    assert [queue.topic for queue in b.loop.mode.queues] == [b.names.retry("g")]
+    assert [queue.key.topic for queue in b.loop.mode.queues] == [b.names.retry("g")]
 
 
 def test_seeking_a_waiting_partition_starts_it(kafka: InMemoryKafka, unopened: Make) -> None:
