@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.core.partition import Partition
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.kafka.clients import confluent_clients

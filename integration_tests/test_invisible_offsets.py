@@ -14,7 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, LitePullConsumer, MessageModel, PushConsumer, TopicNames
 from rocketshim.cli import main
-from rocketshim.core.offset_file import decode
+from rocketshim.consumer.reader.local_offsets import decode
 from rocketshim.dropin import Consumer
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, provision

@@ -12,7 +12,7 @@ from proof.simulate import dropin_bugs, sender_bugs
 from rocketshim.admin.redrive import Redriver
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
-from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.careful_start import CarefulPartition, CarefulStart
@@ -218,7 +218,8 @@ def _believes(_: Any) -> Any:
 
 
 def _no_commit_when_revoked(_: Any) -> Any:
-    def finish(self: Any, keys: Any, deadline_ms: int) -> None:
+    def finish(self: Any, keys: Any) -> None:
+        deadline_ms = self._reader.now_ms() + self._parts.settings.revoke_drain_ms
         self.dispatch.drain([queue for key in keys if (queue := self.get(key))], self.owned, deadline_ms)
 
     return finish
@@ -418,7 +419,7 @@ BUGS: Final = (
     Bug("half an answer is believed", lookups, "check_answers", _half_answer_is_believed, HALF_ANSWERS),
     Bug("a refused commit is not made again", Committer, "answered", _never_commits_again_after_an_error),
     Bug("a report without an offset is believed", DeliveryReports, "error", _believes),
-    Bug("no commit when partitions are revoked", Mode, "leave", _no_commit_when_revoked, CHURNS),
+    Bug("no commit when partitions are revoked", Mode, "release", _no_commit_when_revoked, CHURNS),
     Bug("a hop of the worker counts as stored when produced", AtLeastOnce, "_register", _confirmed_when_produced),
     Bug("the worker commits what it has fetched", AssignedPartition, "position", _property(_position_of_the_head)),
     Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),

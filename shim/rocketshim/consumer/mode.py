@@ -1,8 +1,9 @@
-"""What the poll loop does with the partitions that a push consumer reads: concurrent and orderly consumption.
+"""What a push consumer does with the partitions that it reads: concurrent and orderly consumption.
 
-A `Mode` has their queues: epochs, pauses, seeks, and the commits of them. Each partition has one queue from its begin
-until it is forgotten. A new begin of the same partition (its start became known, a seek, a log that was cut) drops the
-old queue: results of its messages no longer count. The two modes differ in the queue, and in what starts and ends it.
+A `Mode` is the `PartitionOwner` of its reader. It has the queues of the partitions: epochs, pauses, seeks, and the
+commits of them. Each partition has one queue from its begin until it is forgotten. A new begin of the same partition
+(its start became known, a seek, a log that was cut) drops the old queue: results of its messages no longer count. The
+two modes differ in the queue, and in what starts and ends it.
 
 Owned by the poll thread.
 """
@@ -14,7 +15,7 @@ from typing import Any, Final, Generic, cast
 from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, LoopParts
-from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.core.flow_control import must_pause, per_queue_limits, should_resume
 from rocketshim.core.partition import Partition, PauseReason, QueueT
 from rocketshim.errors import ConsumerError
@@ -58,10 +59,6 @@ class Mode(ABC, Generic[QueueT]):
     @abstractmethod
     def accept(self, partitions: list[TopicPartition]) -> None:
         """Accept partitions that were assigned. Raises as `PartitionOwner.accept`."""
-
-    def revoke(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Release what the mode has of partitions that are no longer assigned. Never raises."""
-        del keys
 
     @abstractmethod
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
@@ -139,7 +136,7 @@ class Mode(ABC, Generic[QueueT]):
             self._reader.partitions[key].queue = None
         return queue
 
-    def forget(self, keys: Iterable[TopicPartitionKey]) -> None:
+    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Drop the queues of partitions that are no longer assigned. Never raises."""
         for key in keys:
             self._drop(key)
@@ -193,10 +190,14 @@ class Mode(ABC, Generic[QueueT]):
         count, size_bytes = settings.pull_threshold_for_topic, settings.pull_threshold_size_for_topic_bytes
         self._limits = per_queue_limits(self._parts.limits, count, size_bytes, len(self.partitions))
 
-    def leave(self, keys: Collection[TopicPartitionKey], deadline_ms: int) -> None:
-        """Wait for the listeners of these partitions, then commit: they are about to be revoked."""
+    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Wait for the listeners of these partitions, then commit: they are about to be revoked.
+
+        A closing consumer only commits: it has waited.
+        """
         leaving = [each for each in self.partitions if each.key in keys]
-        self.dispatch.drain(_queues(leaving), self.owned, deadline_ms)
+        drain_ms = 0 if self._reader.is_closing else self._parts.settings.revoke_drain_ms
+        self.dispatch.drain(_queues(leaving), self.owned, self._reader.now_ms() + drain_ms)
         self._reader.care.give_back(each.key for each in leaving)
         self.commits.commit(leaving, asynchronous=False)
 

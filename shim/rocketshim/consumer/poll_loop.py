@@ -18,32 +18,31 @@ the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.at_exit import at_exit
 from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
-from rocketshim.consumer.reader.topic_watch import TopicWatch
-from rocketshim.consumer.state import state_of
-from rocketshim.core.subscriptions import Subscription
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
+from rocketshim.core.partition import PartitionQueue
+from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
-from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError
-from rocketshim.kafka.clients import Parting, is_fatal, unsubscribes
+from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError, TopicMissingError
+from rocketshim.kafka.clients import LookupClient, Parting, is_fatal, unsubscribes
+from rocketshim.kafka.queue_lookup import no_such_topics
 from rocketshim.logs import safe_logger
-from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import DENIED
 
-if TYPE_CHECKING:
-    from rocketshim.consumer_metrics import ConsumerState
-
-__all__ = ["PollLoop"]
+__all__ = ["PollLoop", "TopicWatch"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _SERVE_MS: Final = 500
@@ -53,7 +52,71 @@ _GATHER_S: Final = 0.001  # nothing waits for results, and an iteration for each
 _CATCH_UP_MS: Final = 50
 _SATURATED_MS: Final = 500
 _SHOW_MS: Final = 1_000
-_COMPARE_TIMEOUT_S: Final = 0.5
+_TIMEOUT_S: Final = 5.0
+_MISSING_GRACE_MS: Final = 30_000
+
+
+class TopicWatch:
+    """Which topics a consumer reads (`topics`, by physical name), and whether they exist.
+
+    Topics that match patterns are looked up at an interval. A topic that the cluster reports as unknown may be new, or
+    the broker's metadata may be outdated. So the consumer waits for half a minute, and then looks the topic up. A
+    missing topic is an error only if it is subscribed by name.
+    """
+
+    def __init__(self, source: Subscriptions, interval_ms: int) -> None:
+        self.topics = source.topics()
+        self._source = source
+        self._look = Timer(interval_ms)
+        self._unknown: dict[str, int] = {}  # topic to the time of its look-up, monotonic ms
+
+    def refresh(self) -> bool:
+        """Read the topics from a changed source; return whether they have changed. Patterns are looked up soon."""
+        self._look.next_ms = 0
+        return self._have_changed()
+
+    def look(self, lookups: LookupClient, now_ms: int) -> bool:
+        """Look up the existing topics, if it is time; return whether the topics to read have changed."""
+        if not self._source.has_patterns or not self._look.is_due(now_ms):
+            return False
+        try:
+            existing = lookups.list_topics(timeout=_TIMEOUT_S).topics
+        except KafkaException as error:
+            _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
+            return False
+        self._source.see(existing)
+        return self._have_changed()
+
+    def _have_changed(self) -> bool:
+        before, self.topics = self.topics, self._source.topics()
+        return before != self.topics
+
+    def doubt(self, topic: str, now_ms: int) -> None:
+        """Note that the cluster reports a topic as unknown."""
+        self._unknown.setdefault(topic, now_ms + _MISSING_GRACE_MS)
+
+    def missing(
+        self, lookups: LookupClient, now_ms: int, log_error: Callable[[KafkaError, str], None]
+    ) -> TopicMissingError | None:
+        """Look up topics that were reported as unknown half a minute ago; return an error for a missing one.
+
+        Topics that are no longer read are not looked up. For a topic that a pattern matched, the patterns are.
+        """
+        self._unknown = {topic: until_ms for topic, until_ms in self._unknown.items() if topic in self.topics}
+        for topic in [topic for topic, until_ms in self._unknown.items() if now_ms >= until_ms]:
+            del self._unknown[topic]
+            try:
+                found = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+            except KafkaException as error:
+                log_error(error.args[0], topic)
+                self.doubt(topic, now_ms)
+                continue
+            if found is not None and found.partitions:
+                continue
+            if not self._source.is_matched(topic):
+                return no_such_topics([topic])
+            self._look.next_ms = 0
+        return None
 
 
 class PollLoop:
@@ -87,7 +150,6 @@ class PollLoop:
         self._now_ms = parts.reader.now_ms
         self._watch = TopicWatch(parts.source, settings.rebalance_interval_ms)
         self._commit = Timer(mode.commit_interval_ms)
-        self._compare = Timer(settings.rebalance_interval_ms)
         self._show = Timer(_SHOW_MS)
         self._error: BaseException | None = None
         self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
@@ -171,7 +233,7 @@ class PollLoop:
     def open(self) -> None:
         """Make the clients and subscribe, without network calls except the look-up of topics that match patterns."""
         self.dispatch.send_back.open()
-        self.reader.open(self, self.mode.commits.answered)
+        self.reader.open(self.mode, self.mode.commits.answered, self._client_error)
         self._watch.look(self.reader.lookups, self._now_ms())
         self.reader.subscribe(self._watch.topics)
         if (log := self._parts.log) is not None:
@@ -221,7 +283,7 @@ class PollLoop:
             self._leave(deadline_ms)
             self.dispatch.send_back.close()
             self.mode.close()
-            self.state = self.state and state_of(self._settings.group, self.reader, self.mode, self._now_ms())
+            self.state = self.state and _state_of(self._settings.group, self.reader, self.mode, self._now_ms())
 
     def _finish_up(self, deadline_ms: int) -> None:
         """Join, drain and commit while polling, so that rebalances and reports do not wait for this consumer."""
@@ -294,19 +356,12 @@ class PollLoop:
         reader.look_at_group()
         if membership and membership.has_no_partitions(reader.client().memberid(), now_ms, is_known=reader.is_member):
             reader.joined()
-        if reader.is_member and self._compare.is_due(now_ms):
-            self._compare_subscriptions()
+        if reader.is_member:
+            reader.starts.compare(self._watch.topics, now_ms)
         if (missing := self._watch.missing(reader.lookups, now_ms, reader.log_error)) is not None:
             raise missing
         if self._show.is_due(now_ms):
-            self.state = state_of(self._settings.group, reader, self.mode, now_ms)
-
-    def _compare_subscriptions(self) -> None:
-        """Check whether a member of the group subscribes differently: two subscriptions of one group lose messages."""
-        try:
-            self.reader.starts.look(self._watch.topics, _COMPARE_TIMEOUT_S)
-        except KafkaException as error:
-            _LOG.debug("consumer.subscriptions-unknown", extra={"error": str(error)})
+            self.state = _state_of(self._settings.group, reader, self.mode, now_ms)
 
     def _perform(self, act: Callable[["PollLoop"], None], answer: "Future[None]") -> None:
         try:
@@ -396,32 +451,7 @@ class PollLoop:
             self.mode.resume_drained()
             self.dispatch.hand_out(self.mode.owned())
 
-    # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
-
-    def accept(self, partitions: list[TopicPartition]) -> None:
-        """Accept partitions."""
-        self.mode.accept(partitions)
-        self._compare.next_ms = 0  # their commits may carry another subscription
-
-    def begin(self, key: TopicPartitionKey, offset: int) -> None:
-        """Begin a partition."""
-        self.mode.begin(key, offset)
-
-    def position(self, key: TopicPartitionKey) -> int | None:
-        """Return where to read a partition again."""
-        return self.mode.position(key)
-
-    def release(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Wait for the listeners of partitions that leave, and commit; a closing consumer only commits."""
-        drain_ms = 0 if self.reader.is_closing else self._settings.revoke_drain_ms
-        self.mode.leave(keys, self._now_ms() + drain_ms)
-
-    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Release partitions that are no longer assigned."""
-        self.mode.revoke(keys)
-        self.mode.forget(keys)
-
-    def client_error(self, message: Any) -> None:
+    def _client_error(self, message: Any) -> None:
         """End the loop if the error is fatal; else log it."""
         error, topic = message.error(), message.topic()
         if is_fatal(error):
@@ -437,3 +467,54 @@ class PollLoop:
 def _fatal(error: KafkaError, explanation: str) -> Exception:
     """Return what ends the loop: Kafka's error, or what it means."""
     return ConsumerError(f"{error.str()}{explanation}") if explanation else KafkaException(error)
+
+
+def _state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int) -> ConsumerState:
+    """Return the state of the consumer, which the loop replaces each second."""
+    dispatch, commits = mode.dispatch, mode.commits
+    counts, since_ms = dispatch.counts, commits.failing_since_ms
+
+    def of_queue(queue: PartitionQueue, unpaused: str = "") -> ConsumerQueueState:
+        key = queue.key
+        partition, position = reader.partitions.get(key), queue.next_offset
+        committed = -1 if partition is None else partition.stored
+        try:
+            _, high = reader.client().get_watermark_offsets(TopicPartition(*key), cached=True)
+        except (KafkaException, TypeError, ConsumerError):
+            high = -1
+        at = committed if position is None else position
+        times, failing_ms = queue.failing(now_ms) or (None, 0)
+        return ConsumerQueueState(
+            topic=key.topic,
+            queue_id=key.partition,
+            epoch=queue.epoch,
+            position=position,
+            committed=committed,
+            lag=max(0, high - at) if high >= 0 and at >= 0 else None,
+            msg_count=queue.msg_count,
+            msg_bytes=queue.msg_bytes,
+            oldest_in_work_ms=queue.oldest_in_work_ms(now_ms),
+            paused="|".join(reason.name or "" for reason in (partition.pauses if partition else ())) or unpaused,
+            reconsume_times=times,
+            failing_ms=failing_ms,
+        )
+
+    return ConsumerState(
+        at_ns=now_ms * 1_000_000,
+        group=group,
+        is_member=reader.is_member,
+        suspended=reader.is_suspended,
+        commits_fail_since_ns=None if since_ms is None else since_ms * 1_000_000,
+        commits_failed=commits.failed,
+        workers=dispatch.pool.size,
+        in_flight=dispatch.in_flight,
+        messages={"SUCCESS": counts.succeeded, **counts.failed_by_type},
+        listener_s=counts.listener_ns / 1e9,
+        listener_times=counts.listener_times.copy(),
+        latencies=counts.latencies.copy(),
+        send_back=replace(dispatch.send_back.counts),
+        failures=dispatch.send_back.failures.copy(),
+        subscription_conflicts=dict(reader.starts.conflicts),
+        clock_ahead_ms=dispatch.send_back.clock_ahead_ms,
+        queues=(*map(of_queue, mode.queues), *(of_queue(queue, "REVOKED") for queue in mode.ended)),
+    )

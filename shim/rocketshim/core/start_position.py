@@ -83,6 +83,8 @@ class StartRules:
     young_queue_max_messages: int = 0
     allocates: bool = False
     """The members allocate the queues themselves, also those of a topic that they do not subscribe to."""
+    compare_every_ms: int = 20_000
+    """Interval between two comparisons of what the members subscribe to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ def digest_conflict(mine: str, found: CommitMetadata | None) -> str | None:
     """Return the digest of a different subscription in this group, or None: it is the same one, or not known.
 
     Decides: Do the members of a group subscribe differently? What others have committed tells
-        (`consumer.reader.start_offsets.StartOffsets`); it is logged, not refused. Messages of a topic are lost if its
+        (`consumer.reader.group_offsets.StartOffsets`); it is logged, not refused. Messages of a topic are lost if its
         filters differ (`has_same_filter`), not if only other topics do.
     """
     return None if found is None or found.digest in {"", mine} else found.digest

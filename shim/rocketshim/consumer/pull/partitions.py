@@ -6,13 +6,12 @@ the queue is read again from its position. The thread that calls the consumer ow
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.pull.session import PullSession
-from rocketshim.consumer.reader.commits import commit_now
+from rocketshim.consumer.reader.group_offsets import commit_now
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
@@ -40,7 +39,6 @@ __all__ = ["PullPartitions", "QueuesListener"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 10.0
-_COMPARE_TIMEOUT_S: Final = 0.5
 _FIRST_LOOKS: Final = 3
 
 QueuesListener = Callable[[str, list[MessageQueue]], None]
@@ -70,6 +68,7 @@ class PullPartitions:
                 settings.consume_from_where,
                 timestamp_or_default(settings.consume_timestamp_ms, self.session.clock.wall_ms()),
                 young_queue_max_messages=settings.young_queue_max_messages,
+                compare_every_ms=settings.topic_metadata_check_interval_ms,
             ),
             ownership=Ownership(now_ms),
             now_ms=now_ms,
@@ -83,7 +82,6 @@ class PullPartitions:
         self._logical: dict[str, str] = {}
         self._commit_timer = Timer(settings.auto_commit_interval_ms)
         self._watch_timer = Timer(settings.topic_metadata_check_interval_ms)
-        self._compare_timer = Timer(settings.topic_metadata_check_interval_ms)
 
     # --- the client --------------------------------------------------------------------------------------------------
 
@@ -95,7 +93,7 @@ class PullPartitions:
 
     def open(self) -> None:
         """Open the client and read what is subscribed or assigned; see `LitePullConsumer.start`."""
-        self.reader.open(self, self._committed)
+        self.reader.open(self, self._committed, self._client_error)
         try:
             with explained(self.session.last_error, self.reader.client()):
                 for physical in self._subscribed:
@@ -250,9 +248,8 @@ class PullPartitions:
         self.reader.start_waiting()
         if self._subscribed:
             self.reader.look_at_group()
-        if self._subscribed and self.reader.is_member and self._compare_timer.is_due(self.reader.now_ms()):
-            with suppress(KafkaException):  # the next comparison may succeed
-                self.reader.starts.look(self._subscribed, _COMPARE_TIMEOUT_S)
+        if self._subscribed and self.reader.is_member:
+            self.reader.starts.compare(self._subscribed, self.reader.now_ms())
 
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
@@ -373,7 +370,7 @@ class PullPartitions:
         """Forget partitions."""
         self.positions.forget(keys)
 
-    def client_error(self, message: Any) -> None:
+    def _client_error(self, message: Any) -> None:
         """Keep an error that `poll` has to raise; a transient error is only logged."""
         error: KafkaError = message.error()
         topic = message.topic()

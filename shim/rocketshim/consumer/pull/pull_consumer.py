@@ -1,31 +1,44 @@
 """`PullConsumer.pull(queue, expression, offset, max_count)`: read a queue from an offset, and keep no position for it.
 
 As in RocketMQ's broker, one pull examines 800 messages, or `max_count` if that is more, for those that the expression
-selects. `NO_MATCHED_MSG` contains the offset at which to continue. `prefetch` has the rules of reading ahead.
+selects. `NO_MATCHED_MSG` contains the offset at which to continue.
+
+RocketMQ's broker answers each pull separately. Kafka's client fetches ahead. So each queue that was pulled has a
+*prefetch buffer*. Rules:
+
+* A pull that continues where the last pull of its queue ended takes messages from the buffer. Every other offset is
+  first compared with the queue's bounds (`OFFSET_ILLEGAL`); then the buffer is emptied and the queue is read from that
+  offset.
+* The queue of a full buffer is paused, so that a pull of one queue does not fill the memory with messages of others.
+* An empty buffer proves nothing. `NO_NEW_MSG` is returned only if the end of the log is not above the position: a pull
+  finds every message that was stored before the call. Transaction markers may follow the last message; the client's
+  end-of-partition event tells how far they reach.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Self, Unpack
+from typing import Any, Final, Self, Unpack
 
-from confluent_kafka import TopicPartition
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.pull.prefetch import Prefetch
 from rocketshim.consumer.pull.session import PullSession
-from rocketshim.consumer.reader.commits import commit_now
+from rocketshim.consumer.reader.group_offsets import commit_now
 from rocketshim.core.clock import Clock
-from rocketshim.core.prefetch_buffer import PrefetchBuffer
 from rocketshim.errors import BrokerUnavailableError, ConfigError
 from rocketshim.filters import MessageSelector, TagFilter
 from rocketshim.filters.selection import as_selector, unreadable_headers
 from rocketshim.health import Metric
 from rocketshim.kafka.client_errors import ErrorLines
-from rocketshim.kafka.clients import Clients, ConsumerClient
+from rocketshim.kafka.clients import Clients, ConsumerClient, is_fatal
 from rocketshim.kafka.lookups import Lookups
 from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
+from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PullConsumerOptions, PullConsumerSettings
 from rocketshim_topics import MalformedRecordError, MessageView, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import DENIED, MISSING
 from rocketshim_topics.message_queue import MessageQueue
 from rocketshim_topics.wire import read_headers
 
@@ -67,6 +80,128 @@ class PullResult:
     min_offset: int
     max_offset: int
     messages: list[MessageView] = field(default_factory=list)
+
+
+_LOG = safe_logger("rocketshim.consumer")
+FETCH_COUNT: Final = 256
+_PARTITION_EOF: Final = KafkaError._PARTITION_EOF  # noqa: SLF001 - no public spelling
+_OFFSET_RESET: Final = KafkaError._AUTO_OFFSET_RESET  # noqa: SLF001
+_BUFFER_COUNT: Final = 4_000  # large, since each pause drops what the client has fetched ahead
+_BUFFER_BYTES: Final = 8 * 1_048_576
+
+
+@dataclass(slots=True)
+class PrefetchBuffer:
+    """Messages of one queue that were fetched and that no pull has returned yet."""
+
+    queue: MessageQueue
+    key: TopicPartitionKey
+    next_offset: int  # a pull from this offset takes from the buffer
+    bounds: tuple[int, int]  # the queue's first offset and its end, as last seen
+    messages: deque[Any] = field(default_factory=deque)
+    size_bytes: int = 0
+    end_at: int | None = None  # end of the log as the client last reported it; None: not since the last message
+    is_paused: bool = False
+    is_illegal: bool = False  # retention deleted the messages at this position
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the queue has to be paused."""
+        return len(self.messages) >= _BUFFER_COUNT or self.size_bytes >= _BUFFER_BYTES
+
+    def put(self, message: Any) -> None:
+        """Add a fetched message."""
+        self.messages.append(message)
+        self.size_bytes += len(message)
+        self.end_at = None
+
+    def take(self) -> Any:
+        """Return the first message, and remove it."""
+        message = self.messages.popleft()
+        self.size_bytes -= len(message)
+        self.next_offset = message.offset() + 1
+        return message
+
+
+class Prefetch:
+    """The prefetch buffers of one pull consumer by topic and partition, filled by its reading client."""
+
+    def __init__(
+        self, client: Callable[[], ConsumerClient], lookup: QueueLookup, errors: ErrorLines, now_ms: Callable[[], int]
+    ) -> None:
+        self.buffers: dict[tuple[str, int], PrefetchBuffer] = {}  # found per message by a plain tuple
+        self._client = client
+        self._lookup = lookup
+        self._errors = errors
+        self._now_ms = now_ms
+
+    def read_from(
+        self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
+    ) -> PrefetchBuffer:
+        """Read a queue from this offset; return its new, empty buffer."""
+        consumer = self._client()
+        at = TopicPartition(*key, offset)
+        with cluster_errors(f"{key} cannot be read from offset {offset}"):
+            if self.buffers.pop(key, None) is not None:
+                consumer.incremental_unassign([TopicPartition(*key)])
+            consumer.incremental_assign([at])
+            consumer.resume([at])  # the client keeps a pause across assignments
+        buffer = self.buffers[key] = PrefetchBuffer(queue, key, offset, bounds)
+        return buffer
+
+    def fetch(self, wanted: PrefetchBuffer, wait_s: float) -> None:
+        """Put what the client has fetched into the buffers; pause the full ones, resume the wanted one."""
+        consumer = self._client()
+        if wanted.is_paused and not wanted.is_full:
+            wanted.is_paused = False
+            consumer.resume([TopicPartition(*wanted.key)])
+        try:
+            first = consumer.poll(wait_s)
+            fetched = () if first is None else (first, *consumer.consume(FETCH_COUNT - 1, 0))
+            failures = [self._put(message, wanted) for message in fetched]
+        except BaseException:  # for example of a signal handler: what was fetched is lost, so all is read again
+            consumer.unassign()
+            self.buffers.clear()
+            raise
+        for key, each in self.buffers.items():
+            if each.is_full and not each.is_paused:
+                each.is_paused = True
+                consumer.pause([TopicPartition(*key)])
+        for failure in failures:
+            if failure is not None:
+                with cluster_errors(f"{wanted.queue} cannot be read"):
+                    raise KafkaException(failure)
+
+    def is_at_end(self, buffer: PrefetchBuffer) -> bool:
+        """Return whether the queue has no message that a pull has not returned; look up its bounds for that.
+
+        Decides: May a pull answer "no new message"? Only if a look-up says that the position is the queue's end.
+        """
+        if buffer.messages or buffer.is_illegal:
+            return False
+        buffer.bounds = self._lookup.bounds(buffer.queue)
+        if buffer.end_at is not None and buffer.end_at >= buffer.bounds[1]:
+            buffer.next_offset = buffer.end_at  # skip what no reader sees: transaction markers, aborted messages
+        return buffer.next_offset >= buffer.bounds[1]
+
+    def _put(self, message: Any, wanted: PrefetchBuffer) -> KafkaError | None:
+        """Put a message into its buffer; return an error event that ends the pull."""
+        buffer = self.buffers.get((message.topic(), message.partition()))
+        error: KafkaError | None = message.error()
+        if error is None:
+            if buffer is not None:
+                buffer.put(message)
+        elif buffer is not None and error.code() == _PARTITION_EOF:
+            buffer.end_at = message.offset()
+        elif buffer is not None and error.code() == _OFFSET_RESET:
+            buffer.is_illegal = True
+        else:
+            if (facts := self._errors.facts(error, message.topic(), self._now_ms())) is not None:
+                _LOG.warning("consumer.client-error", extra=facts)
+            concerns_pull = message.topic() in {wanted.key.topic, None}
+            if is_fatal(error) or (concerns_pull and error.code() in DENIED | MISSING):
+                return error
+        return None
 
 
 class PullConsumer:

@@ -218,6 +218,7 @@ class PushAssembly:
                 self.subscriptions.text(),
                 young_queue_max_messages=0 if self._broadcasts else settings.young_queue_max_messages,
                 allocates=settings.allocate_message_queue_strategy is not None,
+                compare_every_ms=settings.rebalance_interval_ms,
             ),
             ownership=ownership,
             now_ms=now_ms_of(clock),

@@ -11,30 +11,43 @@ with either. Rules:
 * If the folder is deleted while the consumer runs, it is made again, with its lock, by the next write or at the end.
 * A lock file excludes a second process with the same client id: the two would overwrite each other's offsets.
 * A write that fails (disk full) is a refused commit: it is logged, counted, and repeated with the next commit.
+* The file is one JSON document and a line with its SHA-256. A file that was truncated or changed is refused as a whole.
+* Positions belong to a cluster, and to one creation of a topic (Kafka's topic id). The same names on another cluster,
+  or a topic that was deleted and created again, are other logs, in which these positions have no meaning.
 
 Source: `LocalFileOffsetStore` of RocketMQ.
 """
 
 import fcntl
+import json
 import os
 import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.offset_file import OffsetFile, Stored, decode, encode
 from rocketshim.errors import OffsetStoreError
 from rocketshim.logs import safe_logger
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["PROCESS_VARIABLE", "LocalOffsetStore", "numbered", "offset_folder", "stable_client_id"]
+__all__ = [
+    "PROCESS_VARIABLE",
+    "LocalOffsetStore",
+    "OffsetFile",
+    "Stored",
+    "decode",
+    "encode",
+    "numbered",
+    "offset_folder",
+    "stable_client_id",
+]
 
 PROCESS_VARIABLE: Final = "ROCKETSHIM_PROCESS"
 """Environment variable in which `rocketshim run --processes` gives each process its number: `0`, `1` …"""
@@ -44,6 +57,79 @@ _FILE: Final = "offsets.json"
 _LOCK: Final = "offsets.lock"
 _LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9@_-]")
+_VERSION: Final = 1
+_SUM: Final = "sha256 "
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A position, and the text stored with it."""
+
+    offset: int
+    metadata: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetFile:
+    """The content of an offset file; a cluster of `""` and a topic without an id are not known."""
+
+    cluster: str
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    positions: Mapping[TopicPartitionKey, Stored] = field(default_factory=dict)
+
+    def moved(self, positions: Mapping[TopicPartitionKey, Stored]) -> "OffsetFile":
+        """Return a copy with these positions in place of those of the same partitions; all others stay."""
+        return OffsetFile(self.cluster, self.topic_ids, {**self.positions, **positions})
+
+    def identified(self, topic: str, topic_id: str) -> "OffsetFile":
+        """Return a copy in which the topic has this id; if it had another id, its positions restart at 0.
+
+        Everything in a topic that was created again was written after that. So a consumer of the former topic misses
+        nothing if it reads all of the new one.
+        """
+        before = self.topic_ids.get(topic, "")
+        if not topic_id or topic_id == before:
+            return self
+        positions = dict(self.positions)
+        if before:
+            for key in [key for key in positions if key.topic == topic]:
+                positions[key] = Stored(0, positions[key].metadata)
+        return OffsetFile(self.cluster, {**self.topic_ids, topic: topic_id}, positions)
+
+
+def encode(content: OffsetFile) -> bytes:
+    """Return the file's bytes."""
+    topics: dict[str, Any] = {}
+    for (topic, partition), stored in sorted(content.positions.items()):
+        entry = topics.setdefault(topic, {"id": content.topic_ids.get(topic, ""), "queues": {}})
+        entry["queues"][str(partition)] = {"offset": stored.offset, "metadata": stored.metadata}
+    text = json.dumps({"v": _VERSION, "cluster": content.cluster, "topics": topics}, indent=1, ensure_ascii=True)
+    return f"{text}\n{_SUM}{sha256(text.encode()).hexdigest()}\n".encode()
+
+
+def decode(data: bytes) -> OffsetFile:
+    """Return the content of a file. Raises ValueError: the file is incomplete or has another version."""
+    text, separator, checksum = data.decode("ascii", "replace").removesuffix("\n").rpartition("\n")
+    if not separator or checksum != f"{_SUM}{sha256(text.encode()).hexdigest()}" or not data.endswith(b"\n"):
+        raise ValueError("its checksum does not match: the file was truncated or changed")
+    try:
+        content = json.loads(text)
+        if content["v"] != _VERSION:
+            raise ValueError(f"version {content['v']!r} is not {_VERSION}")
+        topics: Mapping[str, Any] = content["topics"]
+        return OffsetFile(
+            content["cluster"],
+            {topic: entry["id"] for topic, entry in topics.items() if entry["id"]},
+            dict(_positions(topics)),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"it is not an offset file: {error!r}") from error
+
+
+def _positions(topics: Mapping[str, Any]) -> Iterable[tuple[TopicPartitionKey, Stored]]:
+    for topic, entry in topics.items():
+        for number, stored in entry["queues"].items():
+            yield TopicPartitionKey(topic, int(number)), Stored(int(stored["offset"]), str(stored["metadata"]))
 
 
 def stable_client_id() -> str:

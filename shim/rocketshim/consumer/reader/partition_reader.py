@@ -19,15 +19,14 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import lt
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
+from rocketshim.consumer.reader.group_offsets import StartOffsets
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_assigner import TopicAssigner
-from rocketshim.consumer.reader.partition_owner import PartitionOwner
-from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.partition import Partition, PauseReason
@@ -39,7 +38,7 @@ from rocketshim.locks.lease import Ownership
 from rocketshim.logs import safe_logger
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["OnCommit", "PartitionReader", "runs_of"]
+__all__ = ["OnCommit", "PartitionOwner", "PartitionReader", "runs_of"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _BOUNDS_S: Final = 2.0
@@ -52,6 +51,25 @@ _OFFSET: Final = Message.offset
 
 OnCommit = Callable[[KafkaError | None, list[TopicPartition]], None]
 """Gets the answer to an asynchronous commit; never raises."""
+
+
+class PartitionOwner(Protocol):
+    """What a consumer does with the partitions that its reader is given; the reader's thread calls it."""
+
+    def accept(self, partitions: list[TopicPartition]) -> None:
+        """Accept assigned partitions by `start` or `assign_paused`; KafkaException and RuntimeError are kept."""
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> None:
+        """Begin a partition at this offset; -1: it waits, and begins again when its start is known."""
+
+    def position(self, key: TopicPartitionKey) -> int | None:
+        """Return the offset to read again after stale records; None: nothing of the partition is wanted now."""
+
+    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Finish and commit what can be: the partitions are about to be revoked. Errors as in `accept`."""
+
+    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Remove partitions that are no longer assigned. Never raises."""
 
 
 class PartitionReader:
@@ -110,13 +128,14 @@ class PartitionReader:
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._fetches = 0
         self._consumer: ConsumerClient | None = None
-        self._owner: PartitionOwner  # set by `open`
+        self._owner: PartitionOwner  # this and the next are set by `open`
+        self._on_error: Callable[[Message], None]
 
     # --- the client --------------------------------------------------------------------------------------------------
 
-    def open(self, owner: PartitionOwner, on_commit: OnCommit) -> None:
-        """Make the Kafka consumer, without network calls; `owner` gets everything that it reads."""
-        self._owner = owner
+    def open(self, owner: PartitionOwner, on_commit: OnCommit, on_error: Callable[[Message], None]) -> None:
+        """Make the Kafka consumer, without network calls; `on_error` gets errors that come in place of messages."""
+        self._owner, self._on_error = owner, on_error
         self._consumer = self._make_consumer(on_commit)
 
     def client(self) -> ConsumerClient:
@@ -179,7 +198,7 @@ class PartitionReader:
 
     def fetch(self, count: int, wait_s: float) -> Iterator[tuple[TopicPartitionKey, list[Any]]]:
         """Fetch up to `count` messages, wait up to `wait_s` for the first; yield them in runs of one partition."""
-        consumer, owner = self.client(), self._owner
+        consumer = self.client()
         first = consumer.poll(wait_s)
         if first is None:
             return
@@ -189,7 +208,7 @@ class PartitionReader:
         if any(map(_ERROR, batch)):  # an error is true, None is not
             for message in batch:
                 if message.error() is not None:
-                    owner.client_error(message)
+                    self._on_error(message)
             batch = [message for message in batch if message.error() is None]
         yield from self.current_runs(batch)
 
@@ -357,6 +376,7 @@ class PartitionReader:
         for item in paused:
             partitions[TopicPartitionKey.of(item)].pauses = reason
         self.partitions.update(partitions)
+        self.starts.compare_soon()
 
     def _begin(self, key: TopicPartitionKey, offset: int) -> None:
         if offset >= 0:  # else it waits, and is sought once its start is known

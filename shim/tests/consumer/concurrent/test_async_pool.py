@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.concurrent.async_pool import AsyncPool
-from rocketshim.consumer.concurrent.dispatch import ConcurrentDispatch
+from rocketshim.consumer.concurrent.mode import ConcurrentDispatch
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter

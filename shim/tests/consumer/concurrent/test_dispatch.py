@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.concurrent.dispatch import ConcurrentDispatch
+from rocketshim.consumer.concurrent.mode import ConcurrentDispatch
 from rocketshim.consumer.dispatch import Result
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue

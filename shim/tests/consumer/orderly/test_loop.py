@@ -1315,7 +1315,7 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     for place in a.loop.mode.queues:
         place.__class__ = Looked
     Looked.times = 0
-    a.mode.revoke(list(a.loop.reader.partitions))
+    a.mode.forget(list(a.loop.reader.partitions))
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)

@@ -8,9 +8,8 @@ from confluent_kafka import KafkaError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.consumer.pull.prefetch import FETCH_COUNT
-from rocketshim.consumer.pull.pull_consumer import PullConsumer, PullStatus
-from rocketshim.core import prefetch_buffer
+from rocketshim.consumer.pull import pull_consumer
+from rocketshim.consumer.pull.pull_consumer import FETCH_COUNT, PullConsumer, PullStatus
 from rocketshim.errors import (
     BrokerUnavailableError,
     ConfigError,
@@ -162,7 +161,7 @@ def test_a_blocking_pull_waits_for_a_message(kafka: InMemoryKafka) -> None:
 def test_a_queue_that_is_not_pulled_does_not_fill_memory(
     kafka: InMemoryKafka, consumer: PullConsumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch_buffer, "_BUFFER_COUNT", 20)
+    monkeypatch.setattr(pull_consumer, "_BUFFER_COUNT", 20)
     consumer.pull(Q1, None, 0)
     fill(kafka, 3_000, 1)
     fill(kafka, 3_000, 0)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.commits import Committer
+from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.partition import Partition
 from rocketshim.core.process_queue import ProcessQueue

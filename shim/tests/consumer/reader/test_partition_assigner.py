@@ -12,8 +12,8 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.push.push_consumer import PushConsumer
+from rocketshim.consumer.reader.group_offsets import StartOffsets
 from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicAssigner
-from rocketshim.consumer.reader.start_offsets import StartOffsets
 from rocketshim.core.allocate import (
     AllocateMessageQueueAveragely,
     AllocateMessageQueueAveragelyByCircle,

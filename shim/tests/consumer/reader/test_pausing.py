@@ -56,7 +56,7 @@ def reader(client: Any) -> PartitionReader:
         ownership=Ownership(lambda: 0),
         now_ms=lambda: 0,
     )
-    made.open(Owner(), lambda *_: None)  # type: ignore[arg-type]
+    made.open(Owner(), lambda *_: None, print)  # type: ignore[arg-type]
     return made
 
 

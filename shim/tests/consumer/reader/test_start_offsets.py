@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.reader.start_offsets import StartOffsets
+from rocketshim.consumer.reader.group_offsets import StartOffsets
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.start_position import ConsumeFromWhere, StartRules
 from rocketshim.locks.lease import Ownership

@@ -2,7 +2,7 @@
 
 from confluent_kafka import KafkaError
 
-from rocketshim.consumer.reader.topic_watch import TopicWatch
+from rocketshim.consumer.poll_loop import TopicWatch
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.errors import TopicMissingError
 from rocketshim.testing import InMemoryKafka

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.offset_file import OffsetFile, Stored, decode, encode
+from rocketshim.consumer.reader.local_offsets import OffsetFile, Stored, decode, encode
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 TEXT = st.text(max_size=20)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocketshim.core.chunk_sizes import ChunkSizes
+from rocketshim.consumer.concurrent.mode import ChunkSizes
 
 
 def test_a_chunk_is_one_batch_until_listener_times_are_known() -> None:
