@@ -27,10 +27,10 @@ from rocketshim.core.retry_policy import (
     AtLevel,
     Dead,
     Decision,
-    Failed,
     LevelTableRetryPolicy,
     RetryPolicy,
     decide,
+    effective_limit,
     is_hop,
 )
 from rocketshim.core.user_values import safe_text
@@ -199,9 +199,7 @@ class HopMaker:
                 return self._sent_on(failed, envelope, pause_ms, lane())
             failed = replace(failed, failure=_with_last_failure(failed.failure, envelope))
         limit = envelope.max_reconsume_times
-        decision, policy_error = self._decide(
-            Failed(before, failed.asked_level, failed.asked_delay_ms, self._limit, limit, unit)
-        )
+        decision, policy_error = self._decide(failed, before, effective_limit(self._limit, limit), unit)
         if isinstance(decision, Dead):
             hop = self._dead_letter(failed, before + 1, trusted=trusted)
         else:
@@ -239,18 +237,21 @@ class HopMaker:
             return self._without_hop(failed, error)
         return Hop(HopKind.SENT_ON, out, failed, times, decision=AfterDelay(pause_ms), msg_id=envelope.uniq_key)
 
-    def _decide(self, failed: Failed) -> tuple[Decision, str]:
+    def _decide(self, failed: FailedMessage, before: int, limit: int, unit: float) -> tuple[Decision, str]:
         """Return the decision, and why the level table made it instead of the policy; `""`: it did not."""
-        if self._policy is None:
-            return decide(failed, _LEVEL_TABLE), ""
-        try:
-            answer: object = decide(failed, self._policy)
-            if is_hop(answer):
-                return answer, ""
-            problem = f"it returned {safe_text(answer, repr):.200}"
-        except BaseException as error:  # noqa: BLE001 - a policy is user code
-            problem = safe_text(error, repr)
-        return decide(replace(failed, asked_level=0, asked_delay_ms=None), _LEVEL_TABLE), problem
+        level, delay_ms, problem = failed.asked_level, failed.asked_delay_ms, ""
+        if self._policy is not None:
+            try:
+                answer: object = decide(
+                    self._policy, before, limit=limit, asked_level=level, asked_delay_ms=delay_ms, unit=unit
+                )
+                if is_hop(answer):
+                    return answer, ""
+                problem = f"it returned {safe_text(answer, repr):.200}"
+            except BaseException as error:  # noqa: BLE001 - a policy is user code
+                problem = safe_text(error, repr)
+            level, delay_ms = 0, None
+        return decide(_LEVEL_TABLE, before, limit=limit, asked_level=level, asked_delay_ms=delay_ms, unit=unit), problem
 
     def smaller(self, hop: Hop) -> Hop | None:
         """Return a smaller hop instead of one that its topic refused for its size; None: it cannot be made smaller."""

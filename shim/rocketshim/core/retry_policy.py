@@ -34,7 +34,6 @@ __all__ = [
     "Dead",
     "Decision",
     "ExponentialRetryPolicy",
-    "Failed",
     "LevelTableRetryPolicy",
     "RetryPolicy",
     "check_policy",
@@ -72,35 +71,6 @@ class Dead:
 
 
 Decision = AtLevel | AfterDelay | Dead
-
-
-@dataclass(slots=True)
-class Failed:
-    """One failed attempt, as facts.
-
-    Attributes:
-        reconsume_times: failed attempts before this one, 0 or more.
-        asked_level: the level that the listener asked for. 0: none; below 0: the dead-letter topic; above 0: exactly
-            that level.
-        asked_delay_ms: delay the listener asked for, in ms; None for none. Takes precedence over `asked_level` above 0.
-        limit: `max_reconsume_times` of the group, -1 for the default of 16.
-        message_limit: the message's own `MAX_RECONSUME_TIMES`, 0 or more, or None; the lower of both counts.
-        unit: a random number in [0, 1), for policies with jitter.
-
-    Raises:
-        ValueError: a count is below 0, or the unit is out of range.
-    """
-
-    reconsume_times: int
-    asked_level: int = 0
-    asked_delay_ms: int | None = None
-    limit: int = -1
-    message_limit: int | None = None
-    unit: float = 0.5
-
-    def __post_init__(self) -> None:
-        if self.reconsume_times < 0 or not 0 <= self.unit < 1:
-            raise ValueError(f"need reconsume_times={self.reconsume_times} >= 0 and 0 <= unit={self.unit} < 1")
 
 
 @runtime_checkable
@@ -182,8 +152,19 @@ def effective_limit(limit: int, message_limit: int | None) -> int:
     return resolved if message_limit is None else min(resolved, message_limit)
 
 
-def decide(failed: Failed, policy: RetryPolicy) -> Decision:
-    """Return the next hop of a failed message, by the rules at the top of this file.
+def decide(
+    policy: RetryPolicy,
+    reconsume_times: int,
+    *,
+    limit: int,
+    asked_level: int = 0,
+    asked_delay_ms: int | None = None,
+    unit: float = _MIDDLE,
+) -> Decision:
+    """Return the next hop of a message with so many failed attempts before this one, by the rules above.
+
+    `limit` is the effective one. What the listener asked for: a level above 0 exactly, one below 0 is the dead-letter
+    topic, 0 is nothing; a delay counts before a level. `unit` is a random number in [0, 1).
 
     Source: `AbstractSendMessageProcessor#consumerSendMsgBack`.
 
@@ -192,15 +173,15 @@ def decide(failed: Failed, policy: RetryPolicy) -> Decision:
         `core.failure_rules.FailureRules`. If a policy raises or answers nonsense, the level table is used instead:
         `core.next_hop.HopMaker._decide`.
     """
-    if failed.asked_level < 0:
+    if asked_level < 0:
         return Dead(asked=True)
-    if failed.reconsume_times >= effective_limit(failed.limit, failed.message_limit):
+    if reconsume_times >= limit:
         return Dead(asked=False)
-    if failed.asked_delay_ms is not None:
-        return AfterDelay(max(0, failed.asked_delay_ms))
-    if failed.asked_level > 0:
-        return AtLevel(failed.asked_level)
-    return policy.next_hop(failed.reconsume_times, failed.unit)
+    if asked_delay_ms is not None:
+        return AfterDelay(max(0, asked_delay_ms))
+    if asked_level > 0:
+        return AtLevel(asked_level)
+    return policy.next_hop(reconsume_times, unit)
 
 
 def is_hop(answer: object) -> TypeGuard[Decision]:
