@@ -19,14 +19,15 @@ if TYPE_CHECKING:
         AllocateMessageQueueByMachineRoom,
         AllocateMessageQueueConsistentHash,
     )
-    from rocketshim.core.consume_concurrently import (
+    from rocketshim.core.listener_answers import (
         ConsumeConcurrentlyContext,
+        ConsumeOrderlyContext,
+        ConsumeOrderlyStatus,
         ConsumeReturnType,
         ConsumeStatus,
         DeadLetter,
         RetryLater,
     )
-    from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
     from rocketshim.core.message_model import MessageModel
     from rocketshim.core.retry_policy import (
         AfterDelay,
@@ -60,15 +61,15 @@ HOMES: Final = {
     "AllocateMessageQueueByMachineRoom": "rocketshim.core.allocate",
     "AllocateMessageQueueConsistentHash": "rocketshim.core.allocate",
     "AtLevel": "rocketshim.core.retry_policy",
-    "ConsumeConcurrentlyContext": "rocketshim.core.consume_concurrently",
+    "ConsumeConcurrentlyContext": "rocketshim.core.listener_answers",
     "ConsumeFromWhere": "rocketshim.core.start_position",
     "ConsumeMessageContext": "rocketshim.consumer.push.hooks",
     "ConsumeMessageHook": "rocketshim.consumer.push.hooks",
-    "ConsumeOrderlyContext": "rocketshim.core.consume_orderly",
-    "ConsumeOrderlyStatus": "rocketshim.core.consume_orderly",
-    "ConsumeReturnType": "rocketshim.core.consume_concurrently",
-    "ConsumeStatus": "rocketshim.core.consume_concurrently",
-    "DeadLetter": "rocketshim.core.consume_concurrently",
+    "ConsumeOrderlyContext": "rocketshim.core.listener_answers",
+    "ConsumeOrderlyStatus": "rocketshim.core.listener_answers",
+    "ConsumeReturnType": "rocketshim.core.listener_answers",
+    "ConsumeStatus": "rocketshim.core.listener_answers",
+    "DeadLetter": "rocketshim.core.listener_answers",
     "DelayLevels": "rocketshim_topics.levels",
     "DelayWorker": "rocketshim.worker.worker",
     "ExponentialRetryPolicy": "rocketshim.core.retry_policy",
@@ -92,7 +93,7 @@ HOMES: Final = {
     "PullStatus": "rocketshim.consumer.pull.pull_consumer",
     "PushConsumer": "rocketshim.consumer.push.push_consumer",
     "PushConsumerSettings": "rocketshim.settings.consumer",
-    "RetryLater": "rocketshim.core.consume_concurrently",
+    "RetryLater": "rocketshim.core.listener_answers",
     "RetryPolicy": "rocketshim.core.retry_policy",
     "SendResult": "rocketshim.producer.result",
     "SendStatus": "rocketshim.producer.result",

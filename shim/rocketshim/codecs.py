@@ -29,7 +29,7 @@ from typing import Any, Final, Generic, NoReturn, Protocol, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
+from rocketshim.core.listener_answers import DeadLetter, RetryLater
 from rocketshim.core.user_values import call_problem, class_name, safe_text
 from rocketshim.errors import ConfigError, MessageError
 from rocketshim_topics.message import MessageView

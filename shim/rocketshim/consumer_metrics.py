@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from rocketshim.core.consume_concurrently import ConsumeReturnType
 from rocketshim.core.histogram import Histogram
+from rocketshim.core.listener_answers import ConsumeReturnType
 from rocketshim.core.next_hop import HopKind
 from rocketshim.health import LoopState, Metric
 

@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Final
 
 from rocketshim.core.clock import Clock
-from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
+from rocketshim.core.listener_answers import DeadLetter, RetryLater
 from rocketshim.core.log_limits import WINDOW_MS, FailureWindows
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS, Hop, HopKind
 from rocketshim.core.retry_policy import AtLevel, effective_limit

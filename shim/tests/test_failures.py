@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
+from rocketshim.core.listener_answers import DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage, HopMaker
 from rocketshim.failures import Attempt, FailureLog, FailureMaker
 from rocketshim.logs import safe_logger

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.client_metrics import ProducerCounts, PullCounts
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState, SendBackCounts
-from rocketshim.core.consume_concurrently import ConsumeReturnType
+from rocketshim.core.listener_answers import ConsumeReturnType
 from rocketshim.dropin.producer import delayed_messages
 from rocketshim.dropin.send_back import DropinSendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings

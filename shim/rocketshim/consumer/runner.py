@@ -7,8 +7,8 @@ from typing import Any
 
 from rocketshim.codecs import UndecodableBody
 from rocketshim.core.clock import Clock
-from rocketshim.core.consume_concurrently import NOT_ASKED, DeadLetter, RetryLater
 from rocketshim.core.failure_rules import Rules
+from rocketshim.core.listener_answers import NOT_ASKED, DeadLetter, RetryLater
 from rocketshim.core.next_hop import NO_LISTENER
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text

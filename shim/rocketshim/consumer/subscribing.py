@@ -13,8 +13,8 @@ from typing import Any, Unpack
 
 from rocketshim.codecs import Codec, codec_of, decode_body
 from rocketshim.consumer.runner import WithoutContext
-from rocketshim.core.consume_concurrently import ALL, ConsumeStatus, is_success, item_answers, succeeded_count
 from rocketshim.core.failure_rules import failure_rules
+from rocketshim.core.listener_answers import ALL, ConsumeStatus, is_success, item_answers, succeeded_count
 from rocketshim.core.subscriptions import Listener, Subscription, Subscriptions
 from rocketshim.core.user_values import as_int, signature_of
 from rocketshim.errors import ConfigError

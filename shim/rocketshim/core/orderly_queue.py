@@ -2,7 +2,7 @@
 
 There is one listener call at a time per queue. The owner thread takes a *run* of messages (`OrderlyTask`) and hands it
 to one listener thread. That thread calls the listener batch by batch and ends at the first answer that stops
-(`BatchAnswer.stops`). The answers are reported together and applied in order, by the rules of `consume_orderly`.
+(`BatchAnswer.stops`). The answers are reported together and applied in order, by the rules below.
 Messages that were not reached are put back.
 
 * A message is pending, in the run, being evaluated (its batch was suspended and dead letters are being stored), open,
@@ -20,6 +20,36 @@ Messages that were not reached are put back.
   answers only the first message of each. Waiting backlogs cost nothing (a heap); no operation iterates over all of
   them.
 
+The rules of answers (`ConsumeMessageOrderlyService#processConsumeResult`, `#checkReconsumeTimes`). A message is "open"
+when the listener answered it with success and it is not committed:
+
+===========  ================================  ============================================  ==================
+auto-commit  answer                            what happens                                  committed
+===========  ================================  ============================================  ==================
+yes          SUCCESS (or COMMIT, ROLLBACK:     continue                                      batch and all open
+             taken for SUCCESS and logged)
+yes          SUSPEND, a message is retried     batch back, stop, wait                        –
+yes          SUSPEND, all dead-lettered        continue                                      batch and all open
+no           SUCCESS                           batch is open, continue                       –
+no           COMMIT                            continue                                      batch and all open
+no           ROLLBACK                          batch and all open back, counts unchanged,    –
+                                               stop, wait
+no           SUSPEND, a message is retried     batch back (open messages stay open), stop,   –
+                                               wait
+no           SUSPEND, all dead-lettered        batch is open, continue                       –
+===========  ================================  ============================================  ==================
+
+SUSPEND evaluates each message of the batch. A message at its limit, or one for which the listener asked for it, becomes
+a dead letter, and the queue waits until that is stored. Otherwise its count rises by one and it is retried.
+
+*Differs on purpose*: when the dead letter of a message in a mixed batch is stored, that message is never handed out or
+dead-lettered again, even after a ROLLBACK (RocketMQ does both in every round). With auto-commit it is finished
+immediately. Otherwise it is open, and the next commit includes it.
+
+The wait after a stop is the listener's or the consumer's time, clamped to 10 … 30,000 ms. A message is delivered at
+most its limit + 1 times. A limit of -1 means indefinitely; `Suspended` then names the blocked message and its failed
+attempts, so that one can alert on it.
+
 A queue belongs to one assignment. After `withhold` it hands out nothing more, after `drop` it returns nothing any more.
 Who may hand out its messages, and commit, is not decided here but by the lease of its partition (`locks.lease`).
 """
@@ -27,23 +57,27 @@ Who may hand out its messages, and commit, is not decided here but by the lease 
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
-from rocketshim.core.consume_orderly import (
-    SUSPEND_MAX_MS,
-    SUSPEND_MIN_MS,
-    BatchAnswer,
-    ConsumeOrderlyStatus,
-    DeadLetterOrderly,
-    OrderlyAction,
-    Suspended,
-)
+from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.offset_tracker import OffsetTracker
 from rocketshim.locks.lease import NO_LOCK, ReconsumeCounts
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import Failure
 
-__all__ = ["CONTINUOUS_RUN_MAX_MS", "OrderlyQueue", "OrderlyTask", "Progress"]
+__all__ = [
+    "CONTINUOUS_RUN_MAX_MS",
+    "SUSPEND_MAX_MS",
+    "SUSPEND_MIN_MS",
+    "BatchAnswer",
+    "DeadLetterOrderly",
+    "OrderlyAction",
+    "OrderlyQueue",
+    "OrderlyTask",
+    "Progress",
+    "Suspended",
+]
 
 Progress = tuple[int | None, ReconsumeCounts]
 """Position and failed attempts, in the form of the group's log."""
@@ -51,10 +85,71 @@ Progress = tuple[int | None, ReconsumeCounts]
 CONTINUOUS_RUN_MAX_MS: Final = 60_000
 """Time of continuous runs after which a queue yields, in ms. Source: `MAX_TIME_CONSUME_CONTINUOUSLY`."""
 
+SUSPEND_MIN_MS: Final = 10
+"""Shortest wait after a stop, in ms. Source: `ConsumeMessageOrderlyService#submitConsumeRequestLater`."""
+
+SUSPEND_MAX_MS: Final = 30_000
+"""Longest wait after a stop, in ms. Source: the same."""
+
 _YIELD_MS: Final = 10
 _FOREVER: Final = 2**31 - 1
 _RUN_MIN: Final = 32
 _RUN_MAX: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class BatchAnswer:
+    """The answer of one listener call, or of several consecutive calls with the same successful answer.
+
+    Attributes:
+        msg_count: number of messages of the run, starting where the previous answer ended, 1 or more.
+        status: the answer; `orderly_status` of the return value, SUSPEND for an exception.
+        auto_commit: `context.auto_commit` after the call.
+        suspend_ms: `context.suspend_current_queue_time_ms` after the call; below 0: the consumer's setting.
+        dead_letter: the listener asked for the dead-letter topic (`DeadLetter`); status is SUSPEND then.
+        skipped: no listener was called, and open messages stay open. The filter matched none of these messages, and
+            they are finished; or, with SUSPEND, they failed before they reached a listener.
+    """
+
+    msg_count: int
+    status: ConsumeOrderlyStatus = ConsumeOrderlyStatus.SUCCESS
+    auto_commit: bool = True
+    suspend_ms: int = -1
+    dead_letter: bool = False
+    skipped: bool = False
+
+    @property
+    def stops(self) -> bool:
+        """Whether the listener thread ends the run here (by key: for these keys). Later messages were not called."""
+        if self.status is ConsumeOrderlyStatus.ROLLBACK:
+            return not self.auto_commit
+        return self.status is ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterOrderly:
+    """Write a message to the dead-letter topic and then call `dead_lettered`; the queue waits for it."""
+
+    message: Any
+    reconsume_times: int
+    """Failed attempts before this one; the dead letter carries it + 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """The queue (or the keys of the failed batch) waits. For metrics, logs and alerts; no action is needed."""
+
+    until_ms: int
+    """Monotonic time of the next attempt."""
+    message: Any
+    """The first message that is retried."""
+    reconsume_times: int
+    """Its failed attempts so far."""
+    forever: bool
+    """It has no limit, so it can block the queue forever."""
+
+
+OrderlyAction = DeadLetterOrderly | Suspended
 
 
 class OrderlyTask:

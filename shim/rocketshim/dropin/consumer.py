@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import confluent_kafka
 from confluent_kafka import Message, TopicPartition
 
-from rocketshim.core.consume_concurrently import retry_delay_ms
+from rocketshim.core.listener_answers import retry_delay_ms
 from rocketshim.core.user_values import as_int, safe_text
 from rocketshim.dropin.settings import ConsumerDropinSettings, OriginalConsumer, take
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, NotSupportedError

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from rocketshim import ConsumeFromWhere, MessageView, PushConsumer, RetryLater
-from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
+from rocketshim.core.listener_answers import ConsumeConcurrentlyContext
 from rocketshim_local.demo.flights import Flight, Timetable
 
 __all__ = ["MAX_RETRIES", "FlightCancelledError", "gate"]

@@ -12,7 +12,7 @@ from rocketshim.client_metrics import MetricsCollector
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer_metrics import ConsumerState, FailureCounts
-from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type_of
+from rocketshim.core.listener_answers import ConsumeReturnType, ConsumeStatus, return_type_of
 from rocketshim.core.next_hop import HopKind
 from rocketshim.errors import ConfigError
 from rocketshim.health import HealthServer, Metric, address, metrics_text

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rocketshim.core.consume_orderly import (
+from rocketshim.core.listener_answers import ConsumeOrderlyStatus
+from rocketshim.core.orderly_queue import (
+    CONTINUOUS_RUN_MAX_MS,
     BatchAnswer,
-    ConsumeOrderlyStatus,
     DeadLetterOrderly,
     OrderlyAction,
+    OrderlyQueue,
     Suspended,
 )
-from rocketshim.core.orderly_queue import CONTINUOUS_RUN_MAX_MS, OrderlyQueue
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 KEY = TopicPartitionKey("orders", 0)

@@ -33,8 +33,8 @@ from rocketshim.compat.rocketmq.exceptions import (
     RocketMQException,
     raised_as,
 )
-from rocketshim.core import consume_concurrently
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core import listener_answers
+from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.message_model import MessageModel as ShimModel
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ClosedError, ConfigError, NotSupportedError
@@ -594,13 +594,13 @@ class PushConsumer(_Settings):
         self.shutdown()
 
 
-def _listener(callback: Callback) -> Callable[[MessageView], consume_concurrently.ConsumeStatus]:
-    def listen(view: MessageView) -> consume_concurrently.ConsumeStatus:
+def _listener(callback: Callback) -> Callable[[MessageView], listener_answers.ConsumeStatus]:
+    def listen(view: MessageView) -> listener_answers.ConsumeStatus:
         status = callback(ReceivedMessage(view))
         if status == ConsumeStatus.CONSUME_SUCCESS:
-            return consume_concurrently.ConsumeStatus.CONSUME_SUCCESS
+            return listener_answers.ConsumeStatus.CONSUME_SUCCESS
         if status == ConsumeStatus.RECONSUME_LATER:
-            return consume_concurrently.ConsumeStatus.RECONSUME_LATER
+            return listener_answers.ConsumeStatus.RECONSUME_LATER
         raise ValueError(f"the callback returned {status!r:.80}: return a ConsumeStatus")
 
     return listen
@@ -610,7 +610,7 @@ def _orderly_listener(callback: Callback) -> Callable[[MessageView], ConsumeOrde
     listen = _listener(callback)
 
     def listen_orderly(view: MessageView) -> ConsumeOrderlyStatus:
-        if listen(view) is consume_concurrently.ConsumeStatus.CONSUME_SUCCESS:
+        if listen(view) is listener_answers.ConsumeStatus.CONSUME_SUCCESS:
             return ConsumeOrderlyStatus.SUCCESS
         return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 

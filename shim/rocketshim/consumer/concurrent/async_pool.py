@@ -28,7 +28,7 @@ from typing import Any, Final
 
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.dispatch import Pool, Result
-from rocketshim.core.consume_concurrently import ConsumeConcurrentlyContext
+from rocketshim.core.listener_answers import ConsumeConcurrentlyContext
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.user_values import safe_text
 from rocketshim.logs import safe_logger

@@ -15,7 +15,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
 from rocketshim.consumer.mode import Mode
-from rocketshim.core.consume_concurrently import ConsumeReturnType, return_type_of
+from rocketshim.core.listener_answers import ConsumeReturnType, return_type_of
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.timer import Timer

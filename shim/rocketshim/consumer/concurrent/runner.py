@@ -21,18 +21,18 @@ from itertools import islice
 from typing import Any, cast
 
 from rocketshim.consumer.runner import Runner, WithoutContext, asked_level, wants
-from rocketshim.core.consume_concurrently import (
+from rocketshim.core.failure_rules import Rules
+from rocketshim.core.listener_answers import (
     ALL,
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
     ConsumeConcurrentlyContext,
+    ConsumeOrderlyStatus,
     ConsumeStatus,
     is_success,
     item_answers,
     succeeded_count,
 )
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
-from rocketshim.core.failure_rules import Rules
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk
 from rocketshim.core.subscriptions import Subscription

@@ -32,17 +32,18 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
 from rocketshim.consumer.mode import Mode
-from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeReturnType
-from rocketshim.core.consume_orderly import (
-    BatchAnswer,
-    ConsumeOrderlyStatus,
-    DeadLetterOrderly,
-    OrderlyAction,
-    Suspended,
-)
+from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeOrderlyStatus, ConsumeReturnType
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.next_hop import FailedMessage
-from rocketshim.core.orderly_queue import OrderlyQueue, OrderlyTask, Progress
+from rocketshim.core.orderly_queue import (
+    BatchAnswer,
+    DeadLetterOrderly,
+    OrderlyAction,
+    OrderlyQueue,
+    OrderlyTask,
+    Progress,
+    Suspended,
+)
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.timer import Timer
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts

@@ -20,16 +20,15 @@ from itertools import islice
 from typing import Any, Final
 
 from rocketshim.consumer.runner import Runner, WithoutContext, wants
-from rocketshim.core.consume_concurrently import NOT_ASKED
-from rocketshim.core.consume_orderly import (
-    BatchAnswer,
+from rocketshim.core.failure_rules import Rules
+from rocketshim.core.listener_answers import (
+    NOT_ASKED,
     ConsumeOrderlyContext,
     ConsumeOrderlyStatus,
     ConsumeStatus,
     orderly_status,
 )
-from rocketshim.core.failure_rules import Rules
-from rocketshim.core.orderly_queue import OrderlyTask
+from rocketshim.core.orderly_queue import BatchAnswer, OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.logs import safe_logger

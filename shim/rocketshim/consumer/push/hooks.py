@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rocketshim.consumer.runner import wants
-from rocketshim.core.consume_concurrently import ConsumeReturnType, as_one, return_type
+from rocketshim.core.listener_answers import ConsumeReturnType, as_one, return_type
 from rocketshim.core.subscriptions import Listener, Subscription
 from rocketshim.core.user_values import class_name, safe_text
 from rocketshim.errors import FilterEvaluationError

@@ -16,7 +16,7 @@ from rocketshim.consumer.concurrent.async_pool import AsyncPool
 from rocketshim.consumer.concurrent.mode import ConcurrentDispatch
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt, is_async
-from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
+from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name

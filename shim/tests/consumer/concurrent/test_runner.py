@@ -11,7 +11,7 @@ from confluent_kafka import Message
 from rocketshim.codecs import UnansweredCodec
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt
-from rocketshim.core.consume_concurrently import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
+from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.subscriptions import Subscription

@@ -17,9 +17,8 @@ from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import now_ms_of
-from rocketshim.core.consume_concurrently import DeadLetter, RetryLater
-from rocketshim.core.consume_orderly import ConsumeOrderlyContext, ConsumeOrderlyStatus
 from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.listener_answers import ConsumeOrderlyContext, ConsumeOrderlyStatus, DeadLetter, RetryLater
 from rocketshim.core.orderly_queue import OrderlyQueue
 from rocketshim.core.start_position import (
     CommitMetadata,

@@ -10,9 +10,8 @@ from confluent_kafka import Message
 
 from rocketshim.consumer.orderly.runner import OrderlyRunner, TriedMessageView
 from rocketshim.consumer.subscribing import adapt
-from rocketshim.core.consume_concurrently import RetryLater
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, ConsumeStatus
-from rocketshim.core.orderly_queue import OrderlyTask
+from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeStatus, RetryLater
+from rocketshim.core.orderly_queue import BatchAnswer, OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
 from rocketshim.testing import VirtualClock

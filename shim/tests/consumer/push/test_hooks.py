@@ -11,8 +11,7 @@ from confluent_kafka import Message
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, Hooks
 from rocketshim.consumer.subscribing import adapt
-from rocketshim.core.consume_concurrently import ConsumeReturnType, ConsumeStatus, return_type
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
+from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeReturnType, ConsumeStatus, return_type
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.testing import VirtualClock

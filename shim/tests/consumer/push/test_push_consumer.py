@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.core.allocate import AllocateMessageQueueAveragely
-from rocketshim.core.consume_concurrently import ConsumeStatus
+from rocketshim.core.listener_answers import ConsumeStatus
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.retry_policy import LevelTableRetryPolicy
 from rocketshim.core.start_position import ConsumeFromWhere

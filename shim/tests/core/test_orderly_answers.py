@@ -1,8 +1,9 @@
-"""Facts about `rocketshim.core.consume_orderly`: the meaning of answers, independent of a queue."""
+"""The meaning of orderly answers, independent of a queue."""
 
 import pytest
 
-from rocketshim.core.consume_orderly import BatchAnswer, ConsumeOrderlyStatus, ConsumeStatus, orderly_status
+from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeStatus, orderly_status
+from rocketshim.core.orderly_queue import BatchAnswer
 
 SUCCESS = ConsumeOrderlyStatus.SUCCESS
 SUSPEND = ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.consume_concurrently import (
+from rocketshim.core.listener_answers import (
     ALL,
+    ConsumeOrderlyStatus,
     ConsumeReturnType,
     ConsumeStatus,
     as_one,
@@ -15,7 +16,6 @@ from rocketshim.core.consume_concurrently import (
     item_answers,
     succeeded_count,
 )
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus
 
 SUCCESS = ConsumeStatus.CONSUME_SUCCESS
 LATER = ConsumeStatus.RECONSUME_LATER

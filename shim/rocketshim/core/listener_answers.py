@@ -1,9 +1,10 @@
-"""What a concurrent listener may raise, set and answer, and what that means for each message. Pure.
+"""What a listener may raise, set on its context, and answer, and what that means for each message. Pure.
 
 Only the exceptions `RetryLater` and `DeadLetter` have a meaning of their own; every other exception is an ordinary
 failure. What a listener sets on its context counts only for that call.
 
-RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
+RocketMQ's rules for concurrent listeners (`ConsumeMessageConcurrentlyService#processConsumeResult`; `orderly_queue`
+has those for orderly ones):
 
 * `CONSUME_SUCCESS` with an `ack_index`: messages up to that index are done, the later ones failed. An index of -1 means
   that all failed; an index past the last message means that none failed.
@@ -15,10 +16,9 @@ RocketMQ's rules (`ConsumeMessageConcurrentlyService#processConsumeResult`):
   purpose).
 """
 
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Final
 
-from rocketshim.core.consume_orderly import ConsumeOrderlyStatus, ConsumeStatus
 from rocketshim.errors import ConfigError, RocketshimError
 from rocketshim_topics import Duration, parse_duration_ms
 from rocketshim_topics.hops import DEFAULT_MAX_DELAY_MS
@@ -29,6 +29,8 @@ __all__ = [
     "DEAD_LETTER_LEVEL",
     "NOT_ASKED",
     "ConsumeConcurrentlyContext",
+    "ConsumeOrderlyContext",
+    "ConsumeOrderlyStatus",
     "ConsumeReturnType",
     "ConsumeStatus",
     "DeadLetter",
@@ -36,6 +38,7 @@ __all__ = [
     "as_one",
     "is_success",
     "item_answers",
+    "orderly_status",
     "retry_delay_ms",
     "return_type",
     "return_type_of",
@@ -50,6 +53,69 @@ DEAD_LETTER_LEVEL: Final = -1
 
 NOT_ASKED: Final = 0
 """A requested level that stands for none: the retry policy decides."""
+
+
+class ConsumeOrderlyStatus(IntEnum):
+    """The answer of an orderly listener. Source: `ConsumeOrderlyStatus` of RocketMQ."""
+
+    SUCCESS = 0
+    ROLLBACK = 1
+    COMMIT = 2
+    SUSPEND_CURRENT_QUEUE_A_MOMENT = 3
+
+
+class ConsumeStatus(IntEnum):
+    """The answer of a concurrent listener. Source: `ConsumeConcurrentlyStatus` of RocketMQ."""
+
+    CONSUME_SUCCESS = 0
+    RECONSUME_LATER = 1
+
+
+class ConsumeOrderlyContext:
+    """The context of one call of an orderly listener.
+
+    Attributes:
+        group: the consumer group.
+        message_queue: the queue of the messages.
+        epoch: counts the runs of that queue in this consumer.
+        fencing_token: the token of the queue's lock. It grows from owner to owner. Pass it to a sink that rejects
+            writes with a lower token than it has seen. None: no lock (broadcasting).
+        auto_commit: True (default): SUCCESS commits. False: only COMMIT commits, and ROLLBACK returns the uncommitted
+            messages.
+        suspend_current_queue_time_ms: wait before the next attempt in ms, if the call suspends; clamped to 10 … 30,000;
+            -1 (default): the consumer's setting.
+
+    Source: `ConsumeOrderlyContext` of RocketMQ.
+    """
+
+    __slots__ = (
+        "auto_commit", "epoch", "fencing_token", "group", "message_queue", "suspend_current_queue_time_ms",
+    )  # fmt: skip
+
+    def __init__(self, group: str, message_queue: MessageQueue, epoch: int, fencing_token: int | None) -> None:
+        self.group = group
+        self.message_queue = message_queue
+        self.epoch = epoch
+        self.fencing_token = fencing_token
+        self.auto_commit = True
+        self.suspend_current_queue_time_ms = -1
+
+
+def orderly_status(answer: object) -> ConsumeOrderlyStatus:
+    """Convert a listener's return value: None is success, a value that is not a status is a failure.
+
+    The status of a concurrent listener is understood, since other clients have one class for both.
+
+    The caller converts an exception to SUSPEND_CURRENT_QUEUE_A_MOMENT. (RocketMQ treats null as a failure. This differs
+    on purpose: Python functions without a return statement return None.)
+    """
+    if answer is None:
+        return ConsumeOrderlyStatus.SUCCESS
+    if type(answer) is ConsumeOrderlyStatus:  # `isinstance` would ask the answer for its `__class__`
+        return answer
+    if answer is ConsumeStatus.CONSUME_SUCCESS:
+        return ConsumeOrderlyStatus.SUCCESS
+    return ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
 class ConsumeReturnType(Enum):
