@@ -7,7 +7,7 @@ late. The committer sends it again.
 """
 
 from enum import Flag, auto
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from rocketshim.core.orderly_queue import OrderlyQueue, OrderlyTask
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -18,6 +18,7 @@ __all__ = ["Partition", "PartitionQueue", "PauseReason", "QueueT", "Work"]
 PartitionQueue = ProcessQueue | OrderlyQueue
 Work = Chunk | OrderlyTask
 QueueT = TypeVar("QueueT", bound=PartitionQueue)
+_REFUSED: Final = -1  # in place of a sent position: no offset of Kafka's
 
 
 class PauseReason(Flag):
@@ -38,7 +39,7 @@ class PauseReason(Flag):
 class Partition:
     """An assigned partition; the thread of its consumer owns it."""
 
-    __slots__ = ("fresh_in", "is_waiting", "key", "pauses", "queue", "sent", "stored")
+    __slots__ = ("before", "fresh_in", "is_waiting", "key", "pauses", "position", "queue", "sent", "stored")
 
     def __init__(self, key: TopicPartitionKey) -> None:
         self.key = key
@@ -47,10 +48,13 @@ class Partition:
         self.fresh_in = -1  # the fetch before which it was assigned or sought: what that one has read is stale
         self.sent = self.stored = -1  # offsets; -1: it has not begun
         self.queue: PartitionQueue | None = None  # what was read; None: it is not read by a push consumer
+        self.position = -1  # of a pull consumer: behind the last message that was handed out, or that no reader sees
+        self.before: int | None = None  # where the last poll began, if it has moved the position
 
     def begin(self, start: int) -> None:
         """Begin at an offset, which counts as committed; -1: it is not known yet."""
-        self.sent = self.stored = start
+        self.sent = self.stored = self.position = start
+        self.before = None
 
     def may_send(self, offset: int, *, again: bool = False) -> bool:
         """Return whether an offset may be sent: it is above every one that was sent in this assignment.
@@ -67,3 +71,41 @@ class Partition:
     def is_last_sent(self, offset: int) -> bool:
         """Return whether no later offset and no other assignment has replaced this one."""
         return 0 <= offset == self.sent
+
+    # --- of a pull consumer: the position may go back, since its caller may seek --------------------------------------
+
+    @property
+    def done(self) -> int:
+        """The position behind the messages that are done: those that the last poll has returned are not."""
+        return self.position if self.before is None else self.before
+
+    def hand_out(self, position: int) -> None:
+        """Note that this poll hands out (or skips) everything before a position."""
+        self.before = self.done
+        self.position = position
+
+    def seek(self, position: int) -> None:
+        """Move the position; everything handed out before is done."""
+        self.position, self.before = position, None
+
+    @property
+    def is_due(self) -> bool:
+        """Return whether the done position is to be committed: it was not sent, and the one that was is answered.
+
+        librdkafka may repeat an older commit after a newer one, and the stored position would go back.
+        """
+        return self.done != self.sent and self.sent in (self.stored, _REFUSED)
+
+    def send(self, position: int) -> None:
+        """Note that a position was sent; until the next poll begins, it is also what is done."""
+        self.sent = position
+        if self.before is not None:
+            self.before = position
+
+    def settle(self, position: int, *, is_stored: bool) -> None:
+        """Note the answer for a position: a refused one is due again; nothing, if another one was sent since."""
+        if self.sent == position:
+            if is_stored:
+                self.stored = position
+            else:
+                self.sent = _REFUSED

@@ -37,7 +37,7 @@ from rocketshim.compat.rocketmq.exceptions import (
     ProducerStartFailed,
     PushConsumerStartFailed,
 )
-from rocketshim.core import consume_concurrently
+from rocketshim.core import listener_answers
 from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupportedError
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
@@ -304,7 +304,7 @@ def test_a_value_equal_to_success_counts_as_success(kafka: InMemoryKafka, produc
     producer.send_sync(message())
     (record,) = kafka.records("orders")
     status = _listener(lambda _: answer)(MessageView(record, trusted=False))  # type: ignore[arg-type, return-value]
-    assert status is consume_concurrently.ConsumeStatus.CONSUME_SUCCESS
+    assert status is listener_answers.ConsumeStatus.CONSUME_SUCCESS
 
 
 @pytest.mark.parametrize(

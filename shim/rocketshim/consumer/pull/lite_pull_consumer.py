@@ -228,7 +228,7 @@ class LitePullConsumer:
             session.check_open()
             session.counts.polled_at_ms = session.now_ms()
             deadline_ms = session.now_ms() + wait_ms
-            partitions.positions.begin_poll()
+            partitions.begin_poll()
             while not messages:
                 partitions.do_due()
                 left_ms = max(0, deadline_ms - session.now_ms())
@@ -305,7 +305,7 @@ class LitePullConsumer:
             self._session.check_open()
             if offsets is None:
                 self._partitions.skip_invisible()
-                wanted = self._partitions.positions.unconfirmed(everything=True)
+                wanted = self._partitions.unconfirmed(everything=True)
             else:
                 wanted = {self._partitions.assigned_key(queue): offset for queue, offset in offsets.items()}
                 if any(offset < 0 for offset in wanted.values()):
@@ -329,12 +329,12 @@ class LitePullConsumer:
             ConsumerError: the queue is not assigned, or its start offset is not known yet.
         """
         with self._session.call():
-            return self._partitions.positions.position(self._partitions.assigned_key(queue))
+            return self._partitions.reader.partitions[self._partitions.assigned_key(queue)].position
 
     def assignment(self) -> set[MessageQueue]:
         """Return the queues that are assigned now."""
         with self._session.call():
-            return {self._partitions.queue_of(key) for key in self._partitions.positions.assigned_keys()}
+            return {self._partitions.queue_of(key) for key in self._partitions.reader.partitions}
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
@@ -344,7 +344,7 @@ class LitePullConsumer:
     def metrics(self) -> Iterable[Metric]:
         """Return the current metrics, for `MetricsCollector`; any thread."""
         session = self._session
-        return session.counts.metrics(self.settings.group, session.now_ms(), len(self._partitions.positions))
+        return session.counts.metrics(self.settings.group, session.now_ms(), len(self._partitions.reader.partitions))
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, sorted.

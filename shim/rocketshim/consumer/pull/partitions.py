@@ -1,8 +1,14 @@
 """What a `LitePullConsumer` reads: its topics or its queues, and what was handed out and committed of them.
 
-`core.pull_positions` has the rules: what a poll returned is done when the next poll begins. `PartitionReader` assigns,
-starts and fetches, as for push consumers. A fetched record is also not handed out if its queue was paused meanwhile:
-the queue is read again from its position. The thread that calls the consumer owns all of this.
+The caller of a pull consumer does not acknowledge single messages. What a poll returned is *done* when the next poll
+begins, not before, or when the caller commits it (`core.partition` has the positions of a queue). A commit for which
+somebody waits contains every position that is not confirmed: one that was sent without waiting may still be refused.
+
+`PartitionReader` assigns, starts and fetches, as for push consumers. A fetched record is also not handed out if its
+queue was paused meanwhile: the queue is read again from its position. The thread that calls the consumer owns all of
+this.
+
+Source: `AssignedMessageQueue` of RocketMQ (`pullOffset`, `consumeOffset`, `seekOffset`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -15,7 +21,6 @@ from rocketshim.consumer.reader.group_offsets import commit_now
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
-from rocketshim.core.pull_positions import PullPositions
 from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of
 from rocketshim.core.timer import Timer
@@ -56,7 +61,6 @@ class PullPartitions:
         self, settings: LitePullConsumerSettings, names: TopicNames, clients: Clients | None, clock: Clock | None
     ) -> None:
         self.session = PullSession(settings, clients, clock, self._close)
-        self.positions = PullPositions()
         self._settings = settings
         self._names = names
         retry_topic, now_ms = names.retry(settings.group), self.session.now_ms
@@ -124,7 +128,7 @@ class PullPartitions:
         """Commit what is done, leave the group and close the clients; see `LitePullConsumer.stop`."""
         if self._settings.auto_commit:
             self.skip_invisible()
-        due = self.positions.unconfirmed() if self._settings.auto_commit else {}
+        due = self.unconfirmed() if self._settings.auto_commit else {}
         self.reader.is_closing = True
         parting = self.reader.leave(
             self.session.leave_s,
@@ -183,17 +187,17 @@ class PullPartitions:
         self._requested = requested
 
     def _assign(self, requested: Mapping[TopicPartitionKey, MessageQueue]) -> None:
-        new = [key for key in requested if key not in self.positions]
+        new = [key for key in requested if key not in self.reader.partitions]
         for topic in sorted({key.topic for key in new}):
             known = {queue.queue_id for queue in self.lookup.queues(topic)}
             absent = [key for key in new if key.topic == topic and key.partition not in known]
             if absent:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
-        gone = [key for key in self.positions.assigned_keys() if key not in requested]
+        gone = [key for key in sorted(self.reader.partitions) if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
             starts = self.reader.starts.resolve(new, _TIMEOUT_S)
             if self._settings.auto_commit:
-                self.commit(self.positions.unconfirmed(gone))
+                self.commit(self.unconfirmed(gone))
             if gone:
                 self.reader.unassign(gone)
             if starts:
@@ -221,13 +225,13 @@ class PullPartitions:
 
     def assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
         """Return the partitions of those queues that are assigned."""
-        return [key for queue in queues if (key := self.lookup.key_of(queue)) in self.positions]
+        return [key for queue in queues if (key := self.lookup.key_of(queue)) in self.reader.partitions]
 
     def assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
         """Return the partition of a queue; raise ConsumerError if it is not assigned or its start is not known."""
         key = self.lookup.key_of(queue)
         self.session.check_open()
-        if key not in self.positions or self.reader.partitions[key].is_waiting:
+        if (partition := self.reader.partitions.get(key)) is None or partition.is_waiting:
             raise ConsumerError(f"{queue} is not assigned to this consumer, or its start is unknown; see assignment()")
         return key
 
@@ -236,7 +240,7 @@ class PullPartitions:
         key = self.assigned_key(queue)
         with cluster_errors(f"{queue} cannot be read from offset {offset}"):
             self.reader.seek(key, offset)
-        self.positions.seek(key, offset)
+        self.reader.partitions[key].seek(offset)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -254,28 +258,32 @@ class PullPartitions:
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
         for item in self.reader.read_to():
-            self.positions.skip_to(TopicPartitionKey.of(item), item.offset)
+            partition = self.reader.partitions[TopicPartitionKey.of(item)]
+            partition.position = max(partition.position, item.offset)  # done when the message before is
 
     def fetch(self, wait_s: float) -> list[MessageView]:
         """Return the messages that arrive; wait for the first one for this time in seconds."""
         messages: list[MessageView] = []
         try:
             for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
-                if key not in self.positions:
+                partition = self.reader.partitions.get(key)
+                if partition is None:
                     continue
-                if self.reader.partitions[key].pauses:  # paused after these records were fetched
-                    self.reader.client().seek(TopicPartition(*key, self.positions.position(key)))
+                if partition.pauses:  # paused after these records were fetched
+                    self.reader.client().seek(TopicPartition(*key, partition.position))
                     continue
-                wanted = self.reader.from_position(key, run, self.positions.position(key))
+                wanted = self.reader.from_position(key, run, partition.position)
                 if wanted == []:
                     continue
                 found = list(self._selected(key.topic, wanted or run))
                 trusted = self._names.has_failures(key.topic)
                 messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
-                self.positions.hand_out(key, run[-1].offset() + 1)
+                partition.hand_out(run[-1].offset() + 1)
         except BaseException:  # for example of a signal handler: this poll returns nothing, so all is read again
-            for key in self.positions.take_back():
-                self.reader.client().seek(TopicPartition(*key, self.positions.position(key)))
+            for key, partition in self.reader.partitions.items():
+                partition.seek(partition.done)
+                if partition.position >= 0:
+                    self.reader.client().seek(TopicPartition(*key, partition.position))
             raise
         return messages
 
@@ -303,6 +311,33 @@ class PullPartitions:
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
+    def begin_poll(self) -> None:
+        """Begin the next poll: everything that was handed out is done."""
+        for partition in self.reader.partitions.values():
+            partition.before = None
+
+    def unconfirmed(
+        self, keys: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
+    ) -> dict[TopicPartitionKey, int]:
+        """Return the positions for a commit that somebody waits for: those not confirmed, or not sent last.
+
+        None: of all partitions. With `everything` they include what the last poll has handed out.
+
+        Decides: What does a pull consumer commit? What was returned before the last poll, and the markers and aborted
+            records behind it (`skip_invisible`); the messages of the last one only by commit_sync. After a seek the
+            position may be lower (`core.partition.Partition.is_due`).
+        """
+        chosen = self.reader.partitions if keys is None else keys
+        partitions = [each for key in chosen if (each := self.reader.partitions.get(key)) is not None]
+        positions = {each: each.position if everything else each.done for each in partitions}
+        return {each.key: at for each, at in positions.items() if not at == each.sent == each.stored}
+
+    def _stored(self, positions: Mapping[TopicPartitionKey, int]) -> None:
+        for key, position in positions.items():
+            if (partition := self.reader.partitions.get(key)) is not None:
+                partition.send(position)
+                partition.settle(position, is_stored=True)
+
     def commit(self, positions: Mapping[TopicPartitionKey, int]) -> None:
         """Commit positions, and wait for the answer. Raises RocketshimError: one was refused, or no answer came."""
         offsets = self.reader.starts.as_offsets(positions)
@@ -311,19 +346,20 @@ class PullPartitions:
                 commit_now(self.reader.client(), offsets)
         except KafkaException as error:
             stored = stored_among(self.reader.client(), offsets, error.args[0])
-            self.positions.stored(stored)
+            self._stored(stored)
             left = f" of {', '.join(map(str, sorted(positions.keys() - stored)))}" if stored else ""
             with cluster_errors(f"the positions of group {self._settings.group!r}{left} were not committed"):
                 raise
-        self.positions.stored(positions)
+        self._stored(positions)
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
-        due = self.positions.due()
+        due = {key: each.done for key, each in self.reader.partitions.items() if each.is_due}
         try:
             if due:
                 self.reader.client().commit(offsets=self.reader.starts.as_offsets(due), asynchronous=True)
-                self.positions.sent(due)
+                for key, position in due.items():
+                    self.reader.partitions[key].send(position)
         except KafkaException as error:
             self._commit_failed(error)
 
@@ -332,8 +368,8 @@ class PullPartitions:
         stored = stored_among(self.reader.client(), partitions, error) if error is not None else {}
         for item in partitions:
             key = TopicPartitionKey.of(item)
-            is_stored = key in stored or (error or item.error) is None
-            (self.positions.confirmed if is_stored else self.positions.refused)(key, item.offset)
+            if (partition := self.reader.partitions.get(key)) is not None:
+                partition.settle(item.offset, is_stored=key in stored or (error or item.error) is None)
         failure = error or next((item.error for item in partitions if item.error is not None), None)
         if failure is not None:
             self._commit_failed(failure)
@@ -352,23 +388,23 @@ class PullPartitions:
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
         """Begin a partition."""
-        self.positions.adopt(key, offset)
+        self.reader.partitions[key].begin(offset)
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return where to read a partition again."""
-        return self.positions.position(key) if key in self.positions else None
+        partition = self.reader.partitions.get(key)
+        return None if partition is None else partition.position
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
         """Commit what is done of partitions that are about to be revoked; an error is logged."""
         if self._settings.auto_commit and not self.reader.is_closing:  # `_close` has committed
             try:
-                self.commit(self.positions.unconfirmed(keys))
+                self.commit(self.unconfirmed(keys))
             except (RocketshimError, RuntimeError) as error:
                 _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
-        """Forget partitions."""
-        self.positions.forget(keys)
+        """Do nothing: what is known of a partition stands in it."""
 
     def _client_error(self, message: Any) -> None:
         """Keep an error that `poll` has to raise; a transient error is only logged."""

@@ -61,7 +61,7 @@ class Bench:
         for queue in queues:
             if (partition := self.partitions.get(queue.key)) is not None:
                 partition.queue = queue
-        keys = list(map(TopicPartitionKey.of, queues))
+        keys = [queue.key for queue in queues]
         self.commits.commit([self.partitions[key] for key in keys if key in self.partitions], asynchronous=asynchronous)
 
     def __getattr__(self, name: str) -> Any:
