@@ -161,7 +161,7 @@ def decide(
     asked_delay_ms: int | None = None,
     unit: float = _MIDDLE,
 ) -> Decision:
-    """Return the next hop of a message with so many failed attempts before this one, by the rules above.
+    """Return the next hop of a message that failed; `reconsume_times` is the number of attempts that failed before.
 
     `limit` is the effective one. What the listener asked for: a level above 0 exactly, one below 0 is the dead-letter
     topic, 0 is nothing; a delay counts before a level. `unit` is a random number in [0, 1).
