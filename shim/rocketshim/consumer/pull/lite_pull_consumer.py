@@ -329,12 +329,12 @@ class LitePullConsumer:
             ConsumerError: the queue is not assigned, or its start offset is not known yet.
         """
         with self._session.call():
-            return self._partitions.reader.partitions[self._partitions.assigned_key(queue)].position
+            return self._partitions.by_key[self._partitions.assigned_key(queue)].position
 
     def assignment(self) -> set[MessageQueue]:
         """Return the queues that are assigned now."""
         with self._session.call():
-            return {self._partitions.queue_of(key) for key in self._partitions.reader.partitions}
+            return {self._partitions.queue_of(key) for key in self._partitions.by_key}
 
     @property
     def subscription_conflicts(self) -> dict[str, str]:
@@ -344,7 +344,7 @@ class LitePullConsumer:
     def metrics(self) -> Iterable[Metric]:
         """Return the current metrics, for `MetricsCollector`; any thread."""
         session = self._session
-        return session.counts.metrics(self.settings.group, session.now_ms(), len(self._partitions.reader.partitions))
+        return session.counts.metrics(self.settings.group, session.now_ms(), len(self._partitions.by_key))
 
     def fetch_message_queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic, sorted.

@@ -78,6 +78,7 @@ class PullPartitions:
             now_ms=now_ms,
             joining=Joining(settings.group, settings.client, self.session.join_watch()),
         )
+        self.by_key = self.reader.partitions  # those that are assigned
         self.lookup = QueueLookup(names, lambda: self.reader.lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # by physical topic
         self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
@@ -187,13 +188,13 @@ class PullPartitions:
         self._requested = requested
 
     def _assign(self, requested: Mapping[TopicPartitionKey, MessageQueue]) -> None:
-        new = [key for key in requested if key not in self.reader.partitions]
+        new = [key for key in requested if key not in self.by_key]
         for topic in sorted({key.topic for key in new}):
             known = {queue.queue_id for queue in self.lookup.queues(topic)}
             absent = [key for key in new if key.topic == topic and key.partition not in known]
             if absent:
                 raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
-        gone = [key for key in sorted(self.reader.partitions) if key not in requested]
+        gone = [key for key in sorted(self.by_key) if key not in requested]
         with cluster_errors("the queues cannot be assigned"):
             starts = self.reader.starts.resolve(new, _TIMEOUT_S)
             if self._settings.auto_commit:
@@ -225,13 +226,13 @@ class PullPartitions:
 
     def assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
         """Return the partitions of those queues that are assigned."""
-        return [key for queue in queues if (key := self.lookup.key_of(queue)) in self.reader.partitions]
+        return [key for queue in queues if (key := self.lookup.key_of(queue)) in self.by_key]
 
     def assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
         """Return the partition of a queue; raise ConsumerError if it is not assigned or its start is not known."""
         key = self.lookup.key_of(queue)
         self.session.check_open()
-        if (partition := self.reader.partitions.get(key)) is None or partition.is_waiting:
+        if (partition := self.by_key.get(key)) is None or partition.is_waiting:
             raise ConsumerError(f"{queue} is not assigned to this consumer, or its start is unknown; see assignment()")
         return key
 
@@ -240,7 +241,7 @@ class PullPartitions:
         key = self.assigned_key(queue)
         with cluster_errors(f"{queue} cannot be read from offset {offset}"):
             self.reader.seek(key, offset)
-        self.reader.partitions[key].seek(offset)
+        self.by_key[key].seek(offset)
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
@@ -258,7 +259,7 @@ class PullPartitions:
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
         for item in self.reader.read_to():
-            partition = self.reader.partitions[TopicPartitionKey.of(item)]
+            partition = self.by_key[TopicPartitionKey.of(item)]
             partition.position = max(partition.position, item.offset)  # done when the message before is
 
     def fetch(self, wait_s: float) -> list[MessageView]:
@@ -266,7 +267,7 @@ class PullPartitions:
         messages: list[MessageView] = []
         try:
             for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
-                partition = self.reader.partitions.get(key)
+                partition = self.by_key.get(key)
                 if partition is None:
                     continue
                 if partition.pauses:  # paused after these records were fetched
@@ -280,7 +281,7 @@ class PullPartitions:
                 messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
                 partition.hand_out(run[-1].offset() + 1)
         except BaseException:  # for example of a signal handler: this poll returns nothing, so all is read again
-            for key, partition in self.reader.partitions.items():
+            for key, partition in self.by_key.items():
                 partition.seek(partition.done)
                 if partition.position >= 0:
                     self.reader.client().seek(TopicPartition(*key, partition.position))
@@ -313,7 +314,7 @@ class PullPartitions:
 
     def begin_poll(self) -> None:
         """Begin the next poll: everything that was handed out is done."""
-        for partition in self.reader.partitions.values():
+        for partition in self.by_key.values():
             partition.before = None
 
     def unconfirmed(
@@ -327,14 +328,14 @@ class PullPartitions:
             records behind it (`skip_invisible`); the messages of the last one only by commit_sync. After a seek the
             position may be lower (`core.partition.Partition.is_due`).
         """
-        chosen = self.reader.partitions if keys is None else keys
-        partitions = [each for key in chosen if (each := self.reader.partitions.get(key)) is not None]
+        chosen = self.by_key if keys is None else keys
+        partitions = [each for key in chosen if (each := self.by_key.get(key)) is not None]
         positions = {each: each.position if everything else each.done for each in partitions}
         return {each.key: at for each, at in positions.items() if not at == each.sent == each.stored}
 
     def _stored(self, positions: Mapping[TopicPartitionKey, int]) -> None:
         for key, position in positions.items():
-            if (partition := self.reader.partitions.get(key)) is not None:
+            if (partition := self.by_key.get(key)) is not None:
                 partition.send(position)
                 partition.settle(position, is_stored=True)
 
@@ -354,12 +355,12 @@ class PullPartitions:
 
     def _commit_done(self) -> None:
         """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
-        due = {key: each.done for key, each in self.reader.partitions.items() if each.is_due}
+        due = {key: each.done for key, each in self.by_key.items() if each.is_due}
         try:
             if due:
                 self.reader.client().commit(offsets=self.reader.starts.as_offsets(due), asynchronous=True)
                 for key, position in due.items():
-                    self.reader.partitions[key].send(position)
+                    self.by_key[key].send(position)
         except KafkaException as error:
             self._commit_failed(error)
 
@@ -368,7 +369,7 @@ class PullPartitions:
         stored = stored_among(self.reader.client(), partitions, error) if error is not None else {}
         for item in partitions:
             key = TopicPartitionKey.of(item)
-            if (partition := self.reader.partitions.get(key)) is not None:
+            if (partition := self.by_key.get(key)) is not None:
                 partition.settle(item.offset, is_stored=key in stored or (error or item.error) is None)
         failure = error or next((item.error for item in partitions if item.error is not None), None)
         if failure is not None:
@@ -388,11 +389,11 @@ class PullPartitions:
 
     def begin(self, key: TopicPartitionKey, offset: int) -> None:
         """Begin a partition."""
-        self.reader.partitions[key].begin(offset)
+        self.by_key[key].begin(offset)
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return where to read a partition again."""
-        partition = self.reader.partitions.get(key)
+        partition = self.by_key.get(key)
         return None if partition is None else partition.position
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:

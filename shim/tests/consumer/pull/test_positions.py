@@ -18,17 +18,17 @@ def assigned(*keys: TopicPartitionKey, start: int = 0) -> PullPartitions:
     settings = LitePullConsumerSettings.make(bootstrap="memory:1", group="g")
     made = PullPartitions(settings, TopicNames(), kafka.clients(), kafka.clock)
     for key in keys:
-        made.reader.partitions[key] = Partition(key)
+        made.by_key[key] = Partition(key)
         made.begin(key, start)
     return made
 
 
 def due(positions: PullPartitions) -> dict[TopicPartitionKey, int]:
-    return {key: each.done for key, each in positions.reader.partitions.items() if each.is_due}
+    return {key: each.done for key, each in positions.by_key.items() if each.is_due}
 
 
 def of(positions: PullPartitions, key: TopicPartitionKey = A) -> Partition:
-    return positions.reader.partitions[key]
+    return positions.by_key[key]
 
 
 def send_due(positions: PullPartitions) -> None:
@@ -111,7 +111,7 @@ def test_a_position_sought_back_is_due_immediately() -> None:
 def test_nothing_is_committed_of_unassigned_partitions() -> None:
     positions = assigned(A, B)
     of(positions).hand_out(5)
-    del positions.reader.partitions[A]
+    del positions.by_key[A]
     assert positions.unconfirmed(everything=True) == {}
     assert positions.unconfirmed([A, TopicPartitionKey("other", 0)], everything=True) == {}
     assert positions.position(A) is None
