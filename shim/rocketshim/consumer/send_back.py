@@ -182,7 +182,7 @@ class SendBack:
             self._again.append((self._now_ms + self._back_off_ms, chunk, hop))
             return
         sender.send(smaller.out, (chunk, smaller))
-        if hop.kind is HopKind.RETRY:
+        if hop.kind in {HopKind.RETRY, HopKind.SENT_ON}:  # its line did not say that the message is dead
             self._failure_log.hop(smaller, self._now_ms)
 
 

@@ -326,6 +326,18 @@ def test_a_retried_message_without_a_listener_is_sent_on_uncounted(kafka: InMemo
     assert b.committed("rmq.retry.g") == 1
 
 
+def test_a_retried_message_too_large_to_be_sent_on_is_logged_as_dead(
+    kafka: InMemoryKafka, bench: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    retried(kafka, topic="bills")
+    kafka.fail_produce(KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), topic="SCHEDULE_TOPIC_XXXX")
+    b = bench(nothing)
+    b.run()
+    assert len(b.dead()) == 1
+    events = [getattr(record, "event", None) for record in caplog.records]
+    assert [event for event in events if event == "consumer.message-dead"] == ["consumer.message-dead"]
+
+
 def test_a_record_of_another_program_in_the_retry_topic_is_dead_immediately(kafka: InMemoryKafka, bench: Make) -> None:
     retried(kafka, topic=None)
     b = bench(nothing)
