@@ -25,7 +25,9 @@ from rocketshim.at_exit import at_exit
 
 __all__ = ["STOP_SIGNALS", "StopSignals"]
 
-STOP_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS: Final = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGBREAK") if hasattr(signal, name)
+)  # SIGBREAK: Ctrl-Break on Windows, where no other process can send SIGTERM
 
 _FORCE_AFTER_S: Final = 1.0
 

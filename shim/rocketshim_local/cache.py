@@ -11,7 +11,6 @@ compared by `rocketshim broker info --verify`. They are not compared at each sta
 start itself.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -21,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from rocketshim import file_lock
 from rocketshim.errors import ConfigError, LocalBrokerError
 
 __all__ = ["CACHE_VARIABLE", "FileSet", "cache_dir", "certificate_advice", "exclusive", "file_set", "read_file_set"]
@@ -72,11 +72,11 @@ def exclusive(name: str) -> Iterator[None]:
             f"name a writable one with {CACHE_VARIABLE}"
         ) from error
     with lock_file.open("a") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        file_lock.lock(handle.fileno(), wait=True)
         try:
             yield
-        finally:  # closing the file is not enough: a process that was forked meanwhile has it open, too
-            fcntl.flock(handle, fcntl.LOCK_UN)
+        finally:
+            file_lock.unlock(handle.fileno())
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ Not supported: nodes on other machines, changing the number of nodes of a folder
 """
 
 import logging
+import os
 import signal
 import sys
 import time
@@ -176,6 +177,11 @@ class LocalCluster:
         """
         if self._nodes:
             raise LocalBrokerError("the cluster is already running")
+        if not hasattr(os, "fork"):
+            raise LocalBrokerError(
+                "a local Kafka needs Linux, macOS or WSL; on Windows start one with Docker, and name it with "
+                "ROCKETSHIM_BOOTSTRAP"
+            )
         kit = startup_kit(report=self._report)
         home = self._home = ClusterHome(self._data_dir, self._brokers)
         try:

@@ -11,7 +11,6 @@ looks at it.
 """
 
 import base64
-import fcntl
 import json
 import secrets
 import shutil
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from rocketshim import file_lock
 from rocketshim.errors import LocalBrokerError
 from rocketshim_local.cache import cache_dir, exclusive
 
@@ -100,16 +100,15 @@ def _lock(home: Path) -> IO[str] | None:
     home.mkdir(mode=0o700, exist_ok=True)
     handle = (home / "in-use").open("w")
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        file_lock.lock(handle.fileno())
+    except OSError:
         handle.close()
         return None
     return handle
 
 
 def _unlock(handle: IO[str]) -> None:
-    # Closing the file is not enough: a process that was forked meanwhile has it open, too.
-    fcntl.flock(handle, fcntl.LOCK_UN)
+    file_lock.unlock(handle.fileno())
     handle.close()
 
 

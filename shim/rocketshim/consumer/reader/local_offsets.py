@@ -18,7 +18,6 @@ with either. Rules:
 Source: `LocalFileOffsetStore` of RocketMQ.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -32,6 +31,7 @@ from typing import Any, Final
 
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from rocketshim import file_lock
 from rocketshim.errors import OffsetStoreError
 from rocketshim.logs import safe_logger
 from rocketshim_topics import TopicNames
@@ -55,7 +55,7 @@ PROCESS_VARIABLE: Final = "ROCKETSHIM_PROCESS"
 _LOG = safe_logger("rocketshim.consumer")
 _FILE: Final = "offsets.json"
 _LOCK: Final = "offsets.lock"
-_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+_LOCK_FLAGS: Final = os.O_RDWR | os.O_CREAT
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9@_-]")
 _VERSION: Final = 1
 _SUM: Final = "sha256 "
@@ -233,17 +233,19 @@ class LocalOffsetStore:
         Decides: May a second process use the same client id in BROADCASTING? No, an OffsetStoreError at its start.
         """
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file_lock.lock(self._lock)
         except OSError as error:
             with suppress(OSError):
-                holder = os.pread(self._lock, 64, 0).decode("ascii", "replace").strip()
+                os.lseek(self._lock, 0, os.SEEK_SET)
+                holder = os.read(self._lock, 64).decode("ascii", "replace").strip()
                 raise OffsetStoreError(
                     f"{self._path} is in use by process {holder or '?'}: two consumers with one client id would "
                     "overwrite each other's offsets; give each its own client_id"
                 ) from error
             raise OffsetStoreError(f"{self._path} is in use, or cannot be locked: {error}") from error
         os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, str(os.getpid()).encode(), 0)
+        os.lseek(self._lock, 0, os.SEEK_SET)
+        os.write(self._lock, str(os.getpid()).encode())
 
     def _renew_lock(self) -> None:
         """Make the folder and the lock again if somebody has deleted them. Raises OSError: another process has it."""
@@ -304,8 +306,9 @@ class LocalOffsetStore:
                 self._path.replace(self._path.with_name(f"{_FILE}.bak"))
         beside.replace(self._path)
         self._is_damaged = False
-        folder = os.open(self._path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        if hasattr(os, "O_DIRECTORY"):  # Windows opens no folder, and keeps the order of renames by itself
+            folder = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
