@@ -42,7 +42,7 @@ class Ending(redrive.Redriver):
             passed.append(name)
             if passed.count(sys.argv[1]) == int(sys.argv[2]):
                 os.kill(os.getpid(), signal.Signals[sys.argv[3]])
-        super().__init__(*args, point=point, **settings)
+        super().__init__(*args, **{**settings, "report": point})
 
 redrive.Redriver = Ending
 sys.exit(main(sys.argv[4:]))
@@ -62,7 +62,7 @@ class TakenOver(redrive.Redriver):
             if name == "produced" and passed.count(name) == 2:
                 words = ["dlq", "apply", sys.argv[2], *sys.argv[3:]]
                 subprocess.run([sys.executable, "-m", "rocketshim", *words], check=True, capture_output=True)
-        super().__init__(*args, point=point, **settings)
+        super().__init__(*args, **{**settings, "report": point})
 
 redrive.Redriver = TakenOver
 sys.exit(main(["dlq", "apply", sys.argv[1], "--rate", "100", *sys.argv[3:]]))
@@ -256,7 +256,8 @@ def test_a_second_apply_takes_the_first_one_over(
                 told.append(json.loads(run("dlq", "apply", str(plans[1]), *world.connection, "--json")))
 
         settings["clients"] = replace(confluent_clients(), producer=Watched)
-        return real(*args, point=point, **settings)
+        settings["report"] = point
+        return real(*args, **settings)
 
     monkeypatch.setattr(redrive, "Redriver", interrupted)
     run("dlq", "apply", str(plans[0]), *world.connection, "--rate", "100", code=1)

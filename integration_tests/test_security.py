@@ -375,7 +375,7 @@ def test_a_target_that_is_denied_in_the_middle_ends_the_redrive_which_goes_on_la
                 if name == at and passed.count(at) == 2:
                     stack.enter_context(denied(secured, target))
 
-            return real(*args, point=point, **settings)
+            return real(*args, **{**settings, "report": point})
 
         monkeypatch.setattr(redrive, "Redriver", interrupted)
         capsys.readouterr()

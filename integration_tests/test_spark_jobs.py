@@ -315,12 +315,12 @@ def interrupted_run(day: Day, spark: SparkSession, *, point: str, nth: int) -> N
     assert planned is not None
     passed = 0
 
-    def stop(name: str) -> None:
+    def stop(_topic: str, _progress: object, step: str) -> None:
         nonlocal passed
-        passed += name == point
+        passed += step == point
         if passed == nth:
             raise Interrupted
 
     landed = replay.landed_letters(planned, lake.records)
     cli_replay.record_target_ends(lake, "monday", cli_replay.target_bounds(planned, Cluster(day.bootstrap)))
-    replay_send.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, point=stop)
+    replay_send.send(day.bootstrap, planned, landed, namespace=day.namespace, max_per_second=1.0, report=stop)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from proof.simulate import dropin_bugs, sender_bugs
-from rocketshim.admin.redrive import Redriver
+from rocketshim.admin.redrive import Journal, Redriver, Transactions
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.reader.group_offsets import Committer
@@ -358,14 +358,15 @@ def _own_clock_measures_leases(original: Any) -> Any:
 
 
 def _marks_after_the_letters(original: Any) -> Any:
-    def produce_all(self: Any, producer: Any, batch: Any) -> None:
+    def produce_all(self: Any, batch: Any) -> None:
+        transactions = self._transactions
         for letter, out in batch:
             if out is not None:
-                self._produce(producer, letter, out)
-        self._await_reports(producer)
-        self._commit(producer)
-        self._open(producer)
-        original(self, producer, [(letter, None) for letter, _ in batch])
+                transactions.send(letter, out)
+        transactions.await_reports()
+        transactions.commit()
+        transactions.open()
+        original(self, [(letter, None) for letter, _ in batch])
 
     return produce_all
 
@@ -375,7 +376,7 @@ def _takes_nothing_from_the_log(_: Any) -> Any:
 
 
 def _marks_what_it_does_not_send(original: Any) -> Any:
-    return lambda self, producer, batch: original(self, producer, [(letter, None) for letter, _ in batch])
+    return lambda self, batch: original(self, [(letter, None) for letter, _ in batch])
 
 
 def _uncertain_is_sent_again(original: Any) -> Any:
@@ -440,10 +441,16 @@ BUGS: Final = (
     Bug(
         "a redrive marks letters in the next transaction", Redriver, "_produce_all", _marks_after_the_letters, REDRIVES
     ),
-    Bug("a redrive ignores its log", Redriver, "_is_done", _takes_nothing_from_the_log, REDRIVES),
+    Bug("a redrive ignores its log", Journal, "is_done", _takes_nothing_from_the_log, REDRIVES),
     Bug("a redrive marks what it does not send", Redriver, "_produce_all", _marks_what_it_does_not_send, REDRIVES),
     Bug("a redrive repeats an uncertain transaction", RedriveProgress, "resume", _uncertain_is_sent_again, REDRIVES),
-    Bug("a redrive believes a report without an offset", Redriver, "_note_unconfirmed", _returns(None), REDRIVES),
+    Bug(
+        "a redrive believes a report without an offset",
+        Transactions,
+        "_note_unconfirmed",
+        _returns(None),
+        REDRIVES,
+    ),
     Bug("a failed message does not hold its queue", OrderlyTask, "goes_on", _YES, ORDERLY),
     Bug("an orderly queue forgets failed attempts", OrderlyRunner, "run", _counts_from_zero, ORDERLY),
     Bug("a member measures leases with its own clock", GroupLogThread, "_fold", _own_clock_measures_leases, ORDERLY),

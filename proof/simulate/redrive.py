@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from proof.lines import Process
 from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.world import GROUP, NAMES, World
-from rocketshim.admin.redrive import Redriver, read_log
+from rocketshim.admin.redrive import Journal, Redriver, read_log
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -109,11 +109,13 @@ class Redrives:
             self._others()
 
         redriver = Redriver(
-            "memory", NAMES.redrive_log, source=_SOURCE, plan=plan.id, state="redriven", progress=progress, by="ada",
+            "memory",
+            Journal(NAMES.redrive_log, source=_SOURCE, plan=plan.id, state="redriven", by="ada"),
+            progress,
             make=lambda message, letter: next_hop(
                 message, None, plan.rules, replay_id=redrive_id(plan.id, letter.partition, letter.offset)
             ),
-            clients=process.factories(), clock=world.clock, wait=wait, point=interfere,
+            clients=process.factories(), clock=world.clock, wait=wait, report=_inside_transactions(interfere),
         )  # fmt: skip
         begin_ns = world.event_ns()
         try:
@@ -136,6 +138,10 @@ class Redrives:
             planner.add(record, decode(read_headers(record), trusted=True))
         plan = planner.plan(cluster_id="memory", created_ms=self._world.now_ms, choice={})
         return plan if plan.letters else None
+
+
+def _inside_transactions(interfere: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda step: interfere(step) if step in {"produced", "committed"} else None
 
 
 def _sent_as(record: Any) -> str | None:

@@ -275,5 +275,6 @@ def target_bounds(planned: "DataFrame", cluster: "Cluster") -> "list[PartitionBo
     return found
 
 
-def _print_progress(topic: str, progress: "RedriveProgress") -> None:
-    print_note(f"{topic}: sent {progress.sent} of {progress.planned} dead letters")
+def _print_progress(topic: str, progress: "RedriveProgress", step: str) -> None:
+    if step in {"resumed", "sent", "failed"}:
+        print_note(f"{topic}: sent {progress.sent} of {progress.planned} dead letters")

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.redrive import Fetch
+from rocketshim.admin.redrive import Fetch, Journal
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim_spark import cli_replay, events, redrive_marks
 from rocketshim_spark.jobs import replay, replay_send
@@ -241,8 +241,8 @@ def test_a_plan_reports_repeats_as_one_reason(spark: SparkSession) -> None:
 class Collecting:
     """A redriver that sends nothing: it reads the dead letters and counts them as gone."""
 
-    def __init__(self, *_: object, source: str, fetch: Fetch, progress: RedriveProgress, **__: object) -> None:
-        self._source, self._fetch, self._progress = source, fetch, progress
+    def __init__(self, _: str, journal: Journal, progress: RedriveProgress, *, fetch: Fetch, **__: object) -> None:
+        self._source, self._fetch, self._progress = journal.source, fetch, progress
 
     def run(self) -> None:
         waiting = {(each.partition, each.offset): each for each in self._progress.resume(lambda _: False)}

@@ -42,8 +42,9 @@ import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
+from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
@@ -87,7 +88,7 @@ from rocketshim_topics.redrive_log import (
 from rocketshim_topics.redrive_plan import PlannedLetter
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
 
-__all__ = ["Redriver", "log_records", "read_log", "replay_id_of", "whoami"]
+__all__ = ["Journal", "Redriver", "Transactions", "log_records", "read_log", "replay_id_of", "whoami"]
 
 _TRANSACTION_MS: Final = 15_000
 _API_TIMEOUT_S: Final = 10.0
@@ -153,23 +154,260 @@ def replay_id_of(record: Any) -> bytes:
     return headers.get(REPLAY_ID) or headers.get(USER_PREFIX + REPLAY_ID) or b""
 
 
+class Journal:
+    """A plan's side of the redrive log: what is done, who else redrives the topic, and the marks to write.
+
+    Args:
+        topic: physical name of the redrive log, which must exist; also the prefix of the `transactional.id`.
+        source: physical topic of the letters.
+        plan: id of the plan.
+        state: the state that the marks give to the letters.
+        again: also send letters that other plans have redriven or discarded.
+        log_end: the offset up to which the plan knows the redrive log: all later records must exist.
+        by: who applies the plan; None: the user of this process (`whoami`).
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        source: str,
+        plan: str,
+        state: State,
+        again: bool = False,
+        log_end: int = 0,
+        by: str | None = None,
+    ) -> None:
+        self.topic = topic
+        self.source = source
+        self.plan = plan
+        self._state: State = state
+        self._again = again
+        self._log_end = log_end
+        self._by = by or whoami()
+        self._sessions: list[str] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether a session has begun."""
+        return bool(self._sessions)
+
+    def read(self, reader: TopicReader) -> RedriveLog:
+        """Return what the log has about the source (`read_log`)."""
+        return read_log(reader, self.topic, self.source)
+
+    def begin(self) -> BeginRecord:
+        """Return the record that begins a new session."""
+        self._sessions.append(uuid.uuid4().hex)
+        return BeginRecord(source=self.source, plan=self.plan, session=self._sessions[-1], by=self._by)
+
+    def read_back(self, reader: TopicReader, clock: Clock) -> RedriveLog:
+        """Read the log until the record that began the session comes back."""
+        log = RedriveLog(self.source)
+        deadline_ns = clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS
+        with closing(reader.read([self.topic], follow=True)) as messages:
+            for message in messages:
+                entry = None if message is None else decode_redrive_record(message.value())
+                log.add(entry)
+                if isinstance(entry, BeginRecord) and entry.session == self._sessions[-1]:
+                    break
+                if message is not None:
+                    deadline_ns = clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS  # a long log may take minutes
+                elif clock.monotonic_ns() > deadline_ns:
+                    raise RedriveError(
+                        f"our own record did not come back from {self.topic}, and no other record for "
+                        f"{_READ_BACK_TIMEOUT_NS // 1_000_000_000} s, because a transaction is open in that topic; "
+                        "wait until it has ended and apply the plan again"
+                    )
+        return log
+
+    def mark(self, letters: Iterable[PlannedLetter]) -> MarkRecord:
+        """Return the record that marks letters as processed."""
+        return MarkRecord(
+            state=self._state,
+            source=self.source,
+            plan=self.plan,
+            session=self._sessions[-1],
+            by=self._by,
+            letters=tuple((letter.partition, letter.offset, letter.digest) for letter in letters),
+        )
+
+    def is_done(self, log: RedriveLog) -> Callable[[PlannedLetter], bool]:
+        """Return the function that tells whether a letter need not be processed any more."""
+
+        def is_done(letter: PlannedLetter) -> bool:
+            if log.is_done(self.plan, letter.partition, letter.offset):
+                return True
+            found = log.settled(letter.partition, letter.offset, letter.digest)
+            return found is not None and not self._again
+
+        return is_done
+
+    def refuse_if_marks_are_lost(self, reader: TopicReader, sent: int) -> None:
+        """Refuse to send if the log may have had marks of this plan that are gone: letters would be sent twice.
+
+        * `sent`: number of letters that were sent in this run.
+
+        Decides: What if records of the redrive log are gone? A plan is applied only if the log has each record since
+            the plan was made; a new plan holds back the letters that are older than the log's first record.
+        """
+        if self._state == "discarded" or not reader.topics().get(self.topic):
+            return
+        low, end = reader.bounds(self.topic, 0)
+        if low <= self._log_end <= end:
+            return
+        what = f"begins at offset {low}" if low > self._log_end else f"ends at offset {end}: it was created again"
+        raise RedriveError(
+            f"the redrive log {self.topic} has lost records since this plan was made (the plan knows it up to offset "
+            f"{self._log_end}, and the log {what}), so which of the plan's letters were sent is not known; {sent} were "
+            "sent in this run. Make a new plan by rocketshim dlq plan, or parked plan: it holds back what may have "
+            "been sent (marks-lost). Send that nevertheless by --again, or mark dead letters as not to be sent by dlq "
+            "discard"
+        )
+
+    def refuse_if_taken_over(self, log: RedriveLog) -> None:
+        """Refuse to go on if another redrive of the topic has begun after us."""
+        last = log.last_begin
+        has_begun = any(log.has_begun(session) for session in self._sessions)
+        if has_begun and last is not None and last.session not in self._sessions:
+            raise RedriveError(
+                f"{last.by or 'another process'} began to redrive {self.source} (plan {last.plan}) after us, and "
+                "continues; what we sent is marked: apply the plan again when that redrive is done"
+            )
+
+
+class Transactions:
+    """The transactional producer of a redrive: a new one for each session, with more patience after each failure."""
+
+    def __init__(
+        self, bootstrap: str, client: Mapping[str, Any], clients: Clients, journal: Journal, clock: Clock
+    ) -> None:
+        self.pace = _Pace()
+        self._config = merge(
+            client,
+            defaults={"client.id": "rocketshim-redrive", "linger.ms": 5, "message.max.bytes": 100_000_000},
+            required={
+                **PROTECTED_PRODUCER,
+                **self.pace.settings,
+                "bootstrap.servers": bootstrap,
+                "transactional.id": f"{journal.topic}.{journal.source}",
+                "retry.backoff.ms": 1,
+                "retry.backoff.max.ms": 100,
+            },
+        )
+        self.is_compressed = _compresses(self._config)
+        self.refused: dict[tuple[int, int], KafkaError] = {}  # by the letter's position
+        self._clients = clients
+        self._log_topic = journal.topic
+        self._clock = clock
+        self._broker_clock = BrokerClock()
+        self._producer: ProducerClient | None = None
+        self._is_open = False
+        self._reports = DeliveryReports()
+        self._has_unconfirmed = False
+
+    def start(self) -> None:
+        """Create the producer of a session, which fences those before."""
+        self._producer = self._clients.producer({**self._config, **self.pace.settings})
+        init_transactions(self._producer, self._log_topic, self.pace.api_timeout_s)
+
+    def open(self) -> None:
+        """Begin a transaction."""
+        self.refused = {}
+        self._has_unconfirmed = False
+        self._client.begin_transaction()
+        self._is_open = True
+
+    def commit(self) -> None:
+        """Commit the transaction."""
+        if self._has_unconfirmed:  # a commit might leave out a letter, or the mark
+            raise KafkaException(UNCONFIRMED)
+        self._client.commit_transaction(self.pace.api_timeout_s)
+        self._is_open = False
+        self._client.poll(0)  # the reports that the commit has not passed on
+
+    def close(self) -> None:
+        """Close the producer, and abort its open transaction if that is still possible."""
+        producer, self._producer = self._producer, None
+        if producer is None:
+            return
+        purge_producer(producer, _API_TIMEOUT_S)  # the abort waits for the report of every record
+        if self._is_open:
+            with suppress(KafkaException):  # another producer fenced us, or the next init_transactions aborts it
+                producer.abort_transaction(_API_TIMEOUT_S)
+            self._is_open = False
+        close_producer(producer, _API_TIMEOUT_S)
+
+    def await_reports(self) -> None:
+        """Wait for every delivery report, or until one reports a refused record: then the others may never come."""
+        deadline_ns = self._clock.monotonic_ns() + int(self.pace.api_timeout_s * 1e9)
+        while len(self._client) > 0 and not self.refused and self._clock.monotonic_ns() < deadline_ns:
+            self._client.poll(_POLL_S)
+
+    def log(self, record: RedriveRecord) -> None:
+        """Produce a record of the redrive log, whose append time tells the brokers' clock."""
+        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            self._note_unconfirmed(error, message)
+            if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
+                reported_ns = self._clock.monotonic_ns()
+                self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, reported_ns)
+
+        self._hand_over(self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
+
+    def send(self, letter: PlannedLetter, out: OutgoingRecord) -> None:
+        """Produce the record of a letter; if the target refuses it, `refused` has the error."""
+        position = (letter.partition, letter.offset)
+
+        def on_delivery(error: KafkaError | None, message: Any) -> None:
+            self._note_unconfirmed(error, message)
+            if error is not None and error.code() in _REFUSED:
+                self.refused[position] = error
+
+        partition = -1 if out.partition is None else out.partition
+        stamp_ms = self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
+        options = {"timestamp": stamp_ms, "headers": out.headers}
+        try:
+            self._hand_over(out.topic, out.value, out.key, partition, on_delivery=on_delivery, **options)
+        except KafkaException as error:
+            if error.args[0].code() not in _REFUSED:
+                raise
+            self.refused[position] = error.args[0]
+
+    @property
+    def _client(self) -> ProducerClient:
+        if self._producer is None:
+            raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 - no public spelling
+        return self._producer
+
+    def _hand_over(self, *record: Any, **options: Any) -> None:
+        """Call `produce`, and wait while the client's queue is full."""
+        while True:
+            try:
+                self._client.produce(*record, **options)
+            except BufferError:
+                self._client.poll(_POLL_S)
+            else:
+                return
+
+    def _note_unconfirmed(self, error: KafkaError | None, message: Any) -> None:
+        error = self._reports.error(error, message)
+        self._has_unconfirmed = self._has_unconfirmed or (error is not None and is_unconfirmed(error))
+
+
 class Redriver:
     """Applies one plan.
 
     Args:
-        log_topic: physical name of the redrive log, which must exist; also the prefix of the `transactional.id`.
-        source: physical topic of the letters.
-        state: the state that the marks give to the letters.
-        make: makes the record that sends a letter.
-        fetch: reads the letters; None: read them from `source`.
-        again: also send letters that other plans have redriven or discarded.
-        log_end: the offset up to which the plan knows the redrive log: all later records must exist.
-        by: who applies the plan, for the log; None: the user of this process (`whoami`).
+        journal: the plan in the redrive log.
         progress: the letters to process; the caller may read it at any time between calls.
-        report: called after each transaction and each failure.
+        make: makes the record that sends a letter.
+        fetch: reads the letters; None: read them from their topic.
+        report: called with the name of each step when it is done: `resumed`, `produced`, `committed`, `sent` (counted),
+            `failed` (a letter).
         clock: time for the rate.
         wait: waits for a number of seconds; None: `time.sleep`.
-        point: called with the name of each point of the protocol when it is reached; for fault tests.
 
     Thread-safety: none; one owner thread.
     """
@@ -177,65 +415,33 @@ class Redriver:
     def __init__(
         self,
         bootstrap: str,
-        log_topic: str,
-        *,
-        source: str,
-        plan: str,
-        state: State,
-        make: Make,
+        journal: Journal,
         progress: RedriveProgress,
+        *,
+        make: Make,
         fetch: Fetch | None = None,
-        again: bool = False,
-        log_end: int = 0,
-        by: str | None = None,
-        report: Callable[[], None] = lambda: None,
+        report: Callable[[str], None] = lambda _step: None,
         client: Mapping[str, Any] | None = None,
         clients: Clients | None = None,
         clock: Clock | None = None,
         wait: Callable[[float], None] | None = None,
-        point: Callable[[str], None] = lambda _name: None,
     ) -> None:
-        self._log_topic = log_topic
-        self._source = source
-        self._plan = plan
-        self._state: State = state
-        self._make = make
+        self._journal = journal
         self._progress = progress
+        self._make = make
         self._fetch = fetch
-        self._again = again
-        self._log_end = log_end
         self._report = report
-        self._clients = clients or confluent_clients()
         self._clock = clock or SystemClock()
-        self._broker_clock = BrokerClock()
         self._wait = wait or time.sleep
-        self._point = point
-        self._sessions: list[str] = []
-        self._by = by or whoami()
         self._reader = TopicReader(bootstrap, client=client, clients=clients)
         self._watcher = TopicReader(bootstrap, client=client, clients=clients)
         self._new_records: Iterator[Any] = iter(())
-        self._pace = _Pace()
-        self._config = merge(
-            client or {},
-            defaults={"client.id": "rocketshim-redrive", "linger.ms": 5, "message.max.bytes": 100_000_000},
-            required={
-                **PROTECTED_PRODUCER,
-                **self._pace.settings,
-                "bootstrap.servers": bootstrap,
-                "transactional.id": f"{log_topic}.{source}",
-                "retry.backoff.ms": 1,
-                "retry.backoff.max.ms": 100,
-            },
-        )
-        self._admin_config = merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap})
+        clients = clients or confluent_clients()
+        config = merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap})
+        self._new_admin = None if clients.admin is None else partial(clients.admin, config)
         self._targets: set[str] = set()
-        self._producer: ProducerClient | None = None
-        self._has_open_transaction = False
-        self._refused: dict[tuple[int, int], KafkaError] = {}
-        self._reports = DeliveryReports()
-        self._has_unconfirmed = False
-        self._refusals = Refusals(is_compressed=_compresses(self._config))
+        self._transactions = Transactions(bootstrap, client or {}, clients, journal, self._clock)
+        self._refusals = Refusals(is_compressed=self._transactions.is_compressed)
         self._first_failed: dict[tuple[int, bytes | None], int] = {}  # partition and key to offset
 
     def run(self) -> None:
@@ -246,12 +452,12 @@ class Redriver:
             RedriveError: another process redrives the same topic now, the redrive log has lost records since the plan
                 was made, or the cluster keeps failing; the message tells which. What was sent is marked.
         """
-        if not self._reader.topics().get(self._log_topic):
+        if not self._reader.topics().get(self._journal.topic):
             raise TopicMissingError(
-                f"the topic {self._log_topic} does not exist; create it with: {init_command(self._log_topic)}"
+                f"the topic {self._journal.topic} does not exist; create it with: {init_command(self._journal.topic)}"
             )
-        self._refuse_if_marks_are_lost()
-        self._new_records = self._watcher.read([self._source], follow=True, new_only=True, poll_s=0.0)
+        self._journal.refuse_if_marks_are_lost(self._reader, self._progress.sent)
+        self._new_records = self._watcher.read([self._journal.source], follow=True, new_only=True, poll_s=0.0)
         next(self._new_records)
         attempts = 0
         try:
@@ -260,30 +466,29 @@ class Redriver:
                 try:
                     return self._run_session()
                 except _RefusedError:  # the same producer would skip sequence numbers (measured, librdkafka 2.16)
-                    self._close_producer()
+                    self._transactions.close()
                     self._progress.aborted()
-                    self._pace.is_one_per_batch = True
+                    self._transactions.pace.is_one_per_batch = True
                 except KafkaException as error:
                     if error.args[0].code() in DENIED:
                         raise NotAuthorizedError(self._denied(error.args[0].str())) from error
                     attempts = 1 if self._progress.sent > sent else attempts + 1
                     if attempts >= _MAX_ATTEMPTS:
                         raise RedriveError(
-                            f"the redrive of {self._source} cannot continue after {attempts} attempts "
+                            f"the redrive of {self._journal.source} cannot continue after {attempts} attempts "
                             f"({error.args[0].name()}: {error.args[0].str()}); what was sent is marked: apply the plan "
                             "again for the rest"
                         ) from error
-                    self._close_producer()
-                    self._pace.slow_down()
+                    self._transactions.close()
+                    self._transactions.pace.slow_down()
                     self._wait(_RETRY_BACKOFF_S)
         finally:
-            self._close_producer()
+            self._transactions.close()
 
     def dry_run(self) -> None:
         """Read log and letters, and make every record but send none; count failures as `run` would."""
-        self._refuse_if_marks_are_lost()
-        log = read_log(self._reader, self._log_topic, self._source)
-        letters = self._progress.resume(self._is_done(log))
+        self._journal.refuse_if_marks_are_lost(self._reader, self._progress.sent)
+        letters = self._progress.resume(self._journal.is_done(self._journal.read(self._reader)))
         self._refuse_if_denied(letters)
         made = 0
         with closing(self._read(letters)) as found:
@@ -294,29 +499,32 @@ class Redriver:
 
     def close(self) -> None:
         """Close the Kafka clients."""
-        self._close_producer()
+        self._transactions.close()
         self._reader.close()
         self._watcher.close()
 
     # --- a session: from init_transactions to the first error --------------------------------------------------------
 
     def _run_session(self) -> None:
-        if self._sessions:
-            self._refuse_if_taken_over(read_log(self._reader, self._log_topic, self._source))
-        producer = self._producer = self._clients.producer({**self._config, **self._pace.settings})
-        init_transactions(producer, self._log_topic, self._pace.api_timeout_s)
-        log = self._begin(producer)
-        self._refuse_if_marks_are_lost()
-        letters = self._progress.resume(self._is_done(log))
-        self._report()
+        journal, transactions = self._journal, self._transactions
+        if journal.has_begun:
+            journal.refuse_if_taken_over(journal.read(self._reader))
+        transactions.start()
+        transactions.open()
+        transactions.log(journal.begin())
+        transactions.commit()
+        log = journal.read_back(self._reader, self._clock)
+        journal.refuse_if_marks_are_lost(self._reader, self._progress.sent)
+        letters = self._progress.resume(journal.is_done(log))
+        self._report("resumed")
         if letters:
             self._refuse_if_denied(letters)
-            self._send(producer, letters)
+            self._send(letters)
 
     def _refuse_if_denied(self, letters: list[PlannedLetter]) -> None:
         """Check the ACLs once, before the first letter."""
         if not self._targets:
-            self._targets = {letter.target for letter in letters} - {""} | {self._log_topic}
+            self._targets = {letter.target for letter in letters} - {""} | {self._journal.topic}
             if denied := self._denied():
                 raise NotAuthorizedError(denied)
 
@@ -326,83 +534,18 @@ class Redriver:
         * `default`: used if the cluster names no topic; `""`: return `""` then.
         """
         denied: set[str] = set()
-        if self._clients.admin is not None:
-            topics = self._targets or {self._log_topic}
-            denied = denied_topics(self._clients.admin(self._admin_config), topics, lambda *_, **__: None)
+        if self._new_admin is not None:
+            topics = self._targets or {self._journal.topic}
+            denied = denied_topics(self._new_admin(), topics, lambda *_, **__: None)
         what = f"the principal may not write to {', '.join(sorted(denied))}" if denied else default
         return what and (
             f"{what}: grant it (see: rocketshim acls --role operator) and apply the plan again; {self._progress.sent} "
             "letters were sent in this run, and are marked"
         )
 
-    def _begin(self, producer: ProducerClient) -> RedriveLog:
-        """Write our `begin` record, and read the log until it comes back."""
-        session = uuid.uuid4().hex
-        self._sessions.append(session)
-        record = BeginRecord(source=self._source, plan=self._plan, session=session, by=self._by)
-        self._open(producer)
-        self._log(producer, record)
-        self._commit(producer)
-        producer.poll(0)  # the report of the record, if the commit has not passed it on
-        log = RedriveLog(self._source)
-        deadline_ns = self._clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS
-        with closing(self._reader.read([self._log_topic], follow=True)) as messages:
-            for message in messages:
-                entry = None if message is None else decode_redrive_record(message.value())
-                log.add(entry)
-                if isinstance(entry, BeginRecord) and entry.session == session:
-                    break
-                if message is not None:
-                    deadline_ns = self._clock.monotonic_ns() + _READ_BACK_TIMEOUT_NS  # a long log may take minutes
-                elif self._clock.monotonic_ns() > deadline_ns:
-                    raise RedriveError(
-                        f"our own record did not come back from {self._log_topic}, and no other record for "
-                        f"{_READ_BACK_TIMEOUT_NS // 1_000_000_000} s, because a transaction is open in that topic; "
-                        "wait until it has ended and apply the plan again"
-                    )
-        return log
-
-    def _refuse_if_marks_are_lost(self) -> None:
-        """Refuse to send if the log may have had marks of this plan that are gone: letters would be sent twice.
-
-        Decides: What if records of the redrive log are gone? A plan is applied only if the log has each record since
-            the plan was made; a new plan holds back the letters that are older than the log's first record.
-        """
-        if self._state == "discarded" or not self._reader.topics().get(self._log_topic):
-            return
-        low, end = self._reader.bounds(self._log_topic, 0)
-        if low <= self._log_end <= end:
-            return
-        what = f"begins at offset {low}" if low > self._log_end else f"ends at offset {end}: it was created again"
-        raise RedriveError(
-            f"the redrive log {self._log_topic} has lost records since this plan was made (the plan knows it up to "
-            f"offset {self._log_end}, and the log {what}), so which of the plan's letters were sent is not known; "
-            f"{self._progress.sent} were sent in this run. Make a new plan by rocketshim dlq plan, or parked plan: it "
-            "holds back what may have been sent (marks-lost). Send that nevertheless by --again, or mark dead letters "
-            "as not to be sent by dlq discard"
-        )
-
-    def _refuse_if_taken_over(self, log: RedriveLog) -> None:
-        last = log.last_begin
-        has_begun = any(log.has_begun(session) for session in self._sessions)
-        if has_begun and last is not None and last.session not in self._sessions:
-            raise RedriveError(
-                f"{last.by or 'another process'} began to redrive {self._source} (plan {last.plan}) after us, and "
-                "continues; what we sent is marked: apply the plan again when that redrive is done"
-            )
-
-    def _is_done(self, log: RedriveLog) -> Callable[[PlannedLetter], bool]:
-        def is_done(letter: PlannedLetter) -> bool:
-            if log.is_done(self._plan, letter.partition, letter.offset):
-                return True
-            found = log.settled(letter.partition, letter.offset, letter.digest)
-            return found is not None and not self._again
-
-        return is_done
-
     # --- sending -----------------------------------------------------------------------------------------------------
 
-    def _send(self, producer: ProducerClient, letters: list[PlannedLetter]) -> None:
+    def _send(self, letters: list[PlannedLetter]) -> None:
         batch: list[tuple[PlannedLetter, OutgoingRecord | None]] = []
         size_bytes = 0
         capacity = self._await_capacity()
@@ -414,13 +557,13 @@ class Redriver:
                     size_bytes += 0 if made[0] is None else len(made[0].value or b"")
                 if self._progress.stopped_by is not None:
                     return
-                if len(batch) >= capacity or size_bytes >= self._pace.share * _MAX_TRANSACTION_BYTES:
-                    self._transact(producer, batch)
+                if len(batch) >= capacity or size_bytes >= self._transactions.pace.share * _MAX_TRANSACTION_BYTES:
+                    self._transact(batch)
                     batch, size_bytes = [], 0
                     capacity = self._await_capacity()
                     if capacity == 0:
                         return
-        self._transact(producer, batch)
+        self._transact(batch)
 
     def _await_capacity(self) -> int:
         """Wait until the rate allows the next transaction; return its maximum number of letters, 0 if stopped."""
@@ -431,7 +574,7 @@ class Redriver:
             if not has_read:
                 self._wait(min(wait_ms, _WATCH_MS) / 1_000)
         capacity = self._progress.capacity(self._now_ms())
-        return capacity and max(1, int(self._pace.share * capacity))
+        return capacity and max(1, int(self._transactions.pace.share * capacity))
 
     def _watch_source(self) -> bool:
         """Read a new record of the source topic, and count it as dead again if this plan sent it; False: none came."""
@@ -439,7 +582,7 @@ class Redriver:
         if message is None:
             return False
         plan, *position = replay_id_of(message).decode("utf-8", "replace").rsplit(".", 2)
-        if plan == self._plan and len(position) == 2 and all(_NUMBER.fullmatch(number) for number in position):
+        if plan == self._journal.plan and len(position) == 2 and all(_NUMBER.fullmatch(number) for number in position):
             self._progress.died_again(int(position[0]), int(position[1]))
         return True
 
@@ -449,7 +592,7 @@ class Redriver:
     def _read(self, letters: list[PlannedLetter]) -> Generator[tuple[PlannedLetter, Any]]:
         """Return the letters that still exist; the others fail as `gone`."""
         waiting = {(letter.partition, letter.offset): letter for letter in letters}
-        fetched = self._reader.read_at(self._source, waiting) if self._fetch is None else self._fetch(waiting)
+        fetched = self._reader.read_at(self._journal.source, waiting) if self._fetch is None else self._fetch(waiting)
         with closing(fetched) as messages:
             for message in messages:
                 yield waiting.pop((message.partition(), message.offset())), message
@@ -497,9 +640,9 @@ class Redriver:
 
     def _fail(self, letter: PlannedLetter, reason: str) -> None:
         self._progress.fail(letter, reason)
-        self._report()
+        self._report("failed")
 
-    def _transact(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
+    def _transact(self, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
         """Send letters and their mark in one transaction.
 
         Raises:
@@ -507,127 +650,42 @@ class Redriver:
         """
         if not batch:
             return
-        began_ms = self._now_ms()
+        transactions, began_ms = self._transactions, self._now_ms()
         self._progress.take([letter for letter, _ in batch], began_ms)
-        self._refused = {}
-        self._has_unconfirmed = False
-        self._open(producer)
+        transactions.open()
         try:
-            self._produce_all(producer, batch)
-            self._point("produced")
+            self._produce_all(batch)
+            self._report("produced")
         except KafkaException:  # a transaction with a refused record accepts no more; the reports name the record
-            self._await_reports(producer)
-            if not self._refused:
+            transactions.await_reports()
+            if not transactions.refused:
                 raise
-        self._await_reports(producer)
-        if self._refused:
-            if self._pace.is_one_per_batch:
+        transactions.await_reports()
+        if transactions.refused:
+            if transactions.pace.is_one_per_batch:
                 for each in batch:
                     self._fail_if_refused(*each)
             raise _RefusedError
-        if self._has_unconfirmed:  # a commit might leave out a letter, or the mark
-            raise KafkaException(UNCONFIRMED)
-        self._commit(producer)
-        self._point("committed")
-        self._pace.took(self._now_ms() - began_ms)
+        transactions.commit()
+        self._report("committed")
+        transactions.pace.took(self._now_ms() - began_ms)
         self._progress.committed()
-        self._report()
+        self._report("sent")
 
     def _fail_if_refused(self, letter: PlannedLetter, made: OutgoingRecord | None) -> None:
         """Fail a letter whose record was refused in a transaction with one record per batch."""
-        error = self._refused.get((letter.partition, letter.offset))
+        error = self._transactions.refused.get((letter.partition, letter.offset))
         if self._fails_without_sending(letter, made) or made is None or error is None:
             return
         reason = f"refused:{error.name()}"
         self._refusals.add(made, _REFUSED[error.code()], reason)
         self._fail_for_its_key(letter, reason, made.key)
 
-    def _await_reports(self, producer: ProducerClient) -> None:
-        """Wait for every delivery report, or until one reports a refused record: then the others may never come."""
-        deadline_ns = self._clock.monotonic_ns() + int(self._pace.api_timeout_s * 1e9)
-        while len(producer) > 0 and not self._refused and self._clock.monotonic_ns() < deadline_ns:
-            producer.poll(_POLL_S)
-
-    def _produce_all(self, producer: ProducerClient, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
+    def _produce_all(self, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
         for letter, out in batch:
             if out is not None:
-                self._produce(producer, letter, out)
-        mark = MarkRecord(
-            state=self._state,
-            source=self._source,
-            plan=self._plan,
-            session=self._sessions[-1],
-            by=self._by,
-            letters=tuple((letter.partition, letter.offset, letter.digest) for letter, _ in batch),
-        )
-        self._log(producer, mark)
-
-    def _log(self, producer: ProducerClient, record: RedriveRecord) -> None:
-        """Produce a record of the redrive log, whose append time tells the brokers' clock."""
-        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
-
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
-            self._note_unconfirmed(error, message)
-            if error is None and message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
-                reported_ns = self._clock.monotonic_ns()
-                self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, reported_ns)
-
-        _hand_over(producer, self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
-
-    def _note_unconfirmed(self, error: KafkaError | None, message: Any) -> None:
-        error = self._reports.error(error, message)
-        self._has_unconfirmed = self._has_unconfirmed or (error is not None and is_unconfirmed(error))
-
-    def _produce(self, producer: ProducerClient, letter: PlannedLetter, out: OutgoingRecord) -> None:
-        position = (letter.partition, letter.offset)
-
-        def on_delivery(error: KafkaError | None, message: Any) -> None:
-            self._note_unconfirmed(error, message)
-            if error is not None and error.code() in _REFUSED:
-                self._refused[position] = error
-
-        partition = -1 if out.partition is None else out.partition
-        options = {"timestamp": self._stamp_ms(), "headers": out.headers}
-        try:
-            _hand_over(producer, out.topic, out.value, out.key, partition, on_delivery=on_delivery, **options)
-        except KafkaException as error:
-            if error.args[0].code() not in _REFUSED:
-                raise
-            self._refused[position] = error.args[0]
-
-    def _stamp_ms(self) -> int:
-        return self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
-
-    def _open(self, producer: ProducerClient) -> None:
-        producer.begin_transaction()
-        self._has_open_transaction = True
-
-    def _commit(self, producer: ProducerClient) -> None:
-        producer.commit_transaction(self._pace.api_timeout_s)
-        self._has_open_transaction = False
-
-    def _close_producer(self) -> None:
-        """Close the producer, and abort its open transaction if that is still possible."""
-        producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        purge_producer(producer, _API_TIMEOUT_S)  # the abort waits for the report of every record
-        if self._has_open_transaction:
-            with suppress(KafkaException):  # another producer fenced us, or the next init_transactions aborts it
-                producer.abort_transaction(_API_TIMEOUT_S)
-            self._has_open_transaction = False
-        close_producer(producer, _API_TIMEOUT_S)
-
-
-def _hand_over(producer: ProducerClient, *record: Any, **options: Any) -> None:
-    """Call `produce`, and wait while the client's queue is full."""
-    while True:
-        try:
-            producer.produce(*record, **options)
-        except BufferError:
-            producer.poll(_POLL_S)
-        else:
-            return
+                self._transactions.send(letter, out)
+        self._transactions.log(self._journal.mark(letter for letter, _ in batch))
 
 
 class _Pace:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from rocketshim.admin.decoder import DeadLetterRecord, Decoder
 from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.redrive import Make, Redriver, read_log
+from rocketshim.admin.redrive import Journal, Make, Redriver, read_log
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, TopicMissingError
 from rocketshim.kafka.client_config import merge
@@ -131,16 +131,18 @@ def planned_redriver(
         with closing(
             Redriver(
                 bootstrap,
-                names.redrive_log,
-                source=plan.source,
-                plan=plan.id,
-                state="discarded" if plan.rules.action == "discard" else "redriven",
+                Journal(
+                    names.redrive_log,
+                    source=plan.source,
+                    plan=plan.id,
+                    state="discarded" if plan.rules.action == "discard" else "redriven",
+                    again=plan.rules.again,
+                    log_end=plan.log_end,
+                    by=by,
+                ),
+                progress,
                 make=record_maker(plan.id, plan.rules, Decoder(names, plan.source, fetch=sources.fetch)),
-                again=plan.rules.again,
-                log_end=plan.log_end,
-                by=by,
-                progress=progress,
-                report=report,
+                report=lambda _: report(),
                 client=client,
                 clients=clients,
             )

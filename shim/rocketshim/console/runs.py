@@ -127,7 +127,7 @@ class Runs:
             ConfigError: a number is out of range, or a plan of the same topic is being applied.
 
         Decides: Who wins if two redrives of one topic run? In one console the first; else the later one, which fences
-            the other (`admin.redrive.Redriver._refuse_if_taken_over`).
+            the other (`admin.redrive.Journal.refuse_if_taken_over`).
         """
         progress = RedriveProgress(plan.letters, rate_per_s=rate_per_s, most=most, stop_ratio=stop_ratio)
         run = Run(plan, by, progress)

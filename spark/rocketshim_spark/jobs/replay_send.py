@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.redrive import Make, Redriver
+from rocketshim.admin.redrive import Journal, Make, Redriver
 from rocketshim.admin.redrive_planning import record_maker
 from rocketshim.core.redrive_progress import DEFAULT_STOP_RATIO, RedriveProgress
 from rocketshim_spark.jobs.replay import landed_record
@@ -54,8 +54,7 @@ def send(
     max_per_second: float | None = None,
     stop_ratio: float = DEFAULT_STOP_RATIO,
     dry_run: bool = False,
-    report: Callable[[str, RedriveProgress], None] = lambda _topic, _progress: None,
-    point: Callable[[str], None] = lambda _name: None,
+    report: Callable[[str, RedriveProgress, str], None] = lambda _topic, _progress, _step: None,
 ) -> RunResult:
     """Send the planned dead letters that are not settled yet, topic by topic, in the order of their partitions.
 
@@ -73,8 +72,7 @@ def send(
         stop_ratio: stop if more than this share of a topic's dead letters fails, or of the sent ones is dead again; 0
             to 1.
         dry_run: make every record, but send none.
-        report: called with topic and progress after each transaction.
-        point: as for `Redriver`, for fault tests.
+        report: called with topic, progress and the name of each step, as for `Redriver`.
 
     Raises:
         TopicMissingError, RedriveError, RocketshimError: as `Redriver.run`. Sent dead letters are marked, so another
@@ -98,17 +96,12 @@ def send(
             )
             redriver = Redriver(
                 bootstrap,
-                names.redrive_log,
-                source=source,
-                plan=plan_id,
-                state="redriven",
+                Journal(names.redrive_log, source=source, plan=plan_id, state="redriven", log_end=log_end),
+                progress,
                 make=_record_maker(names, source, plan_id, targets, to_source=to_source),
                 fetch=_fetcher(landed, source),
-                log_end=log_end,
-                progress=progress,
                 report=partial(report, source, progress),
                 client=config,
-                point=point,
             )
             try:
                 if dry_run:
