@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
@@ -171,6 +172,10 @@ def test_other_targets_are_served_exactly_once_while_the_leader_of_one_is_frozen
             finally:
                 cluster.resume(frozen)
             found = stage.read_until(frozen_topic, 41)
+            ids: Any = worker._delivery
+            wait_until(lambda: ids._producer._number == 0, "the first transactional.id is used again", within_s=180)
+            sender.send(Message(frozen_topic, b"last", delay_level=1))
+            found = stage.read_until(frozen_topic, 42)
         assert len({record.value() for record in found}) == len(found), "none twice"
         served = Counter(record.value() for record in stage.read(served_topic))
         assert len(served) == 41

@@ -26,8 +26,9 @@
   producer after each uncertain outcome prevents that (KIP-890).
 * The coordinator ends a transaction only when each leader of it has written that. So a frozen leader, or one that lacks
   replicas, keeps the `transactional.id`, and the next producer has another one. That is safe: the positions of a
-  transaction that is not ended cannot be read, and the worker reads them after each uncertain outcome. A target is
-  blamed if its transaction was the first of its producer; a later one may only have waited for the one before.
+  transaction that is not ended cannot be read, and the worker reads them after each uncertain outcome. The first id is
+  tried again after a minute, and then less often: Kafka keeps each id for seven days. A target is blamed if its
+  transaction was the first of its producer; a later one may only have waited for the one before.
 * Only transactions move positions. Positions after probes get their own transaction: a commit by the consumer may wait
   in librdkafka for the coordinator, reach it after the next transaction, and move the position back
   (test_a_late_commit_of_the_consumer_moves_no_position_back).
@@ -88,6 +89,7 @@ _BACK_OFF_NS: Final = 100 * _NS
 _AGAIN_NS: Final = 1_000 * _NS
 _BUSY_NS: Final = 2 * _NS
 _ID_KEPT_S: Final = 1.0  # then the last transaction of the id waits for a leader
+_FIRST_ID_NS: Final = Backoff(60_000 * _NS, 600_000 * _NS)  # until it is tried again
 _CAREFUL_NS: Final = 30_000 * _NS
 _MINUTE_NS: Final = 60_000 * _NS
 _MOST_FENCINGS: Final = 3
@@ -249,19 +251,26 @@ class TransactionalProducer:
         self._careful_until_ns = 0
         self._is_stale = False
         self._renewed_ns = 0
-        self._kept_ids = 0  # how often a transaction that could not end has kept its id
+        self._number = 0  # of the id: 0 has no suffix
+        self._other = 1  # the number that is used while a transaction that cannot end keeps the first id
+        self._first_ns, self._first_tries = 0, 0  # when to try the first id again; how often it was kept
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
         self._config = clients.transactional_config(pace)
         self._clients = clients
         self._alarm = alarm
         self._heart = heart
 
+    @property
+    def _id(self) -> str:
+        return f"{self._config['transactional.id']}{f'.{self._number}' * bool(self._number)}"
+
     def make(self, now_ns: int) -> ProducerClient:
         """Create the next producer; it counts when it is accepted."""
         self.is_careful = now_ns < self._careful_until_ns
         config = {**self._config, "batch.num.messages": 1} if self.is_careful else {**self._config}
-        if self._kept_ids:
-            config["transactional.id"] += f".{self._kept_ids}"
+        if now_ns >= self._first_ns:
+            self._number = 0
+        config["transactional.id"] = self._id
         return self._clients.make_producer(config)
 
     def initialise(self, producer: ProducerClient, topic: str) -> None:
@@ -280,6 +289,8 @@ class TransactionalProducer:
         """Begin transactions with this producer."""
         self.current, self.is_unused = producer, True
         self._is_stale, self._renewed_ns = False, now_ns
+        if not self._number:
+            self._other, self._first_tries = 1, 0
 
     def discard(self, producer: ProducerClient | None = None) -> None:
         """Close the current producer, or one that is not accepted."""
@@ -292,9 +303,17 @@ class TransactionalProducer:
         """Have the next producers send one record per batch for a while."""
         self._careful_until_ns = now_ns + _CAREFUL_NS
 
-    def change_id(self) -> None:
-        """Give the next producer another id: the last transaction of this one waits for a leader."""
-        self._kept_ids += 1
+    def change_id(self, now_ns: int, *, is_refused: bool) -> None:
+        """Give the next producer another id: the last transaction of this one waits for a leader.
+
+        If it is refused, it was left by an earlier process, perhaps with many others: so the number doubles.
+        """
+        if not self._number:
+            self._first_ns = now_ns + _FIRST_ID_NS.pause(self._first_tries)
+            self._first_tries += 1
+        else:
+            self._other = 2 * self._other if is_refused else self._other + 1
+        self._number = self._other
 
     def connection_lost(self) -> None:
         """Have the producer replaced before the next transaction, at most once a second.
@@ -308,19 +327,20 @@ class TransactionalProducer:
     def is_outdated(self, now_ns: int) -> bool:
         """Return whether the current producer is to be replaced before the next transaction."""
         is_careful_for_nothing = self.is_careful and now_ns >= self._careful_until_ns
-        return is_careful_for_nothing or (self._is_stale and now_ns - self._renewed_ns >= _AGAIN_NS)
+        may_return = self._number > 0 and now_ns >= self._first_ns
+        return is_careful_for_nothing or may_return or (self._is_stale and now_ns - self._renewed_ns >= _AGAIN_NS)
 
     def fenced(self, error: KafkaError, now_ns: int) -> None:
         """Note that another producer has taken the id."""
-        self._alarm("worker.fenced", error=str(error), transactional_id=self._config["transactional.id"])
+        self._alarm("worker.fenced", error=str(error), transactional_id=self._id)
         self._fenced_ns.append(now_ns)
 
     def check_fenced(self) -> None:
         """Raise `WorkerError` if the id was taken three times in a minute."""
         if len(self._fenced_ns) == _MOST_FENCINGS and self._fenced_ns[-1] - self._fenced_ns[0] < _MINUTE_NS:
             raise WorkerError(
-                f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id "
-                f"{self._config['transactional.id']!r}; give each worker its own --instance"
+                f"fenced {_MOST_FENCINGS} times in a minute: another worker runs with transactional.id {self._id!r}; "
+                "give each worker its own --instance"
             )
 
     def wait_ns(self, now_ns: int) -> int:
@@ -637,7 +657,7 @@ class ExactlyOnce:
         if is_refused:
             self._producer.begin_careful(now_ns)
         if transaction.is_silent:
-            self._producer.change_id()
+            self._producer.change_id(now_ns, is_refused=False)
         is_stuck = transaction.is_late or transaction.has_deleted  # a request may be stored after the abort
         if cause is not None or is_stuck or (is_refused and not self._producer.is_careful):
             # a producer whose broker was unavailable may block forever in a later call (seen after a broker's restart)
@@ -711,8 +731,8 @@ class ExactlyOnce:
             now_ns = self._clock.monotonic_ns()
             self._producer.not_before_ns = now_ns + _AGAIN_NS
             if problem.args[0].code() == KafkaError.CONCURRENT_TRANSACTIONS:
-                self._producer.change_id()
-                self._producer.not_before_ns = now_ns
+                self._producer.change_id(now_ns, is_refused=True)
+                self._producer.not_before_ns = now_ns + _BACK_OFF_NS
                 for transaction in self._uncertain:
                     transaction.is_silent = transaction.is_silent and transaction.is_first  # else it could not begin
             return

@@ -291,6 +291,26 @@ def test_only_an_id_whose_last_transaction_cannot_end_is_replaced(
 
 
 @pytest.mark.only("exactly-once")
+def test_the_first_id_is_used_again_when_its_last_transaction_has_ended(
+    sim: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = kept_ids(sim, monkeypatch)
+    kept |= {"rmq.sched.a", *(f"rmq.sched.a.{number}" for number in range(1, 100))}  # of the process before
+    worker = sim.worker(instance="a")
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1, 15_000)
+    assert worker._delivery._producer.current._session.name == "rmq.sched.a.128"
+    sim.run(worker, 600_000)
+    assert worker._delivery._producer.current._session.name == "rmq.sched.a.128"
+    assert worker.counts.alarms["worker.producer-recycled"] <= 8 + 4, "each try holds up everything for a second"
+    kept.clear()
+    sim.run(worker, 600_000)
+    assert worker._delivery._producer.current._session.name == "rmq.sched.a"
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 2, 5_000)
+
+
+@pytest.mark.only("exactly-once")
 def test_a_target_is_silent_if_others_of_its_transaction_are_stored_though_no_probe_is(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker = sim.worker(target_patience_ms=2_000)
