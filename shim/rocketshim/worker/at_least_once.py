@@ -15,9 +15,9 @@
   broker would otherwise seem to be a silent target. For the same reason only five topics are added to those that have
   not answered for a quarter of the patience, until these have answered.
 * Two limits, number and bytes, bound the records in flight: those without a report, and those that wait to be produced
-  again. A third one follows what was stored in good time (`core.send_pace`), so that requests stay short. Copies for a
-  silent target that were replaced since stay in the producer until their time-out. They have their own limit, so that
-  such a target does not block the others.
+  again. A third one follows what was stored in good time (`core.send_pace`), so that requests stay short. It also holds
+  for what is sent again, and for what has waited for its target. Copies for a silent target that were replaced since
+  stay in the producer until their time-out. They have their own limit, so that such a target does not block the others.
 * After a fatal error of the producer (a broken sequence) the worker creates a new producer and produces all records in
   flight again.
 """
@@ -92,6 +92,10 @@ class InFlight:
     def is_one_too_many(self, topic: str) -> bool:
         """Return whether no record for this topic may be produced now."""
         return topic not in self.topics and len(self.topics) >= self.most_topics
+
+    def has_room(self, now_ns: int) -> bool:
+        """Return whether records that have left their queue may be produced now."""
+        return self._pace.room(now_ns) > 0
 
     def add(self, flight: Flight, count: int) -> None:
         """Add a number of records of a flight; a negative number removes them."""
@@ -249,7 +253,7 @@ class AtLeastOnce:
         self._consumer: ConsumerClient | None = None
         self._waiting: deque[tuple[int, Flight, int]] = deque()  # (when, ns; flight; index of the record)
         self._unready: dict[TargetHealth, list[tuple[Flight, list[int]]]] = {}  # (flight; indexes), by unknown target
-        self._backlog: deque[tuple[Flight, HopGroup, int]] = deque()  # waits for topics; when routed
+        self._backlog: deque[tuple[Flight, HopGroup, int]] = deque()  # waits for room or topics; when routed
         self._renewal = Timer(_RENEWAL_MS)
 
     # --- sending -----------------------------------------------------------------------------------------------------
@@ -276,8 +280,16 @@ class AtLeastOnce:
         self._send(Flight(assigned, due), None, now_ns)
         self._point("after-produce")
 
-    def _send(self, flight: Flight, indexes: list[int] | None, now_ns: int, re_append_reason: str = "") -> None:
-        """Route records of a flight, and produce them; None: all.
+    def _send(
+        self,
+        flight: Flight,
+        indexes: list[int] | None,
+        now_ns: int,
+        re_append_reason: str = "",
+        *,
+        is_paced: bool = False,
+    ) -> None:
+        """Route records of a flight, and produce them; None: all. With `is_paced`, they wait if there is no room now.
 
         Decides: What do due records do while their target is looked up? At least once, they alone wait. Exactly once,
             their run goes back, and its queue waits (`worker.exactly_once.ExactlyOnce.relay`).
@@ -291,15 +303,21 @@ class AtLeastOnce:
             elif group.kind is Kind.NOT_YET and group.target is not None:
                 self._unready.setdefault(group.target, []).append((flight, [hop[0] for hop in group.records]))
                 self._in_flight.add(flight, len(group.records))
-            elif self._backlog or self._in_flight.is_one_too_many(group.topic):
+            elif (
+                self._backlog
+                or self._in_flight.is_one_too_many(group.topic)
+                or (is_paced and not self._in_flight.has_room(now_ns))
+            ):
                 self._backlog.append((flight, group, now_ns))
                 self._in_flight.add(flight, len(group.records))
             else:
                 self._produce(flight, group, now_ns)
 
     def _produce_backlog(self, now_ns: int) -> None:
-        """Produce records that have waited for other topics to be finished."""
-        while self._backlog and not self._in_flight.is_one_too_many(self._backlog[0][1].topic):
+        """Produce records that have waited for room, or for other topics to be finished."""
+        while self._backlog and self._in_flight.has_room(now_ns):
+            if self._in_flight.is_one_too_many(self._backlog[0][1].topic):
+                return
             flight, group, routed_ns = self._backlog.popleft()
             self._in_flight.add(flight, -len(group.records))
             if flight.assigned.gone:
@@ -323,7 +341,7 @@ class AtLeastOnce:
         """Send records again that are in flight no longer."""
         if indexes and not flight.assigned.gone:
             self._counts.resent += len(indexes)
-            self._send(flight, indexes, now_ns, re_append_reason)
+            self._send(flight, indexes, now_ns, re_append_reason, is_paced=True)
 
     def can_extend(self, now_ns: int) -> bool:
         """Return False: there is no transaction to extend."""
@@ -361,7 +379,7 @@ class AtLeastOnce:
             for flight, indexes in self._unready.pop(target):
                 self._in_flight.add(flight, -len(indexes))
                 if not flight.assigned.gone:
-                    self._send(flight, indexes, now_ns)
+                    self._send(flight, indexes, now_ns, is_paced=True)
 
     def _process_batch(self, batch: HopBatch, now_ns: int) -> None:
         # other batches have its records now (test_records_in_flight_to_a_silent_target_do_not_block_other_targets),
@@ -442,9 +460,10 @@ class AtLeastOnce:
         outstanding = len(self._producers)
         if self._pace.throttled_until_ns > now_ns and not outstanding:
             return self._pace.throttled_until_ns - now_ns
-        if self._writer.inbox or self._unready or self._backlog or self._in_flight.is_one_too_many(""):
+        may_go_on = self._backlog and self._in_flight.has_room(now_ns)
+        if self._writer.inbox or self._unready or may_go_on or self._in_flight.is_one_too_many(""):
             return _UNREADY_MS * 1_000_000
-        return _BUSY_MS * 1_000_000 if self._waiting or outstanding else None
+        return _BUSY_MS * 1_000_000 if self._waiting or self._backlog or outstanding else None
 
     def commit(self, assigned: list[AssignedPartition], *, asynchronous: bool) -> None:
         """Commit the confirmed positions of these partitions.

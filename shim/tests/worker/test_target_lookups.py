@@ -122,6 +122,29 @@ def test_records_that_wait_for_their_target_keep_their_order_and_do_not_block_ot
     assert [record.value() for record in sim.delivered("audit")] == [b"%d" % number for number in range(10)]
 
 
+@pytest.mark.only("at-least-once")
+def test_records_that_have_waited_for_their_target_are_not_all_sent_at_the_same_time(sim: Any) -> None:
+    """Below a quota of 20 kB/s they would wait longer in the client than its time-out, and be sent again."""
+    worker, lookup = watched(sim)
+    lookup.is_silent = True
+    for number in range(1_000):
+        sim.schedule(value=b"%d" % number + bytes(2_000))
+    sim.run(worker, 1_500)
+    sim.kafka.hold_sends()
+    lookup.is_silent = False
+    most = 0
+    for _ in range(10):
+        sim.run(worker, 10)
+        most = max(most, len(worker._delivery._producers))
+    assert 50 <= most <= 200, "about 256 kB"
+    sim.kafka.release()
+    sim.until(worker, lambda: len(sim.delivered()) == 1_000, 5_000)
+    for partition in range(3):
+        numbers = [int(record.value().rstrip(bytes(1))) for record in sim.kafka.records("orders", partition)]
+        assert numbers == sorted(numbers)
+    assert worker.counts.resent == 0
+
+
 def test_records_that_wait_for_their_target_are_dropped_with_their_partition(sim: Any) -> None:
     sim.kafka.create_topic("audit", 1, config=STAMPED)
     worker, lookup = watched(sim)
