@@ -125,7 +125,6 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
     for setting in (
         "isolation.level=read_uncommitted",
         "partitioner=consistent_random",
-        "plugin.library.paths=/tmp/x",
         "sasl.password=s3cret-canary",
         "fetch.min.bytes=100000",
     ):
@@ -248,7 +247,6 @@ def test_what_is_broken_is_found_with_its_cost_and_what_fixes_it(
         ("retention", "rmq.retry.payments"),
         ("retention-overtook", "orders/0"),
         ("client-setting", "partitioner"),
-        ("client-setting", "plugin.library.paths"),
         ("client-setting", "fetch.min.bytes"),
         ("client-setting", "security.protocol"),
     ],

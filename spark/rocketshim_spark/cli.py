@@ -20,7 +20,7 @@ from rocketshim.admin.times import past_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import (
     SELECTION,
-    Client,
+    ClientSettings,
     Connected,
     DelayLevelsText,
     Json,
@@ -289,14 +289,13 @@ def dlq_trend(
     warn: Annotated[
         str, typer.Option("--warn", help="A dead letter that expires within this time is a finding.")
     ] = "24h",
-    client: Client = None,
+    client: ClientSettings,
     as_json: Json = False,
 ) -> None:
     """Count open dead letters, and when retention deletes them. Exit code 2 if it does so within `--warn`."""
     from rocketshim_topics import parse_duration_ms  # noqa: PLC0415 `--help` works without Spark
 
     retention_ms, warn_ms = parse_duration_ms(retention), parse_duration_ms(warn)
-    config = client_settings(client)
     if retention_ms == 0:
         raise ConfigError(f"--retention {retention}: must be at least 1 ms")
     with lake.open() as view:
@@ -309,7 +308,7 @@ def dlq_trend(
             from rocketshim_spark.sources import Cluster  # noqa: PLC0415
 
             letters = [row.topic for row in view.topics().collect() if kind_of(row.topic, lake.namespace) == "dlq"]
-            kept = Cluster(bootstrap, config).retention_ms(letters)
+            kept = Cluster(bootstrap, client).retention_ms(letters)
         params = job.TrendParams(
             now=view.now, retention_of=kept, retention_ms=retention_ms, warn_hours=warn_ms / 3_600_000
         )

@@ -24,16 +24,17 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import (
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 from pyspark.sql import DataFrame, SparkSession
 
+from rocketshim.kafka.client_config import merge
+from rocketshim.kafka.clients import confluent_admin, confluent_clients
 from rocketshim.kafka.positions import answer_of, group_positions, listed_groups, visible_partitions
 from rocketshim_topics import provision
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -49,6 +50,7 @@ from rocketshim_topics.kafka_codes import DENIED, MISSING, NO_LOGIN
 __all__ = ["Cluster", "PartitionBounds", "offsets_json", "read_batch", "since", "spark_options"]
 
 _TIMEOUT_S: Final = 30.0
+_QUIET: Final = {"log_level": 0}
 # Spark's reader waits while it fetches, and fetches nothing while it writes, so larger fetches mean fewer waits. They
 # reduced the wall time for 2 M records written as Parquet by 16 % (benchmarks/NOTES.md).
 _FETCH_SETTINGS: Final[Mapping[str, str]] = {"max.poll.records": "5000", "max.partition.fetch.bytes": str(4 * 2**20)}
@@ -83,18 +85,16 @@ class Cluster:
         config: further librdkafka settings, for example for security; None: none.
 
     Raises:
-        ConfigError: librdkafka refuses a setting.
+        ConfigError: a setting runs code, or librdkafka refuses it.
 
     Thread-safety: any thread.
     """
 
     def __init__(self, bootstrap: str, config: Mapping[str, Any] | None = None) -> None:
         self._bootstrap = bootstrap
-        self._config = {"log_level": 0, **(config or {}), "bootstrap.servers": bootstrap}
-        try:
-            self._admin = AdminClient(self._config)
-        except KafkaException as error:
-            raise ConfigError(f"the driver's Kafka client refuses its settings: {error.args[0].str()}") from error
+        self._config = config or {}
+        self._required = {"bootstrap.servers": bootstrap}
+        self._admin = confluent_admin(merge(self._config, defaults=_QUIET, required=self._required))
 
     def topics(self) -> list[str]:
         """Return the names of all visible topics without Kafka's internal ones, sorted.
@@ -165,7 +165,8 @@ class Cluster:
         Raises:
             BrokerUnavailableError, NotAuthorizedError: as `bounds`.
         """
-        consumer = Consumer({**self._config, "group.id": group, "enable.auto.commit": False})
+        required = {**self._required, "group.id": group, "enable.auto.commit": False}
+        consumer = confluent_clients().consumer(merge(self._config, defaults=_QUIET, required=required))
         try:
             found = group_positions(consumer, visible_partitions(consumer, _TIMEOUT_S, topics), _TIMEOUT_S)
         except KafkaException as error:

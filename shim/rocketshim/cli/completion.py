@@ -46,9 +46,10 @@ def _looked_up(given: Mapping[str, Any], incomplete: str, look: Callable[[Any], 
         from rocketshim.kafka.client_config import merge  # noqa: PLC0415
         from rocketshim.kafka.clients import LastClientError, confluent_admin  # noqa: PLC0415
 
+        client = client_settings(given.get("client"), allow_code_settings=bool(given.get("allow_code_settings")))
         required = {"bootstrap.servers": bootstrap}
         defaults = {**LastClientError().settings, "socket.connection.setup.timeout.ms": 1_000}
-        admin = confluent_admin(merge(client_settings(given.get("client")), defaults=defaults, required=required))
+        admin = confluent_admin(merge(client, defaults=defaults, required=required))
         return sorted(name for name in look(admin) if name.startswith(incomplete))
     return []
 

@@ -10,12 +10,11 @@ import typer
 
 from rocketshim.cli.options import (
     Bootstrap,
-    Client,
+    ClientSettings,
     DelayLevelsText,
     Namespace,
     ProfileName,
     WorkerUrls,
-    client_settings,
 )
 from rocketshim.console.people import Token, user_line
 from rocketshim.console.settings import ConsoleSettings
@@ -35,7 +34,7 @@ def console(
     *,
     profile: ProfileName = None,
     bootstrap: Bootstrap = "",
-    client: Client = None,
+    client: ClientSettings,
     namespace: Namespace = "",
     delay_levels: DelayLevelsText = None,
     listen: Annotated[
@@ -114,7 +113,7 @@ def console(
     settings = ConsoleSettings.make(
         bootstrap=bootstrap,
         namespace=namespace,
-        client=client_settings(client),
+        client=client,
         levels=DelayLevels.default() if delay_levels is None else DelayLevels.parse(delay_levels),
         host=host,
         port=port,

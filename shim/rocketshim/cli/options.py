@@ -32,7 +32,7 @@ __all__ = [
     "SELECTION",
     "AtBrokers",
     "Bootstrap",
-    "Client",
+    "ClientSettings",
     "Connected",
     "ConnectedWithLevels",
     "Connection",
@@ -171,6 +171,16 @@ Client = Annotated[
 ]
 """Default None. Put passwords into a file: every user of the machine can read command lines."""
 
+AllowCode = Annotated[
+    bool,
+    typer.Option(
+        "--allow-code-settings",
+        help="Accept client settings that run code or fetch a URL, such as those of OAuth. Only as a typed option.",
+        rich_help_panel=CONNECTION,
+    ),
+]
+"""Default False. A profile or a variable cannot set it: others may be able to write those."""
+
 Supervised = Annotated[bool, typer.Option("--supervised", hidden=True, help="Stop when standard input ends.")]
 """Default False. `rocketshim.cli.supervisor` starts processes with it."""
 
@@ -215,7 +225,7 @@ class Connection:
     """The cluster that a command connects to, and what it calls its topics."""
 
     bootstrap: str
-    client: dict[str, str]
+    client: dict[str, Any]
     namespace: str = ""
     levels: DelayLevels = field(default_factory=DelayLevels.default)
     clients: "Clients | None" = None
@@ -232,20 +242,25 @@ class Connection:
         return TopicReader(self.bootstrap, client=self.client, clients=self.clients)
 
 
-def _brokers(*, profile: ProfileName = None, bootstrap: Bootstrap, client: Client = None) -> Connection:
-    del profile
-    return Connection(bootstrap=bootstrap, client=client_settings(client))
+def _client(*, client: Client = None, allow_code_settings: AllowCode = False) -> dict[str, Any]:
+    return client_settings(client, allow_code_settings=allow_code_settings)
 
 
-def _connected(
-    *, profile: ProfileName = None, bootstrap: Bootstrap, client: Client = None, namespace: Namespace = ""
-) -> Connection:
+ClientSettings = Annotated[dict[str, Any], _client]
+
+
+def _brokers(*, profile: ProfileName = None, bootstrap: Bootstrap, client: ClientSettings) -> Connection:
     del profile
-    return Connection(bootstrap=bootstrap, client=client_settings(client), namespace=TopicNames(namespace).namespace)
+    return Connection(bootstrap=bootstrap, client=client)
 
 
 AtBrokers = Annotated[Connection, _brokers]
 """For a command whose topics have their names from elsewhere."""
+
+
+def _connected(*, at: AtBrokers, namespace: Namespace = "") -> Connection:
+    return replace(at, namespace=TopicNames(namespace).namespace)
+
 
 Connected = Annotated[Connection, _connected]
 
@@ -277,6 +292,7 @@ before_any_command.__signature__ = inspect.Signature(  # type: ignore[attr-defin
             ("profile", ProfileName, None),
             ("bootstrap", Bootstrap, ""),
             ("client", Client, None),
+            ("allow_code_settings", AllowCode, False),
             ("namespace", Namespace, ""),
             ("delay_levels", DelayLevelsText, None),
             ("as_json", Json, False),

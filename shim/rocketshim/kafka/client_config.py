@@ -3,7 +3,7 @@
 * **Protected** keys decide about correctness (when an offset is stored, which records a reader sees, how a key maps to
   a partition). A protected key with another value is a `ConfigError`; our own value is accepted.
 * **Refused** keys are code: they load a shared object, run a shell command or fetch a URL. They are accepted only if
-  `allow_code_settings` is set by a user who knows the origin of the settings.
+  `allow_code_settings` is set by a user who knows the origin of the settings, or `--allow-code-settings` is typed.
 * **Callbacks** (`error_cb`, `stats_cb`, `throttle_cb`) are wrapped: what they raise is logged. An error that leaves one
   ends the client's call, which then drops the messages that it has fetched: a pull consumer missed them.
 * **Addresses** are `host:port`, separated by commas: `check_bootstrap` refuses anything else with a hint.
@@ -154,6 +154,8 @@ _ALIASES: Final[Mapping[str, str]] = {
     "metadata.broker.list": "bootstrap.servers",
     "message.timeout.ms": "delivery.timeout.ms",
 }
+_TYPED: Final = "allow.code.settings"
+_ALLOWED: Final = object()  # no file, variable or JSON text can have it
 _SECRET = re.compile(
     r"passw|secret|token|key\.pem|jaas|credential|passphrase|assertion"
     r"|^sasl\.(?!mechanisms?$|username$|kerberos\.|oauthbearer\.(method|scope)$)",
@@ -180,6 +182,8 @@ def merge(
     Decides: Which settings has a Kafka client? What we require is protected, if the caller gives it as required.
     """
     merged = dict(defaults)
+    if user.get(_TYPED) is _ALLOWED:
+        user, allow_code_settings = {name: user[name] for name in user.keys() - {_TYPED}}, True
     is_consumer = "group.id" in required
     if is_consumer:
         _check_group(required["group.id"])
@@ -190,7 +194,8 @@ def merge(
         if name in CODE_KEYS and not allow_code_settings:
             raise ConfigError(
                 f"the client setting {key!r} loads or runs code, so it is refused; "
-                "a program may set allow_code_settings=True if only you can set these settings; the commands may not"
+                "if only you can set these settings, a program may set allow_code_settings=True, and you may type "
+                "--allow-code-settings behind a command"
             )
         if name in required and not same(value, required[name]):
             raise ConfigError(
@@ -288,8 +293,12 @@ def _text(value: Any) -> str:
     return "all" if text == "-1" else text
 
 
-def client_settings(given: Iterable[str] | None, option: str = "--client") -> dict[str, str]:
+def client_settings(
+    given: Iterable[str] | None, option: str = "--client", *, allow_code_settings: bool = False
+) -> dict[str, Any]:
     """Return the settings of `--client`, or of another option of this form; a later one wins.
+
+    `allow_code_settings`: `merge` accepts those that run code, wherever the returned settings are passed on.
 
     A file has the form of the Java clients' files: one `NAME=VALUE` per line. Empty lines and lines that begin with `#`
     are skipped.
@@ -298,7 +307,7 @@ def client_settings(given: Iterable[str] | None, option: str = "--client") -> di
         ConfigError: a text is neither a pair nor a readable file. The error names the option, file and line, never a
             value.
     """
-    settings: dict[str, str] = {}
+    settings: dict[str, Any] = {_TYPED: _ALLOWED} if allow_code_settings else {}
     for text in given or ():
         if not text.startswith("@"):
             settings.update([_pair(text, option)])

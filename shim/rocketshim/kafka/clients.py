@@ -82,6 +82,7 @@ _LINES_S: Final = 10.0
 _FAILING: Final = frozenset({"FAIL", "ERROR"})
 _THREAD: Final = re.compile(r"^\[thrd:[^\]]*\]: ")
 _IDLE: Final = re.compile(r"Disconnected.*\(after [0-9]{4,}ms in state UP")  # brokers close idle connections
+_TOKENS_FROM: Final = ("oauth_cb", "sasl.oauthbearer.method", "enable.sasl.oauthbearer.unsecure.jwt")
 _ADDRESS: Final = re.compile(r"(?:(ssl|sasl_ssl|sasl_plaintext)://)?([\w.\[\]:-]+:[0-9]+)/")
 _NO_TLS: Final = re.compile(
     r"PLAINTEXT broker listener|wrong version number|unknown protocol|packet length too long"
@@ -393,10 +394,19 @@ def with_log(settings: dict[str, Any]) -> dict[str, Any]:
 def _checked(make: Callable[[dict[str, Any]], _Client]) -> Callable[[dict[str, Any]], _Client]:
     def made(settings: dict[str, Any]) -> _Client:
         real_clients.check(settings)
+        if settings.get("sasl.mechanism", settings.get("sasl.mechanisms")) == "OAUTHBEARER" and not any(
+            settings.get(name) for name in _TOKENS_FROM
+        ):
+            raise ConfigError(
+                "sasl.mechanism=OAUTHBEARER needs a source of tokens: set sasl.oauthbearer.method=oidc and what belongs"
+                " to it; a program may give oauth_cb"
+            )
         try:
             return make(with_log(settings))
-        except KafkaException as error:
-            raise ConfigError(f"the Kafka client does not accept these settings: {error.args[0].str()}") from error
+        except (KafkaException, ValueError, TypeError, ImportError) as error:  # the last: aws_iam without its package
+            found = error.args[0] if error.args else error
+            text = found.str() if isinstance(found, KafkaError) else str(found)
+            raise ConfigError(f"the Kafka client does not accept these settings: {text}") from error
 
     return made
 

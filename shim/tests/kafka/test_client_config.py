@@ -9,7 +9,14 @@ from rich.console import Console
 from rich.pretty import Pretty
 
 from rocketshim.errors import ConfigError
-from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, mask, merge
+from rocketshim.kafka.client_config import (
+    CODE_KEYS,
+    PROTECTED_CONSUMER,
+    PROTECTED_PRODUCER,
+    client_settings,
+    mask,
+    merge,
+)
 from rocketshim.settings.producer import ProducerSettings
 from rocketshim.settings.worker import WorkerSettings
 
@@ -46,6 +53,10 @@ def test_a_setting_that_runs_code_is_refused_unless_it_is_allowed(key: str) -> N
     with pytest.raises(ConfigError, match="allow_code_settings"):
         merged({key: "x"}, {})
     assert merged({key: "x"}, {}, allow_code_settings=True)[key] == "x"
+    typed = client_settings([f"{key}=x"], allow_code_settings=True)
+    assert merged({"log_level": 0, **typed}, {}) == merged({"log_level": 0}, {}) | {key: "x"}
+    with pytest.raises(ConfigError, match="loads or runs code"):
+        merged(client_settings([f"{key}=x", "allow.code.settings=true"]), {})
 
 
 @pytest.mark.parametrize(

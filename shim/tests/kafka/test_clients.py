@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -361,3 +362,30 @@ def test_threads_that_eventlet_replaced_are_refused(replaced: str, monkeypatch: 
         return
     with pytest.raises(ConfigError, match=r"eventlet has replaced .* eventlet.monkey_patch\(thread=False\)"):
         confluent_clients()
+
+
+LOGIN = {"bootstrap.servers": "127.0.0.1:1", "security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "needs a source of tokens: set sasl.oauthbearer.method=oidc"),
+        ({"sasl.oauthbearer.method": "oidc"}, "`sasl.oauthbearer.token.endpoint.url` is mandatory"),
+        (
+            {"sasl.oauthbearer.method": "oidc", "sasl.oauthbearer.metadata.authentication.type": "aws_iam"},
+            "sasl.oauthbearer.config",
+        ),
+    ],
+)
+def test_a_log_in_that_cannot_work_is_a_config_error(settings: dict[str, str], said: str) -> None:
+    """Before, the first was an hour of time-outs, and the last ended in a traceback of another class."""
+    clients = confluent_clients()
+    assert clients.admin is not None
+    for make in (clients.consumer, clients.producer, clients.admin):
+        with pytest.raises(ConfigError, match=said):
+            make({**LOGIN, "group.id": "g", **settings})
+
+
+def test_a_program_may_give_tokens_by_itself() -> None:
+    confluent_clients().producer({**LOGIN, "oauth_cb": lambda _: ("token", time.time() + 3_600)}).close()

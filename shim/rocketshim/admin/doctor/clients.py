@@ -14,7 +14,6 @@ from typing import Final
 from rocketshim.admin.acls import Resource, Role, grants
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.kafka.client_config import (
-    CODE_KEYS,
     KAFKA_SESSION_MS,
     PROTECTED_CONSUMER,
     PROTECTED_PRODUCER,
@@ -142,13 +141,7 @@ def client_settings(facts: Facts) -> Iterator[Finding]:
     """Find settings that break correctness, run code, or weaken security."""
     for key, value in facts.client.items():
         wanted: Mapping[str, object] = {**PROTECTED_CONSUMER, **PROTECTED_PRODUCER}
-        if key in CODE_KEYS:
-            yield _finding(
-                key, Severity.WARNING, "is set", "it loads or runs code, or fetches a URL: rocketshim refuses it",
-                "remove the setting; in a program you may set allow_code_settings=True if only you control these "
-                "settings, but a command cannot",
-            )  # fmt: skip
-        elif key in wanted and not same(value, wanted[key]):
+        if key in wanted and not same(value, wanted[key]):
             yield _finding(
                 key, Severity.ERROR, f"is {value}",
                 "rocketshim's guarantees depend on it, and its clients refuse to start",

@@ -28,7 +28,7 @@ from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.redrive import read_log
 from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, ConfigError, RocketshimError, TopicMissingError
-from rocketshim.kafka.client_config import CODE_KEYS, PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
+from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
 from rocketshim.kafka.positions import LATEST, answer_of
 from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
@@ -74,11 +74,11 @@ def gather(
     """Read the facts from a cluster.
 
     * `roles`: roles whose ACLs the principal should have, see `rocketshim.admin.acls`.
-    * `client`: librdkafka settings. Settings that rocketshim's clients refuse are only evaluated, not used.
+    * `client`: librdkafka settings. Settings that have another value in our clients are only evaluated, not used.
     * `consume_timeout_ms`: see `Facts`.
 
     Raises:
-        ConfigError: Kafka's client does not accept a setting.
+        ConfigError: Kafka's client does not accept a setting, or it runs code.
     """
     client = dict(client or {})
     usable = {name: value for name, value in client.items() if name not in _REFUSED}
@@ -125,7 +125,7 @@ def gather(
         )
 
 
-_REFUSED: Final = CODE_KEYS | PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.keys() | {"group.id", "auto.offset.reset"}
+_REFUSED: Final = PROTECTED_CONSUMER.keys() | PROTECTED_PRODUCER.keys() | {"group.id", "auto.offset.reset"}
 
 
 def _now_ms() -> int:

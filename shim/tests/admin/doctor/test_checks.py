@@ -174,7 +174,6 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
      ))}}),
     ("partitioner", "orders", Severity.WARNING, {"keys": {"orders": KeySample(100, 70)}}),
     ("client-setting", "acks", Severity.ERROR, {"client": {"acks": "1"}}),
-    ("client-setting", "plugin.library.paths", Severity.WARNING, {"client": {"plugin.library.paths": "x"}}),
     ("client-setting", "enable.ssl.certificate.verification", Severity.ERROR,
      {"client": {"enable.ssl.certificate.verification": "false"}}),
     ("client-setting", "security.protocol", Severity.ERROR, {"client": {"sasl.mechanisms": "PLAIN"}}),
