@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-__all__ = ["producer_quota"]
+__all__ = ["client_quota", "producer_quota"]
 
 _SASL_HANDSHAKE: Final = 17
 _SASL_AUTHENTICATE: Final = 36
@@ -28,16 +28,34 @@ def producer_quota(
         bytes_per_s: the quota.
         login: user and password, for SASL/PLAIN; None: the brokers ask for none.
     """
-    _alter(bootstrap, client_id, bytes_per_s, login, remove=False)
+    with _quota(["producer_byte_rate"], bootstrap, client_id, bytes_per_s, login):
+        yield
+
+
+@contextmanager
+def client_quota(bootstrap: str, client_id: str, bytes_per_s: int) -> Iterator[None]:
+    """Limit what all clients with this client id read and write, as `producer_quota`."""
+    with _quota(["producer_byte_rate", "consumer_byte_rate"], bootstrap, client_id, bytes_per_s, None):
+        yield
+
+
+@contextmanager
+def _quota(
+    kinds: list[str], bootstrap: str, client_id: str, bytes_per_s: int, login: tuple[str, str] | None
+) -> Iterator[None]:
+    def alter(*, remove: bool) -> None:
+        changes = b"".join(_text(kind) + struct.pack(">d?", bytes_per_s, remove) for kind in kinds)
+        _alter(bootstrap, client_id, struct.pack(">i", len(kinds)) + changes, login)
+
+    alter(remove=False)
     try:
         yield
     finally:
-        _alter(bootstrap, client_id, bytes_per_s, login, remove=True)
+        alter(remove=True)
 
 
-def _alter(bootstrap: str, client_id: str, bytes_per_s: int, login: tuple[str, str] | None, *, remove: bool) -> None:
+def _alter(bootstrap: str, client_id: str, change: bytes, login: tuple[str, str] | None) -> None:
     entity = struct.pack(">i", 1) + _text("client-id") + _text(client_id)
-    change = struct.pack(">i", 1) + _text("producer_byte_rate") + struct.pack(">d?", bytes_per_s, remove)
     request = struct.pack(">i", 1) + entity + change + b"\0"  # not only validated
     end = time.monotonic() + _TIMEOUT_S
     while True:

@@ -100,6 +100,6 @@ def history(
 
 def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
     try:
-        return reader.low_offset(check_topic(topic), partition)
+        return reader.bounds(check_topic(topic), partition)[0]
     except (ConfigError, TopicMissingError, NotAuthorizedError):
         return 0  # there is no such topic, or it is hidden: retention is not the cause

@@ -42,7 +42,8 @@ class TopicReader:
     """Reads records of some topics.
 
     Args:
-        patience_s: how long a partition with more records may stay silent (it has no leader), in seconds. Default 30.
+        patience_s: how long a partition with more records may stay silent (it has no leader), in seconds. Default 30;
+            twice that while a quota throttles this client.
 
     Raises:
         BrokerUnavailableError: from the methods; no broker answered, or a partition stayed silent.
@@ -62,6 +63,12 @@ class TopicReader:
         self._reading: object = None
         self._paused: set[TopicPartitionKey] = set()
         self._patience_s = patience_s
+        noted_s = self._throttled_s = [0.0]  # when a quota last held back an answer; its client refers to no reader
+
+        def throttled(event: Any) -> None:
+            if event.throttle_time:
+                noted_s[0] = time.monotonic()
+
         required = {
             **PROTECTED_CONSUMER,
             "bootstrap.servers": bootstrap,
@@ -73,6 +80,7 @@ class TopicReader:
         self._complaints = LastClientError()
         defaults = {
             **self._complaints.settings,
+            "throttle_cb": throttled,
             "client.id": "rocketshim-read",
             "fetch.queue.backoff.ms": 10,
             "fetch.wait.max.ms": _FETCH_WAIT_MS,
@@ -89,10 +97,6 @@ class TopicReader:
     def cluster_id(self) -> str:
         """Return Kafka's id of the cluster; `""`: the cluster did not give it."""
         return str(getattr(self._metadata(), "cluster_id", None) or "")
-
-    def low_offset(self, topic: str, partition: int) -> int:
-        """Return the earliest offset that retention has left."""
-        return self.bounds(topic, partition)[0]
 
     def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the earliest offset that retention has left, and the end of the partition."""
@@ -285,16 +289,19 @@ class TopicReader:
         denied: set[str] | None = None,
         poll_s: float = _POLL_S,
     ) -> Iterator[Any]:
-        silent_until = time.monotonic() + self._patience_s
+        since_s = time.monotonic()
         while ends or follow:
             batch = self._fetch(poll_s)
             if batch:
-                silent_until = time.monotonic() + self._patience_s
-            elif not follow and time.monotonic() > silent_until:
-                silent = ", ".join(f"{topic}/{number}" for topic, number in sorted(ends))
-                raise BrokerUnavailableError(
-                    f"no record arrived from {silent} for {self._patience_s:g} s: is a leader unavailable?"
-                )
+                since_s = time.monotonic()
+            elif not follow and time.monotonic() - since_s > self._patience_s:
+                is_throttled = self._throttled_s[0] > since_s
+                if not is_throttled or time.monotonic() - since_s > 2 * self._patience_s:
+                    silent = ", ".join(f"{topic}/{number}" for topic, number in sorted(ends))
+                    cause = "a quota of this client.id holds it back" if is_throttled else "is a leader unavailable?"
+                    raise BrokerUnavailableError(
+                        f"no record arrived from {silent} for {time.monotonic() - since_s:.0f} s: {cause}"
+                    )
             if not batch and (follow or with_silence):
                 yield None
             for message in batch:

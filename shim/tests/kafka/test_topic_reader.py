@@ -1,7 +1,9 @@
 """A topic is read also while the leader of a partition moves."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -147,3 +149,33 @@ def test_records_that_are_there_are_returned_without_a_wait_for_more() -> None:
     with TopicReader("memory:1", clients=replace(clients, consumer=consumer)) as reader:
         assert [message.value() for message in reader.read(["orders"])] == [b"0", b"1", b"2"]
     assert waits_s == {0}
+
+
+@pytest.mark.parametrize(
+    ("throttle_s", "cause"), [(0.0, "is a leader unavailable"), (2.5, "a quota of this client.id")]
+)
+def test_a_reader_waits_longer_for_a_quota_and_its_error_names_what_holds_the_records_back(
+    throttle_s: float, cause: str
+) -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("orders", 1)
+    kafka.append("orders", b"x")
+    clients, polls = kafka.clients(), 0
+
+    def consumer(settings: dict[str, Any]) -> Any:
+        made = clients.consumer(settings)
+
+        def poll(_: float) -> None:
+            nonlocal polls
+            polls += 1
+            settings["throttle_cb"](SimpleNamespace(throttle_time=throttle_s))
+
+        made.poll = poll  # type: ignore[assignment]
+        return made
+
+    silent = TopicReader("memory:1", clients=replace(clients, consumer=consumer), patience_s=0.01)
+    began_s = time.monotonic()
+    with silent as reader, pytest.raises(BrokerUnavailableError, match=cause):
+        list(reader.read(["orders"]))
+    assert polls > 1
+    assert time.monotonic() - began_s > (0.02 if throttle_s else 0.01)

@@ -317,7 +317,7 @@ class _ClusterReader:
         log_topic = self._names.redrive_log
 
         def request() -> dict[str, int]:
-            if log_topic not in described or not self.reader.low_offset(log_topic, 0):
+            if log_topic not in described or not self.reader.bounds(log_topic, 0)[0]:
                 return {}
             counts: dict[str, int] = {}
             for source in described.keys() & set(sources):
