@@ -425,7 +425,7 @@ BUGS: Final = (
     Bug("the worker commits what it has fetched", AssignedPartition, "position", _property(_position_of_the_head)),
     Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),
     Bug("a refused record is not sent again", AtLeastOnce, "_send_again", _waits_for_nothing),
-    Bug("processes that die are not counted", CarefulStart, "guilty", _returns({}), KILLERS),
+    Bug("processes that die are not counted", CarefulStart, "at_limit", _returns({}), KILLERS),
     Bug("a suspect begins before a commit has noted it", CarefulPartition, "has_stored", _YES, KILLERS),
     Bug("queues are 200 ms too short", LevelQueue, "__init__", _delay_shorter),
     Bug("a fetched record is dated before it was seen", LevelQueue, "offer", _fetched_is_dated_early),

@@ -190,12 +190,12 @@ class Dispatch(ABC, Generic[QueueT]):
                 return waiting, running
             offsets = _offsets_of(task)
             self.in_flight += len(offsets)
-            times = self.care.guilty(key).get(offsets[0])
+            times = self.care.at_limit(key).get(offsets[0])
             if times is None:
                 kept.append(task)
                 waiting += offsets
                 continue
-            self.care.judge(key, offsets[0])
+            self.care.fail(key, offsets[0])
             text = f"{times} processes died while it was in progress"
             self._fail(task, Failure(PROCESS_DIED, text, self._wall_ms()), times)
 

@@ -72,8 +72,7 @@ class Mode(ABC, Generic[QueueT]):
     def turn(self, now_ms: int) -> float:
         """Do what is due now, and return how long the loop may wait for messages, in seconds.
 
-        Raises:
-            RocketshimError: the consumer cannot continue.
+        Raises RocketshimError: the consumer cannot continue.
         """
 
     def finish(self) -> bool:
@@ -245,8 +244,7 @@ class Mode(ABC, Generic[QueueT]):
     def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
         """Continue the queues of a topic at the first message of a time or later, else at their end.
 
-        Raises:
-            ConsumerError, KafkaException: no queue of the topic is read now, or see `seek`.
+        Raises ConsumerError: no queue of the topic is read now; and what `seek` raises.
         """
         keys = [each.key for each in self.partitions if each.key.topic == topic]
         if not keys:

@@ -122,25 +122,17 @@ class TopicWatch:
 class PollLoop:
     """The loop of one thread over one Kafka consumer. `push.assembly` puts it together.
 
-    Attributes:
-        opened: set when `open` has succeeded or failed.
-        has_begun: set when the start of each partition of the first assignment is known and committed.
-        is_open: whether it has succeeded.
-        ended: set when everything is closed.
-        exit_timeout_ms: how long the exit of the interpreter waits for the end, in ms; 0: it does not stop the loop.
-        state: the state of the consumer, replaced each second; None: there is none yet.
-
     Thread-safety: only one thread calls `run`; any thread may call `stop` and `ask`, and read counts and `error`.
     """
 
     def __init__(self, parts: LoopParts, mode: Mode[Any]) -> None:
         settings = parts.settings
-        self.opened = threading.Event()
-        self.has_begun = threading.Event()
+        self.opened = threading.Event()  # `open` has succeeded (`is_open`) or failed
+        self.has_begun = threading.Event()  # the start of each partition of the first assignment is committed
         self.is_open = False
-        self.ended = threading.Event()
-        self.exit_timeout_ms = settings.exit_timeout_ms
-        self.state: ConsumerState | None = None
+        self.ended = threading.Event()  # everything is closed
+        self.exit_timeout_ms = settings.exit_timeout_ms  # 0: the exit of the interpreter does not stop the loop
+        self.state: ConsumerState | None = None  # replaced each second
         self.reader = parts.reader
         self.mode = mode
         self.dispatch = mode.dispatch
@@ -340,11 +332,7 @@ class PollLoop:
     # --- between two turns -------------------------------------------------------------------------------------------
 
     def _do_due(self, now_ms: int) -> None:
-        """Do what is due now.
-
-        Raises:
-            RocketshimError: the consumer cannot continue.
-        """
+        """Do what is due now. Raises RocketshimError: the consumer cannot continue."""
         reader, membership = self.reader, self._parts.membership
         if self._watch.look(reader.lookups, now_ms):
             reader.subscribe(self._watch.topics)

@@ -40,12 +40,7 @@ class WithoutContext:
 
 
 class Runner:
-    """Runs what a listener thread gets through its listeners.
-
-    Args:
-        settings: of the consumer. With `consume_message_batch_max_size` above 1 listeners get lists.
-        subscription_of: finds the subscription of a logical topic; None: it has no listener.
-        clock: monotonic time, the same as for leases, and wall time of failures.
+    """Runs what a listener thread gets through its listeners; the clock is the one of leases.
 
     Thread-safety: immutable, except for what user code does; every listener thread uses the same object.
     """

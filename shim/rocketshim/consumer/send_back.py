@@ -46,12 +46,7 @@ TIMED_OUT_LEVEL: Final = 3
 class SendBack:
     """Sends failed messages to their next hop.
 
-    Args:
-        make_producer: makes a producer with idempotence and `acks=all`; called by `open`, and after a fatal error.
-            None: nothing is retried (BROADCASTING), and a failed message is logged, counted and dropped.
-        settings: the settings of the consumer.
-        lanes: number of lanes of the schedule topic, 1 or more.
-        clock: this machine's clocks.
+    Without a producer nothing is retried (BROADCASTING), and a failed message is logged, counted and dropped.
 
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, and `#processConsumeResult`, case BROADCASTING;
     `AbstractSendMessageProcessor#consumerSendMsgBack`.

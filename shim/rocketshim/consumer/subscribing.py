@@ -27,9 +27,7 @@ __all__ = ["adapt", "is_async", "subscription_of"]
 def adapt(function: Callable[..., Any]) -> Listener:
     """Make a listener from a function of one argument (the message) or two (the message and the context).
 
-    Raises:
-        ConfigError: the function takes neither one nor two arguments, or a call of it would not handle a message: it is
-            a class, or a generator function.
+    Raises ConfigError: it takes neither, or a call of it would handle no message: a class, or a generator function.
     """
     if not callable(function):
         raise ConfigError(f"{function!r} is not a listener: it must be callable with a message and a context")
@@ -68,10 +66,7 @@ def subscription_of(
     Without a listener it gets the one that the topic has or had; without `orderly` it is like the existing ones.
     Without a codec a new listener has the default one.
 
-    Raises:
-        ConfigError: there is no listener, it is not compatible with the others, the name is not legal or belongs to
-            rocketshim, an option does not exist, or two filters are given.
-        FilterSyntaxError: the expression does not compile.
+    What is wrong with it is a ConfigError or a FilterSyntaxError.
 
     Decides: Is the filter asked again when a message comes back from the retry topic? Only an SQL condition, and only
         if the setting filter_support_retry is on; tags and selectors never.

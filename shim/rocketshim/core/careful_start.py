@@ -104,7 +104,7 @@ def decode_handling(text: str) -> Handling | None:
 class CarefulPartition:
     """One partition that is read; it is careful below the offset `until`."""
 
-    __slots__ = ("deaths", "handling", "is_open", "judged", "noted", "stored", "suspects", "until")
+    __slots__ = ("deaths", "failed", "handling", "is_open", "noted", "stored", "suspects", "until")
 
     def __init__(self, until: int, deaths: int, suspects: dict[int, int]) -> None:
         self.is_open = True
@@ -112,7 +112,7 @@ class CarefulPartition:
         self.deaths = deaths
         self.suspects = suspects  # number of processes that began a message and never finished it, by offset
         self.noted: dict[int, int] = {}  # what is or may be in progress, as it is to be noted
-        self.judged: set[int] = set()  # suspects that have failed here because of their deaths
+        self.failed: set[int] = set()  # suspects that have failed here because of their deaths
         self.stored: Handling | None = None  # what a commit is known to have stored
         self.handling = self.current()  # what the next commit carries
 
@@ -129,16 +129,9 @@ class CarefulPartition:
 class CarefulStart:
     """Which messages of one consumer are handed out with care, and what its commits carry.
 
-    Args:
-        max_deaths: number of processes that may die at a message before it fails, 2 or more. The first of them may have
-            had other messages in progress.
-        window: maximum number of messages of all careful partitions that are noted at a time, but one of each
-            partition at least. 0: commits carry nothing, and nothing is handed out with care.
-        now_ms: returns monotonic time in ms.
-
-    Attributes:
-        dirty: partitions whose next commit carries something new.
-        holds_others: nothing of a partition that is not careful may be handed out now.
+    At most `window` messages of all careful partitions are noted at a time, but one of each partition at least. 0:
+    commits carry nothing, and nothing is handed out with care. `max_deaths` is 2 or more: the first of the processes
+    may have had other messages in progress.
 
     Thread-safety: none; the poll thread owns it.
     """
@@ -155,8 +148,8 @@ class CarefulStart:
         self._alone_since_ms = 0
         self._alone_has_begun = self._alone_counts = False
         self._cleared: tuple[TopicPartitionKey, int] | None = None  # it has returned, and the last commit counts it
-        self.dirty: set[TopicPartitionKey] = set()
-        self.holds_others = False
+        self.dirty: set[TopicPartitionKey] = set()  # partitions whose next commit carries something new
+        self.holds_others = False  # nothing of a partition that is not careful may be handed out now
 
     # --- partitions --------------------------------------------------------------------------------------------------
 
@@ -282,7 +275,7 @@ class CarefulStart:
         """Return whether a partition has suspects: then its messages are taken one by one."""
         return key in self._partitions and bool(self._partitions[key].suspects)
 
-    def guilty(self, key: TopicPartitionKey) -> dict[int, int]:
+    def at_limit(self, key: TopicPartitionKey) -> dict[int, int]:
         """Return the suspects that have ended too many processes, and how many: they fail instead of being called."""
         partition = self._partitions.get(key)
         if partition is None:
@@ -290,12 +283,12 @@ class CarefulStart:
         return {
             offset: times
             for offset, times in partition.suspects.items()
-            if times >= self._max_deaths and offset not in partition.judged
+            if times >= self._max_deaths and offset not in partition.failed
         }
 
-    def judge(self, key: TopicPartitionKey, offset: int) -> None:
-        """Note that a guilty message has failed. It stays a suspect until the position has passed it."""
-        self._partitions[key].judged.add(offset)
+    def fail(self, key: TopicPartitionKey, offset: int) -> None:
+        """Note that a message at its limit has failed. It stays a suspect until the position has passed it."""
+        self._partitions[key].failed.add(offset)
 
     def next(
         self,
@@ -354,7 +347,7 @@ class CarefulStart:
         self._alone_has_begun, self._alone_counts = False, True
 
     def _is_still_noted(self) -> bool:
-        """Return whether a suspect that has returned would still be blamed if the process died now."""
+        """Return whether a suspect that has returned would still be counted if the process died now."""
         if self._cleared is None:
             return False
         key, offset = self._cleared

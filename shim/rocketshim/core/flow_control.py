@@ -17,26 +17,18 @@ _MIB = 1_048_576
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """Thresholds of one queue; a queue *above* one of them is paused.
+    """Thresholds of one queue, 1 or more; a queue *above* one of them is paused.
 
-    Attributes:
-        count: messages, 1 or more. Default 1000 (`pullThresholdForQueue`).
-        size_bytes: bytes of bodies, 1 or more. Default 100 MiB (`pullThresholdSizeForQueue`; RocketMQ compares whole
-            MiB).
-        span: offsets from the oldest message that is not done to the newest, 1 or more. Default 2000
-            (`consumeConcurrentlyMaxSpan`); None for no limit (orderly mode).
-        resume_span: a paused queue may resume when its span is at most this; None (default): half of `span`. With
-            `order="key"` it equals `span`: while one message keeps failing the span only grows, and that must not stop
-            the other keys.
-
-    Raises:
-        ValueError: a threshold is below 1. Such a queue would never be read, or never resumed.
+    The defaults are RocketMQ's (`pullThresholdForQueue`, `pullThresholdSizeForQueue`, `consumeConcurrentlyMaxSpan`).
     """
 
     count: int = 1_000
     size_bytes: int = 100 * _MIB
     span: int | None = 2_000
+    """Offsets from the oldest message that is not done to the newest; None: no limit (orderly mode)."""
     resume_span: int | None = None
+    """The span at which a paused queue may resume; None: half of `span`. With `order="key"` it equals `span`: while one
+    message keeps failing the span only grows, and that must not stop the other keys."""
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.size_bytes < 1 or (self.span is not None and self.span < 1):
@@ -73,13 +65,7 @@ def should_resume(queue: PartitionQueue, limits: FlowLimits, now_ms: int = 0) ->
 
 
 def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int, queues_held: int) -> FlowLimits:
-    """Return the limits of one queue when the topic has limits too.
-
-    Args:
-        limits: per queue.
-        topic_count: messages over all queues; -1: no such limit.
-        topic_size_bytes: bytes over all queues; -1: no such limit.
-        queues_held: number of queues assigned now, of any topic; with 0 the limits per queue apply.
+    """Return the limits of one queue when the topic has limits too; -1: it has none.
 
     Source: `RebalancePushImpl#messageQueueChanged`: max(1, topic value / queues), instead of the per-queue value.
     """

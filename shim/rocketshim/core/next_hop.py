@@ -82,66 +82,41 @@ class HopKind(Enum):
 
 @dataclass(slots=True)
 class FailedMessage:
-    """A message that did not succeed: the facts for the retry policy.
-
-    Attributes:
-        message: the Kafka record.
-        failure: class, text and time of the failure.
-        asked_level: requested level. 0: none; above 0: that level; below 0: the dead-letter topic.
-        asked_delay_ms: requested delay in ms, or None.
-        malformed: why the record breaks the wire format; it is parked, and no listener gets it. None: it does not.
-        reconsume_times: failed attempts before this one, if they were counted elsewhere (orderly mode); None: the
-            record has the count.
-        uncounted: failed attempts before this one that the record does not count: their processes died.
-    """
+    """A Kafka record that did not succeed: the facts for the retry policy."""
 
     message: Any
     failure: Failure
     asked_level: int = 0
+    """Requested level. 0: none; below 0: the dead-letter topic."""
     asked_delay_ms: int | None = None
     malformed: str | None = None
+    """Why the record breaks the wire format; it is parked, and no listener gets it."""
     reconsume_times: int | None = None
+    """Failed attempts before this one, if they were counted elsewhere (orderly mode); None: the record has them."""
     uncounted: int = 0
+    """Failed attempts before this one that the record does not count: their processes died."""
 
 
 @dataclass(slots=True)
 class Hop:
-    """A next hop.
-
-    Attributes:
-        kind: what it is.
-        out: its record.
-        failed: the message that failed.
-        reconsume_times: failed attempts, including this one; 0 if the message was parked before they were known.
-        reason: why it is parked; `""`: it is not parked.
-        error: text of the error because of which no other hop could be made; `""`: there was none.
-        decision: what was decided; None: the message was parked before that.
-        policy_error: why the level table decided instead of the policy, which is user code; `""`: it did not.
-        msg_id: id of the message, if its record has one; None: its coordinates are its id.
-        message_limit: the message's own `max_reconsume_times`, or None.
-    """
+    """A next hop; a text that is `""` does not apply."""
 
     kind: HopKind
     out: OutgoingRecord
     failed: FailedMessage
-    reconsume_times: int = 0
-    reason: str = ""
-    error: str = ""
-    decision: Decision | None = None
-    msg_id: str | None = None
+    reconsume_times: int = 0  # with this failure; 0 if the message was parked before they were known
+    reason: str = ""  # why it is parked
+    error: str = ""  # because of which no other hop could be made
+    decision: Decision | None = None  # None: the message was parked before that
+    msg_id: str | None = None  # None: the coordinates of its record are its id
     message_limit: int | None = None
-    policy_error: str = ""
+    policy_error: str = ""  # why the level table decided instead of the policy, which is user code
 
 
 class HopMaker:
     """Makes the next hops of one group's failed messages.
 
-    Args:
-        names, levels, group: names, delay levels and group of the consumer.
-        limit: `max_reconsume_times` of the group.
-        send_on_timeout_ms: how long a message is sent on that this member cannot handle, in ms.
-        policy: the retry policy; None: the level table. If it raises or returns an invalid value, the level table
-            decides, too.
+    Without a policy, or if it raises or returns an invalid value, the level table decides.
 
     Thread-safety: any thread, if the policy allows it.
 
@@ -170,12 +145,7 @@ class HopMaker:
         self._pauses_ms = tuple(pauses_ms) or _DEFAULT_PAUSES_MS
 
     def first(self, failed: FailedMessage, *, lane: Callable[[], int], unit: float) -> Hop:
-        """Return the next hop of a message that failed.
-
-        Args:
-            failed: the message.
-            lane: returns the lane of a retry; not called for another hop. What it raises is raised here.
-            unit: a random number in [0, 1), for policies with jitter.
+        """Return the next hop of a message that failed; `lane` is asked for a retry, `unit` is random, in [0, 1).
 
         Decides: Which record is a failed message's next hop? If it is too large: `core.next_hop.HopMaker.smaller`, at
             last a dead letter by reference, without the body.

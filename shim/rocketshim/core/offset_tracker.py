@@ -33,12 +33,7 @@ _FEW: Final = 64  # finished runs that are not worth a pass over all runs
 
 
 class Run:
-    """Messages delivered one after another. Made by `OffsetTracker.deliver`; opaque to the caller.
-
-    Attributes:
-        unfinished: number of its messages that are not finished.
-        next_offset: the position after its last message, and after what no reader sees behind it.
-    """
+    """Messages delivered one after another. Made by `OffsetTracker.deliver`; opaque to the caller."""
 
     __slots__ = (
         "ahead", "first_offset", "is_whole", "lowest", "messages", "next_offset", "offsets", "open_offsets", "owner",
@@ -56,7 +51,7 @@ class Run:
         self.owner = owner
         self.messages: Sequence[Any] = messages  # only of `deliver`, and only while none of them is finished
         self.first_offset = first_offset
-        self.next_offset = next_offset
+        self.next_offset = next_offset  # after its last message, and after what no reader sees behind it
         self.unfinished = len(messages) or len(offsets)
         self.offsets = offsets  # of all messages, in order; of `deliver` only while it finishes piecemeal
         self.is_whole = True  # no message is finished but a beginning, of this length:

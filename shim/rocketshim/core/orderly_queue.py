@@ -101,14 +101,8 @@ _RUN_MAX: Final = 1_000
 class BatchAnswer:
     """The answer of one listener call, or of several consecutive calls with the same successful answer.
 
-    Attributes:
-        msg_count: number of messages of the run, starting where the previous answer ended, 1 or more.
-        status: the answer; `orderly_status` of the return value, SUSPEND for an exception.
-        auto_commit: `context.auto_commit` after the call.
-        suspend_ms: `context.suspend_current_queue_time_ms` after the call; below 0: the consumer's setting.
-        dead_letter: the listener asked for the dead-letter topic (`DeadLetter`); status is SUSPEND then.
-        skipped: no listener was called, and open messages stay open. The filter matched none of these messages, and
-            they are finished; or, with SUSPEND, they failed before they reached a listener.
+    It covers `msg_count` messages of the run, from where the previous answer ended. `auto_commit` and `suspend_ms`
+    (below 0: the consumer's setting) are those of the context after the call.
     """
 
     msg_count: int
@@ -116,7 +110,10 @@ class BatchAnswer:
     auto_commit: bool = True
     suspend_ms: int = -1
     dead_letter: bool = False
+    """The listener asked for the dead-letter topic (`DeadLetter`); the status is SUSPEND then."""
     skipped: bool = False
+    """No listener was called, and open messages stay open. The filter matched none of these messages, and they are
+    finished; or, with SUSPEND, they failed before they reached a listener."""
 
     @property
     def stops(self) -> bool:

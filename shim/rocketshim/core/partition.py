@@ -39,13 +39,13 @@ class PauseReason(Flag):
 class Partition:
     """An assigned partition; the thread of its consumer owns it."""
 
-    __slots__ = ("before", "fresh_in", "is_waiting", "key", "pauses", "position", "queue", "sent", "stored")
+    __slots__ = ("before", "is_waiting", "key", "pauses", "position", "queue", "sent", "stale_fetch", "stored")
 
     def __init__(self, key: TopicPartitionKey) -> None:
         self.key = key
         self.pauses = PauseReason(0)
         self.is_waiting = False  # until its start is known
-        self.fresh_in = -1  # the fetch before which it was assigned or sought: what that one has read is stale
+        self.stale_fetch = -1  # number of the fetch whose records are from before the partition was assigned or sought
         self.sent = self.stored = -1  # offsets; -1: it has not begun
         self.queue: PartitionQueue | None = None  # what was read; None: it is not read by a push consumer
         self.position = -1  # of a pull consumer: behind the last message that was handed out, or that no reader sees

@@ -34,17 +34,7 @@ __all__ = ["Chunk", "ProcessQueue"]
 class Chunk:
     """Messages of one queue handed to one listener thread.
 
-    Attributes:
-        queue: the queue they belong to.
-        messages: all messages of the chunk, in delivery order. Owner thread only.
-        todo: iterator over what the listener thread has not begun; a `deque` cost a fast listener twice as much.
-        in_work: what the current listener call processes: a message, a tuple or list of them, or None. Written by the
-            listener thread, read by the owner. Each call uses a new object, by which the sweep tells calls apart.
-        calls: replaces `in_work` where several calls process messages of one chunk at the same time (coroutines): the
-            messages of each call, by the number of the call. Written by the event loop's thread, read by the owner.
-        outcomes: the listeners' results for failed messages, written before the next message is begun.
-        outcomes_taken: how many of them the owner has processed.
-        reported: whether the listener thread has reported it.
+    The listener thread writes `in_work` and `outcomes`, the event loop's thread `calls`; the owner reads them.
     """
 
     __slots__ = (
@@ -67,17 +57,18 @@ class Chunk:
 
     def __init__(self, queue: "ProcessQueue", messages: Sequence[Any], run: Run, size_bytes: int) -> None:
         self.queue = queue
-        self.messages = messages
+        self.messages = messages  # in delivery order; of the owner thread
         self.size_bytes = size_bytes
-        self.todo = iter(messages)
+        self.todo = iter(messages)  # what was not begun; a `deque` cost a fast listener twice as much
+        # what the current call processes; each call uses a new object, by which the sweep tells calls apart
         self.in_work: Any | tuple[Any, ...] | list[Any] | None = None
-        self.outcomes: list[Any] = []
-        self.outcomes_taken = 0
+        self.outcomes: list[Any] = []  # of failed messages, written before the next message is begun
+        self.outcomes_taken = 0  # how many of them the owner has processed
         self.reported = False
         self.run = run
         self.expired: set[int] | None = None  # offsets that `expire` returned
         self.awaiting_hop: set[int] | None = None  # offsets that wait for `stored`
-        self.calls: dict[int, Sequence[Any]] = {}
+        self.calls: dict[int, Sequence[Any]] = {}  # in place of `in_work`, of coroutines that share the chunk
         self.seen_calls: dict[int, int] = {}  # by number of a call: time of the first sweep that saw it
         self.seen_in_work: object = None
         self.seen_ms = 0

@@ -33,33 +33,19 @@ Sieve = Callable[[Iterable[Any], Callable[[Any, Exception], None]], Iterator[Any
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic and its listener.
-
-    Attributes:
-        topic: logical topic, or a pattern that begins with `^`.
-        listener: called with a message (or a list of messages) and the context.
-        matches: filter, called with a record's headers; None: everything matches.
-        selects: filter, called with the message itself instead of `matches`. If it raises, the message has failed.
-        expression: the filter as text, for listings.
-        digest: digest of the filter; it detects members that subscribe differently.
-        matches_retry: filter, called with the headers of a retried message; None: retried messages are not filtered.
-        sieve: a faster form of `matches` for many records (`TagFilter.sieve`); None: there is none.
-        orderly: whether the listener gets a queue's messages one after the other.
-        awaits: whether the listener is an `async def` function.
-        rules: which of its exceptions are final; None: none is.
-    """
+    """One topic, or a pattern that begins with `^`, and its listener."""
 
     topic: str
     listener: Listener
-    matches: HeaderFilter | None = None
-    selects: Callable[[MessageView], bool] | None = None
-    expression: str = "*"
-    digest: str = ""
-    matches_retry: HeaderFilter | None = None
-    sieve: Sieve | None = None
+    matches: HeaderFilter | None = None  # called with a record's headers; None: everything matches
+    selects: Callable[[MessageView], bool] | None = None  # called with the message itself instead of `matches`
+    expression: str = "*"  # the filter as text, for listings
+    digest: str = ""  # of the filter; it detects members that subscribe differently
+    matches_retry: HeaderFilter | None = None  # of retried messages; None: they are not filtered
+    sieve: Sieve | None = None  # a faster form of `matches` for many records (`TagFilter.sieve`)
     orderly: bool = False
-    awaits: bool = False
-    rules: FailureRules | None = None
+    awaits: bool = False  # the listener is an `async def` function
+    rules: FailureRules | None = None  # which of its exceptions are final; None: none is
 
 
 def is_pattern(topic: str) -> bool:

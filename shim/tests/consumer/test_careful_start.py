@@ -107,7 +107,7 @@ def test_while_a_suspect_is_in_progress_nothing_else_of_the_consumer_is(
     assert sorted(seen) == ["bills", "bills", "orders", "orders", "orders"]
 
 
-def test_a_guilty_message_fails_without_a_call(kafka: InMemoryKafka, bench: Make, seen: list[Any]) -> None:
+def test_a_message_at_the_limit_fails_without_a_call(kafka: InMemoryKafka, bench: Make, seen: list[Any]) -> None:
     left(kafka, Handling(is_open=True, begun=((1, 3),)))
     send(kafka, 3)
     b = bench(lambda message: seen.append(message.body), limit=2, care=careful())
@@ -138,7 +138,7 @@ def test_a_call_that_lost_sessions_cut_off_does_not_fail(
     assert not b.dead()
 
 
-def test_a_guilty_message_is_retried_below_the_limit(kafka: InMemoryKafka, bench: Make) -> None:
+def test_a_message_whose_processes_died_is_retried_below_the_limit(kafka: InMemoryKafka, bench: Make) -> None:
     left(kafka, Handling(is_open=True, begun=((0, 3),)))
     send(kafka, 1)
     b = bench(nothing, care=careful())

@@ -87,11 +87,11 @@ class Process:
                 offset = self.take(key)
                 if offset is None:
                     break
-                times = care.guilty(key).get(offset)
+                times = care.at_limit(key).get(offset)
                 if times is None:
                     self.kept[key].append(offset)
                 else:
-                    care.judge(key, offset)
+                    care.fail(key, offset)
                     self.group.failed[key, offset] = times
                     self.done[key].add(offset)
                 limit = 1 if care.has_suspects(key) else care.share
@@ -311,7 +311,7 @@ class Member:
         care = self.care
         care.begin(P, 10, found)
         store(care)
-        assert not care.guilty(P), "a healthy message would fail"
+        assert not care.at_limit(P), "a healthy message would fail"
         if care.is_careful(P, 10):
             care.next({P: [10]}, {P: []}, nobody, 0)
             store(care)
@@ -341,7 +341,7 @@ def test_a_process_takes_back_its_marks_after_others_had_the_partition() -> None
     clock[0] += 3_600_000
     stranger = CarefulStart(max_deaths=3, window=4)
     stranger.begin(P, 10, found)
-    assert stranger.guilty(P) == {10: 3}, "nothing tells it that the three live"
+    assert stranger.at_limit(P) == {10: 3}, "nothing tells it that the three live"
 
 
 def test_a_process_that_was_cut_off_believes_nobodys_marks() -> None:

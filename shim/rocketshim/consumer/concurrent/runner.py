@@ -50,11 +50,7 @@ class ConcurrentRunner(Runner):
     __slots__ = ()
 
     def run(self, chunk: Chunk) -> list[FailedMessage] | None:
-        """Call the listener for every message of a chunk that is still in `todo`.
-
-        Returns:
-            The messages that did not succeed; None if all did.
-        """
+        """Call the listener for all that is still in `todo`; return the messages that failed, None: none has."""
         topic, context = chunk.queue.key.topic, self.context_of(chunk)
         subscription = self._subscription_of(topic)
         if topic == self._retry_topic or subscription is None or subscription.selects is not None:
@@ -179,8 +175,7 @@ class ConcurrentRunner(Runner):
     ) -> Iterable[FailedMessage]:
         """Call an `async def` listener; return the messages that did not succeed.
 
-        Raises:
-            CancelledError: the call was cancelled, or the listener raised it.
+        Raises CancelledError: the call was cancelled, or the listener raised it.
         """
         try:
             status = await subscription.listener(given, context)

@@ -103,7 +103,7 @@ class OrderlyDispatch(Dispatch[OrderlyQueue]):
         Both may count the same deaths, because renewals carry the sum: so the larger one counts.
         """
         counts = dict(self.reconsume_counts.pop(key, ()))
-        for offset, times in self.care.guilty(key).items():
+        for offset, times in self.care.at_limit(key).items():
             counts[offset] = max(counts.get(offset, 0), times - 1)
         return sorted(counts.items())
 

@@ -68,11 +68,7 @@ class OrderlyRunner(Runner):
     __slots__ = ()
 
     def run(self, task: OrderlyTask) -> list[BatchAnswer]:
-        """Call the listener for the messages of a run, in order.
-
-        Returns:
-            The answers, which cover the beginning of the run; an answer that stops is the last one.
-        """
+        """Call the listener for the messages of a run, in order; return the answers, which cover its beginning."""
         task.began_ms = self._clock.monotonic_ns() // _NS
         topic = task.queue.key.topic
         if topic == self._retry_topic:

@@ -50,12 +50,7 @@ QueuesListener = Callable[[str, list[MessageQueue]], None]
 
 
 class PullPartitions:
-    """The partitions of one lite pull consumer; the `PartitionOwner` of its reader.
-
-    Attributes:
-        assign_filters: the filters of assigned queues, by physical topic.
-        watched: topic to the listener for changes of its queues, and the queues that it knows; None: not looked up yet.
-    """
+    """The partitions of one lite pull consumer; the `PartitionOwner` of its reader."""
 
     def __init__(
         self, settings: LitePullConsumerSettings, names: TopicNames, clients: Clients | None, clock: Clock | None
@@ -82,7 +77,8 @@ class PullPartitions:
         self.lookup = QueueLookup(names, lambda: self.reader.lookups)
         self._subscribed: dict[str, MessageSelector] = {}  # by physical topic
         self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
-        self.assign_filters: dict[str, MessageSelector] = {}
+        self.assign_filters: dict[str, MessageSelector] = {}  # of assigned queues, by physical topic
+        # by topic the listener for changes of its queues, and the queues that it knows; None: not looked up yet
         self.watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
         self._logical: dict[str, str] = {}
         self._commit_timer = Timer(settings.auto_commit_interval_ms)

@@ -110,9 +110,7 @@ class PullSession:
     def finish_exit(self, until_s: float) -> int:
         """Close the consumer until a monotonic time in seconds; return 0: a consumer holds nothing that was sent.
 
-        Raises:
-            ConsumerError: a call in another thread goes on.
-            And what `close` raises.
+        Raises ConsumerError: a call in another thread goes on; and what `close` raises.
         """
         self.leave_s = max(0.0, until_s - time.monotonic())
         if not self._lock.acquire(timeout=self.leave_s):

@@ -75,9 +75,7 @@ class GroupTopics:
     def look_up(self, needed: list[str], *others: str) -> dict[str, int]:
         """Return the partition counts of the needed topics, and of those other topics that exist.
 
-        Raises:
-            TopicMissingError: a needed topic does not exist.
-            ConsumerError: the cluster did not answer.
+        Raises TopicMissingError: a needed topic does not exist; ConsumerError: the cluster did not answer.
         """
         try:
             found = provision.read_topics(self._admin, [*others, *needed])

@@ -77,10 +77,7 @@ class FilterMessageHook(Protocol):
 
 
 class Hooks:
-    """The hooks of one consumer.
-
-    Args:
-        timeout_ms: consume timeout in ms; calls that took longer get the label of a timeout.
+    """The hooks of one consumer; calls that took longer than the consume timeout get the label of a timeout.
 
     Thread-safety: `consuming` and `filtering` are filled before the start and do not change afterwards.
     """
@@ -166,10 +163,9 @@ class Hooks:
 
 
 def _is_wanted(hook: FilterMessageHook, message: MessageView) -> bool:
-    """Return the answer of a hook. A message that it forgot to answer for must not count as handled.
+    """Return the answer of a hook, or raise FilterEvaluationError if it is neither True nor False.
 
-    Raises:
-        FilterEvaluationError: the answer is neither True nor False; the message has failed.
+    A message that the hook forgot to answer for must not count as handled.
     """
     wanted: object = hook.filter_message(message)
     if wanted is True or wanted is False:

@@ -155,12 +155,12 @@ class Committer:
 
     def _take(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         errors = [error] if error is not None else [item.error for item in partitions if item.error is not None]
-        hidden = stored_among(self._client(), partitions, error) if error and self._store is None else ()
+        stored = stored_among(self._client(), partitions, error) if error and self._store is None else ()
         for item in partitions:
             key = TopicPartitionKey.of(item)
             if (partition := self._partitions.get(key)) is None:
                 continue  # revoked meanwhile
-            if (error is None and item.error is None) or key in hidden:
+            if (error is None and item.error is None) or key in stored:
                 partition.confirm(item.offset)
                 self._care.stored(key, self._sent_handlings.get(key))  # a refusal of another partition does not count
             elif partition.is_last_sent(item.offset):
@@ -190,12 +190,6 @@ _OTHER_TOPICS: Final = (
 class StartOffsets:
     """Start offsets of one consumer.
 
-    Attributes:
-        conflicts: topic to the subscription, as text, of a member that committed there and may have another filter of
-            the topic. Two filters in one group lose messages: each member skips what the other wants.
-        found_tokens: fencing token in the commit of a partition when its start was last looked up; None: the commit
-            carries none. A partition without an entry had no commit.
-
     Source: `RebalancePushImpl#computePullFromWhereWithException` of RocketMQ.
     """
 
@@ -218,10 +212,14 @@ class StartOffsets:
         self._counts: dict[str, int] = {}
         self._logged: dict[TopicPartitionKey, Handling] = {}
         self._born: dict[TopicPartitionKey, int] = {}
+        # the token in the commit of a partition when its start was last looked up; None: it carries none; without an
+        # entry there was no commit
         self.found_tokens: dict[TopicPartitionKey, int | None] = {}
         self._outdated: set[TopicPartitionKey] = set()
         self._others: set[str] = set()  # digests of subscriptions whose topics are known to differ
         self._led: dict[str, str] = {}  # topic to the subscription as its commits carry it
+        # topic to the subscription, as text, of a member that committed there and may have another filter of the topic:
+        # two filters in one group lose messages, since each member skips what the other wants
         self.conflicts: dict[str, str] = {}
         self._compared = Timer(rules.compare_every_ms)
 

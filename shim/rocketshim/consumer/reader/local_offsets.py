@@ -157,16 +157,10 @@ def offset_folder(base: str | None, client_id: str, names: TopicNames, group: st
 
 
 class LocalOffsetStore:
-    """Offsets of one client in one group.
+    """Offsets of one client in one group; a cluster or topic id of `""` is unknown, and not compared.
 
-    Args:
-        folder: directory of the file; it is created if it is missing.
-        cluster: id of the cluster that the offsets belong to; `""`: unknown, and not compared.
-        topic_id: returns the id of a topic; `""`: unknown.
-
-    Raises:
-        OffsetStoreError: another process uses the file, it is damaged, it belongs to another cluster, or it cannot be
-            read or written. Nothing was changed.
+    To make it raises OffsetStoreError, and nothing was changed: another process uses the file, it is damaged, it
+    belongs to another cluster, or it cannot be read or written.
 
     Thread-safety: one thread makes it; then only the poll thread uses it.
     """
@@ -212,8 +206,7 @@ class LocalOffsetStore:
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool = False) -> list[TopicPartition]:  # noqa: ARG002
         """Store offsets; they are on the disk when this returns, even with `asynchronous`.
 
-        Raises:
-            KafkaException: `_FS`, the file cannot be written; its content is unchanged.
+        Raises KafkaException (`_FS`): the file cannot be written; its content is unchanged.
         """
         moved = {TopicPartitionKey.of(item): Stored(item.offset, item.metadata or "") for item in offsets}
         content = self._content.moved(moved)

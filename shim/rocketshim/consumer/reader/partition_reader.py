@@ -75,22 +75,8 @@ class PartitionOwner(Protocol):
 class PartitionReader:
     """The partitions of one Kafka consumer.
 
-    Args:
-        make_consumer: makes the Kafka consumer with its callback for commits; called by `open`.
-        make_lookup_client: makes a client that joins no group, for look-ups.
-        store: where offsets are stored; None: in Kafka.
-        assigner: decides which partitions to read; None: Kafka's group protocol, or `assign`.
-        care: which messages are handed out with care; None: none are, and commits do not mention it.
-        joining: how it joins its group; None: nothing of that is explained.
-
-    Attributes:
-        error: the first error of a rebalance callback; None: there was none.
-        has_joined: set when partitions were assigned for the first time (perhaps none).
-        is_member: whether partitions are assigned (perhaps none), and the group has not put the consumer out since.
-        is_closing: partitions that are still assigned are not read any more.
-        is_suspended: nothing is read until `resume`.
-        partitions: those that are assigned.
-        starts, lookups, ownership, care, joining, assigner, store, now_ms: its parts.
+    Without a `store` offsets are stored in Kafka; without an `assigner` Kafka's group protocol, or `start_at`, decides
+    what to read; without `care` commits do not mention it; without `joining` nothing of that is explained.
 
     Thread-safety: one thread owns it; any thread may wait for `has_joined`.
     """
@@ -108,10 +94,10 @@ class PartitionReader:
         care: CarefulStart | None = None,
         joining: Joining | None = None,
     ) -> None:
-        self.error: BaseException | None = None
-        self.has_joined = threading.Event()
-        self.is_member = False
-        self.is_closing = False
+        self.error: BaseException | None = None  # the first one of a rebalance callback
+        self.has_joined = threading.Event()  # partitions were assigned for the first time, perhaps none
+        self.is_member = False  # likewise, and the group has not put the consumer out since
+        self.is_closing = False  # partitions that are still assigned are not read any more
         self.is_suspended = False
         self.ownership = ownership
         self.assigner = assigner
@@ -124,7 +110,7 @@ class PartitionReader:
         self._make_consumer = make_consumer
         self.now_ms = now_ms
         self.store = store
-        self.partitions: dict[TopicPartitionKey, Partition] = {}
+        self.partitions: dict[TopicPartitionKey, Partition] = {}  # those that are assigned
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._fetches = 0
         self._consumer: ConsumerClient | None = None
@@ -216,7 +202,7 @@ class PartitionReader:
         """Yield the runs of a fetched batch, without stale ones; what is done with one run may make the next stale."""
         for key, run in runs_of(batch):
             partition = self.partitions.get(key)
-            if partition is None or (partition.fresh_in != self._fetches and not partition.is_waiting):
+            if partition is None or (partition.stale_fetch != self._fetches and not partition.is_waiting):
                 yield key, run
             elif partition.is_waiting:
                 continue
@@ -248,12 +234,11 @@ class PartitionReader:
     def seek(self, key: TopicPartitionKey, offset: int) -> None:
         """Read a partition from this offset on; records of it that were fetched before are not passed on.
 
-        Raises:
-            KafkaException: Kafka refused; nothing changed.
+        Raises KafkaException: Kafka refused; nothing changed.
         """
         self.client().seek(TopicPartition(*key, offset))
         partition = self.partitions[key]
-        partition.is_waiting, partition.fresh_in = False, self._fetches
+        partition.is_waiting, partition.stale_fetch = False, self._fetches
 
     def suspend(self) -> None:
         """Read nothing until `resume`, also of partitions that are assigned later."""
@@ -312,8 +297,7 @@ class PartitionReader:
     def start(self, partitions: list[TopicPartition]) -> None:
         """Assign partitions at their starts; those whose start is not known now begin later (`start_waiting`).
 
-        Raises:
-            KafkaException, RuntimeError: the partitions could not be assigned.
+        Raises KafkaException or RuntimeError: the partitions could not be assigned.
         """
         keys = _keys(partitions)
         known = {} if self.is_closing else self._resolve(keys, _START_S)
@@ -380,15 +364,11 @@ class PartitionReader:
 
     def _begin(self, key: TopicPartitionKey, offset: int) -> None:
         if offset >= 0:  # else it waits, and is sought once its start is known
-            self.partitions[key].fresh_in = self._fetches
+            self.partitions[key].stale_fetch = self._fetches
         self._owner.begin(key, offset)
 
     def follow_assigner(self) -> None:
-        """Assign and revoke partitions until exactly those are read that the assigner wants, if there is one.
-
-        Raises:
-            RocketshimError: the consumer cannot continue.
-        """
+        """Assign and revoke partitions until exactly those are read that the assigner wants; raise what it raises."""
         if self.assigner is None:
             return
         is_shared, self.ownership.is_shared = self.ownership.is_shared, False  # then all is lost, and begins again
