@@ -28,7 +28,6 @@ from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.partition import PartitionQueue, QueueT, Work
 from rocketshim.core.subscriptions import Subscriptions
-from rocketshim.kafka.membership import MemberCheck
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
@@ -105,7 +104,6 @@ class LoopParts:
     limits: FlowLimits
     clock: Clock
     log: GroupLogThread | None = None  # None: the group needs no locks
-    membership: MemberCheck | None = None  # None: Kafka's client tells that nothing is assigned
     on_close: Callable[[], None] = lambda: None  # releases what the loop does not know: files, the admin client
 
 

@@ -333,7 +333,7 @@ class PollLoop:
 
     def _do_due(self, now_ms: int) -> None:
         """Do what is due now. Raises RocketshimError: the consumer cannot continue."""
-        reader, membership = self.reader, self._parts.membership
+        reader = self.reader
         if self._watch.look(reader.lookups, now_ms):
             reader.subscribe(self._watch.topics)
         reader.follow_assigner()
@@ -342,8 +342,6 @@ class PollLoop:
             self.mode.commit()
         reader.start_waiting()
         reader.look_at_group()
-        if membership and membership.has_no_partitions(reader.client().memberid(), now_ms, is_known=reader.is_member):
-            reader.joined()
         if reader.is_member:
             reader.starts.compare(self._watch.topics, now_ms)
         if (missing := self._watch.missing(reader.lookups, now_ms, reader.log_error)) is not None:

@@ -71,7 +71,7 @@ class PullPartitions:
             ),
             ownership=Ownership(now_ms),
             now_ms=now_ms,
-            joining=Joining(settings.group, settings.client, self.session.join_watch()),
+            joining=Joining(settings.group, settings.client, self.session.group_question()),
         )
         self.by_key = self.reader.partitions  # those that are assigned
         self.lookup = QueueLookup(names, lambda: self.reader.lookups)

@@ -22,7 +22,7 @@ from rocketshim.kafka.clients import (
     confluent_admin,
     confluent_clients,
 )
-from rocketshim.kafka.membership import JoinWatch
+from rocketshim.kafka.membership import GroupQuestion
 from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings
 
 __all__ = ["PullSession"]
@@ -144,8 +144,8 @@ class PullSession:
         except (KafkaException, ValueError, TypeError) as error:
             raise ConfigError(f"Kafka's client rejects its settings: {error}") from error
 
-    def join_watch(self) -> JoinWatch | None:
-        """Make what finds out which members the group waits for; None: there is no admin client."""
+    def group_question(self) -> GroupQuestion | None:
+        """Make what asks the coordinator about the group; None: there is no admin client."""
         make = confluent_admin if self._clients is None else self._clients.admin
         settings = self._settings.client_config({}, LastClientError().settings)
-        return make and JoinWatch(make, settings, self._settings.group)
+        return make and GroupQuestion(make, settings, self._settings.group)

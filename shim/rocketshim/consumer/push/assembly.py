@@ -40,7 +40,7 @@ from rocketshim.kafka.client_config import (
     PROTECTED_PRODUCER,
 )
 from rocketshim.kafka.clients import Clients, ConsumerClient, LastClientError, answer_time_s, brokers_assign, explained
-from rocketshim.kafka.membership import JoinWatch, MemberCheck
+from rocketshim.kafka.membership import GroupQuestion
 from rocketshim.kafka.queue_lookup import cluster_errors, no_such_topics
 from rocketshim.kafka.topic_id import TopicId
 from rocketshim.locks.lease import Ownership
@@ -195,14 +195,11 @@ class PushAssembly:
         if self._needs_log:
             topics = self.subscriptions.topics
             log = connect_group_log(settings, topics=topics, clients=self.clients, clock=clock, admin=admin)
-        membership = join_watch = None
+        question = None
         if self.clients.admin is not None and not self._broadcasts:
-            join_watch = JoinWatch(
+            question = GroupQuestion(
                 self.clients.admin, settings.client_config({}, LastClientError().settings), settings.group
             )
-        if (make_admin := self.clients.admin) is not None and brokers_assign(settings.client):
-            membership = MemberCheck(make_admin, settings.client_config({}, LastClientError().settings), settings.group)
-            opened.callback(membership.close)
         reader = PartitionReader(
             make_consumer=lambda on_commit: self.clients.consumer(
                 _consumer_config(settings, on_commit, orderly=orderly)
@@ -225,7 +222,7 @@ class PushAssembly:
             care=CarefulStart(
                 max_deaths=settings.max_process_deaths, window=self._careful_window, now_ms=now_ms_of(clock)
             ),
-            joining=Joining(settings.group, _consumer_config(settings, lambda *_: None, orderly=orderly), join_watch),
+            joining=Joining(settings.group, _consumer_config(settings, lambda *_: None, orderly=orderly), question),
         )
         make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
         parts = LoopParts(
@@ -237,7 +234,6 @@ class PushAssembly:
             limits=_flow_limits(settings, orderly=orderly),
             clock=clock,
             log=log,
-            membership=membership,
             on_close=opened.close,
         )
         return PollLoop(parts, OrderlyMode(parts) if orderly else ConcurrentMode(parts))

@@ -1,17 +1,27 @@
-"""How a consumer joins its group: errors that keep it out, and members that the group waits for."""
+"""How a consumer joins its group: errors that keep it out, members that the group waits for, and no partitions.
+
+A member that died, or that does not poll, keeps the others waiting until its session ends, 45 s by default. The
+coordinator does not tell which member has not answered, so all others are named.
+
+With Kafka's new group protocol (KIP-848, `group.protocol=consumer`) a member that gets no partition gets no callback
+either (librdkafka 2.16). So the coordinator is asked: the member has no partitions if the group is stable, and neither
+has nor will get any for this member. The answer is never awaited.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from confluent_kafka import KafkaError
+from confluent_kafka import ConsumerGroupState, KafkaError
 
 from rocketshim.kafka.client_errors import REFUSES_TO_JOIN, ErrorLines
-from rocketshim.kafka.membership import JOIN_PATIENCE_MS, JoinWatch
+from rocketshim.kafka.clients import brokers_assign
+from rocketshim.kafka.membership import GroupQuestion
 from rocketshim.logs import safe_logger
 
 __all__ = ["Joining"]
 
 _LOG = safe_logger("rocketshim.consumer")
+_PATIENCE_MS: Final = 5_000  # how long a member joins before the log says which members its group waits for
 _AWAITED: Final = (
     "one of these members does not answer, and the group waits for it: one that has ended without stop() is removed "
     "when its session ends (session.timeout.ms, 45 s by default)"
@@ -22,27 +32,44 @@ class Joining:
     """What a consumer knows about its way into the group, and logs about it. Owned by the thread of the consumer.
 
     `is_refused` (any thread may read it): the group refuses the consumer, which joins when the cause is gone. No member
-    waits for it.
+    waits for it. Without a `question` the coordinator is not asked.
     """
 
     def __init__(
-        self, group: str = "", settings: Mapping[str, Any] | None = None, watch: JoinWatch | None = None
+        self, group: str = "", settings: Mapping[str, Any] | None = None, question: GroupQuestion | None = None
     ) -> None:
         self.is_refused = False
         self._group = group
         self._errors = ErrorLines(group, settings or {})
-        self._watch = watch
+        self._question = question
+        self._must_ask = brokers_assign(settings or {})  # whether there are no partitions: no callback tells it
+        self._since_ms: int | None = None
+        self._is_explained = False  # why the group waits, or it has joined
 
-    def look(self, member_id: str | None, now_ms: int, *, is_joining: bool) -> None:
-        """Log, once, which members the group waits for, if the consumer has been joining it for 5 s."""
-        if self._watch is None:
-            return
-        others = self._watch.others(member_id, now_ms, is_joining=is_joining)
-        if others:
-            facts = {"group": self._group, "waited_s": JOIN_PATIENCE_MS // 1_000, "members": others, "hint": _AWAITED}
-            _LOG.warning("consumer.group-awaited", extra=facts)
-        if others or not is_joining:
+    def look(self, member_id: str | None, now_ms: int, *, is_joining: bool, is_member: bool) -> bool:
+        """Log, once, which members the group waits for, if the consumer has been joining it for 5 s.
+
+        `is_joining`: the group has assigned nothing yet, and may. Return whether it has no partitions for this member.
+        """
+        self._since_ms = now_ms if self._since_ms is None else self._since_ms
+        self._is_explained = self._is_explained or not is_joining
+        is_late = not self._is_explained and now_ms - self._since_ms >= _PATIENCE_MS
+        is_unknown = self._must_ask and not is_member
+        if self._question is None or not (is_late or is_unknown):
             self.close()
+            return False
+        described = self._question.answer(now_ms)
+        if described is None:
+            return False
+        if described.state is ConsumerGroupState.STABLE:  # the answer is under way to this member
+            mine = [member for member in described.members if member.member_id == member_id]
+            return is_unknown and bool(mine) and not any(map(_partitions, mine))
+        others = sorted(_name(member) for member in described.members if member.member_id != member_id)
+        if others and is_late:
+            self._is_explained = True
+            facts = {"group": self._group, "waited_s": _PATIENCE_MS // 1_000, "members": others, "hint": _AWAITED}
+            _LOG.warning("consumer.group-awaited", extra=facts)
+        return False
 
     def log_error(self, error: KafkaError, topic: str | None, now_ms: int, *, has_joined: bool) -> None:
         """Log an error of the client, after which it goes on; one that repeats only now and then."""
@@ -57,7 +84,16 @@ class Joining:
         return f" ({hint})" if hint else ""
 
     def close(self) -> None:
-        """Look for nothing any more. Idempotent."""
-        watch, self._watch = self._watch, None
-        if watch is not None:
-            watch.close()
+        """Drop the client of the question, if it has one; the next question makes another."""
+        if self._question is not None:
+            self._question.drop_client()
+
+
+def _name(member: Any) -> str:
+    return f"{member.client_id}@{str(member.host).removeprefix('/')} ({member.member_id})"
+
+
+def _partitions(member: Any) -> list[Any]:
+    """Return the partitions that a member has or will get."""
+    known = (member.assignment, getattr(member, "target_assignment", None))
+    return [partition for each in known if each is not None for partition in each.topic_partitions]

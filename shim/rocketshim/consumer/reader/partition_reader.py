@@ -147,8 +147,10 @@ class PartitionReader:
         return frozenset(self.partitions) if is_whole else None
 
     def look_at_group(self) -> None:
-        """Log which members the group waits for, if this consumer has been joining it for long."""
-        self.joining.look(self.client().memberid(), self.now_ms(), is_joining=self.is_joining)
+        """Find out whether the group has no partitions for this consumer, or which members it waits for."""
+        is_joining, is_member = self.is_joining, self.is_member
+        if self.joining.look(self.client().memberid(), self.now_ms(), is_joining=is_joining, is_member=is_member):
+            self.joined()
 
     def log_error(self, error: KafkaError, topic: str | None) -> None:
         """Log an error of the client, after which it goes on."""

@@ -1,0 +1,161 @@
+"""A member without partitions is found by what the coordinator answers, and so are those that it waits for."""
+
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, TopicPartition
+
+from rocketshim.consumer.reader.joining import Joining
+from rocketshim.kafka.membership import GroupQuestion
+
+
+class Admin:
+    """An admin client whose answers the test gives."""
+
+    def __init__(self) -> None:
+        self.asked: list[Future[Any]] = []
+
+    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, Future[Any]]:
+        assert request_timeout == 3_600, "librdkafka may crash later if this limit is reached"
+        asked: dict[str, Future[Any]] = {group: Future() for group in groups}
+        self.asked += asked.values()
+        return asked
+
+    def poll(self, _: float) -> int:
+        return 0
+
+    def __len__(self) -> int:
+        return 0  # as a real one: the number of its waiting events
+
+
+def member(name: str, *partitions: int, target: tuple[int, ...] | None = None) -> Any:
+    def assignment(numbers: tuple[int, ...]) -> Any:
+        return SimpleNamespace(topic_partitions=[TopicPartition("orders", number) for number in numbers])
+
+    return SimpleNamespace(
+        member_id=name,
+        assignment=assignment(partitions),
+        target_assignment=None if target is None else assignment(target),
+    )
+
+
+def group(*members: Any, state: ConsumerGroupState = ConsumerGroupState.STABLE) -> Any:
+    return SimpleNamespace(state=state, members=list(members))
+
+
+def joining(make_admin: Callable[[Any], Any], **settings: str) -> Joining:
+    """A consumer of the new group protocol, unless the settings name another one."""
+    return Joining("g", {"group.protocol": "consumer", **settings}, GroupQuestion(make_admin, {}, "g"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (group(member("me"), member("other", 0)), True),
+        (group(member("me", 1), member("other", 0)), False),
+        (group(member("me", target=(1,)), member("other", 0)), False),
+        (group(member("me"), state=ConsumerGroupState.PREPARING_REBALANCING), False),
+        (group(member("other", 0)), False),
+    ],
+    ids=["no partitions", "has some", "will get some", "not stable", "not a member yet"],
+)
+def test_only_a_stable_group_without_partitions_for_the_member_counts(answer: Any, *, found: bool) -> None:
+    admin = Admin()
+    check = joining(lambda _: admin)
+    assert not check.look("me", 0, is_joining=True, is_member=False)
+    assert not check.look("me", 10, is_joining=True, is_member=False), "there is no answer yet"
+    admin.asked[0].set_result(answer)
+    assert check.look("me", 20, is_joining=True, is_member=False) is found
+    assert len(admin.asked) == 1
+
+
+def test_after_an_error_the_coordinator_is_asked_again() -> None:
+    admin = Admin()
+    check = joining(lambda _: admin)
+    check.look("me", 0, is_joining=True, is_member=False)
+    admin.asked[0].set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
+    assert not check.look("me", 100, is_joining=True, is_member=False)
+    assert not check.look("me", 499, is_joining=True, is_member=False)
+    assert len(admin.asked) == 1
+    assert not check.look("me", 500, is_joining=True, is_member=False)
+    admin.asked[1].set_result(group(member("me")))
+    assert check.look("me", 600, is_joining=True, is_member=False)
+
+
+def test_a_client_without_an_answer_for_five_seconds_is_dropped_and_so_is_one_of_a_known_member() -> None:
+    made: list[Admin] = []
+    check = joining(lambda _: made.append(Admin()) or made[-1])  # type: ignore[func-returns-value]
+    check.look("me", 0, is_joining=True, is_member=False)
+    check.look("me", 4_999, is_joining=True, is_member=False)
+    alive = weakref.ref(made.pop())
+    assert alive() is not None
+    check.look("me", 5_000, is_joining=True, is_member=False)
+    assert alive() is None
+    check.look("me", 5_100, is_joining=True, is_member=False)
+    alive = weakref.ref(made.pop())
+    check.look("me", 5_500, is_joining=False, is_member=True)
+    assert alive() is None
+    check.look("me", 5_600, is_joining=True, is_member=False)
+    made[0].asked[0].set_result(group(member("other")))
+    check.look("me", 5_700, is_joining=True, is_member=False)
+    check.look("me", 6_200, is_joining=True, is_member=False)
+    made[0].asked[1].set_result(group(member("me")))
+    assert check.look("me", 6_300, is_joining=True, is_member=False)
+    assert len(made) == 1
+
+
+def named(name: str) -> Any:
+    return SimpleNamespace(member_id=f"{name}-1", client_id=name, host="/10.0.0.7")
+
+
+def awaited(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
+    return [record.members for record in caplog.records if record.event == "consumer.group-awaited"]  # type: ignore[attr-defined]
+
+
+def classic(admin: Admin) -> Callable[..., bool]:
+    """Let a member of the classic protocol look, at a time: it is told when it has no partitions."""
+    watch = joining(lambda _: admin, **{"group.protocol": "classic"})
+    return lambda now_ms, is_joining=True: watch.look("me-1", now_ms, is_joining=is_joining, is_member=not is_joining)
+
+
+@pytest.mark.parametrize("state", [ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.UNKNOWN])
+def test_after_five_seconds_of_joining_the_other_members_are_named_once(
+    state: ConsumerGroupState, caplog: pytest.LogCaptureFixture
+) -> None:
+    admin = Admin()
+    look = classic(admin)
+    look(0)
+    look(4_999)
+    assert not admin.asked
+    look(5_000)
+    admin.asked[0].set_result(group(named("me"), named("shop"), named("api"), state=state))
+    look(5_010)
+    assert awaited(caplog) == [["api@10.0.0.7 (api-1)", "shop@10.0.0.7 (shop-1)"]]
+    look(60_000)
+    assert len(admin.asked) == len(awaited(caplog)) == 1
+
+
+def test_a_member_that_has_joined_asks_nothing() -> None:
+    admin = Admin()
+    look = classic(admin)
+    look(0)
+    look(4_000, is_joining=False)
+    look(60_000)
+    assert not admin.asked
+
+
+@pytest.mark.parametrize("answer", [group(named("shop")), group(named("me"), state=ConsumerGroupState.EMPTY)])
+def test_a_group_that_waits_for_nobody_is_asked_again(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    admin = Admin()
+    look = classic(admin)
+    look(0)
+    look(5_000)
+    admin.asked[0].set_result(answer)
+    look(5_010)
+    look(5_600)
+    assert len(admin.asked) == 2
+    assert not awaited(caplog)
