@@ -104,7 +104,7 @@ class Reader:
 
     def stored(self, topic: str) -> int:
         positions = decode(next(self.folder.rglob("offsets.json")).read_bytes()).positions
-        return next(stored.offset for key, stored in positions.items() if key.topic == topic)
+        return next(offset for key, (offset, _) in positions.items() if key.topic == topic)
 
     @contextmanager
     def lite(self, group: str, topic: str, heard: Callable[[], None]) -> Iterator[Callable[[], int]]:

@@ -16,7 +16,7 @@ RocketMQ's broker answers each pull separately. Kafka's client fetches ahead. So
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Self, Unpack
@@ -123,87 +123,6 @@ class PrefetchBuffer:
         return message
 
 
-class Prefetch:
-    """The prefetch buffers of one pull consumer by topic and partition, filled by its reading client."""
-
-    def __init__(
-        self, client: Callable[[], ConsumerClient], lookup: QueueLookup, errors: ErrorLines, now_ms: Callable[[], int]
-    ) -> None:
-        self.buffers: dict[tuple[str, int], PrefetchBuffer] = {}  # found per message by a plain tuple
-        self._client = client
-        self._lookup = lookup
-        self._errors = errors
-        self._now_ms = now_ms
-
-    def read_from(
-        self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
-    ) -> PrefetchBuffer:
-        """Read a queue from this offset; return its new, empty buffer."""
-        consumer = self._client()
-        at = TopicPartition(*key, offset)
-        with cluster_errors(f"{key} cannot be read from offset {offset}"):
-            if self.buffers.pop(key, None) is not None:
-                consumer.incremental_unassign([TopicPartition(*key)])
-            consumer.incremental_assign([at])
-            consumer.resume([at])  # the client keeps a pause across assignments
-        buffer = self.buffers[key] = PrefetchBuffer(queue, key, offset, bounds)
-        return buffer
-
-    def fetch(self, wanted: PrefetchBuffer, wait_s: float) -> None:
-        """Put what the client has fetched into the buffers; pause the full ones, resume the wanted one."""
-        consumer = self._client()
-        if wanted.is_paused and not wanted.is_full:
-            wanted.is_paused = False
-            consumer.resume([TopicPartition(*wanted.key)])
-        try:
-            first = consumer.poll(wait_s)
-            fetched = () if first is None else (first, *consumer.consume(FETCH_COUNT - 1, 0))
-            failures = [self._put(message, wanted) for message in fetched]
-        except BaseException:  # for example of a signal handler: what was fetched is lost, so all is read again
-            consumer.unassign()
-            self.buffers.clear()
-            raise
-        for key, each in self.buffers.items():
-            if each.is_full and not each.is_paused:
-                each.is_paused = True
-                consumer.pause([TopicPartition(*key)])
-        for failure in failures:
-            if failure is not None:
-                with cluster_errors(f"{wanted.queue} cannot be read"):
-                    raise KafkaException(failure)
-
-    def is_at_end(self, buffer: PrefetchBuffer) -> bool:
-        """Return whether the queue has no message that a pull has not returned; look up its bounds for that.
-
-        Decides: May a pull answer "no new message"? Only if a look-up says that the position is the queue's end.
-        """
-        if buffer.messages or buffer.is_illegal:
-            return False
-        buffer.bounds = self._lookup.bounds(buffer.queue)
-        if buffer.end_at is not None and buffer.end_at >= buffer.bounds[1]:
-            buffer.next_offset = buffer.end_at  # skip what no reader sees: transaction markers, aborted messages
-        return buffer.next_offset >= buffer.bounds[1]
-
-    def _put(self, message: Any, wanted: PrefetchBuffer) -> KafkaError | None:
-        """Put a message into its buffer; return an error event that ends the pull."""
-        buffer = self.buffers.get((message.topic(), message.partition()))
-        error: KafkaError | None = message.error()
-        if error is None:
-            if buffer is not None:
-                buffer.put(message)
-        elif buffer is not None and error.code() == _PARTITION_EOF:
-            buffer.end_at = message.offset()
-        elif buffer is not None and error.code() == _OFFSET_RESET:
-            buffer.is_illegal = True
-        else:
-            if (facts := self._errors.facts(error, message.topic(), self._now_ms())) is not None:
-                _LOG.warning("consumer.client-error", extra=facts)
-            concerns_pull = message.topic() in {wanted.key.topic, None}
-            if is_fatal(error) or (concerns_pull and error.code() in DENIED | MISSING):
-                return error
-        return None
-
-
 class PullConsumer:
     """Reads queues from offsets that the caller keeps.
 
@@ -253,8 +172,8 @@ class PullConsumer:
         self._lookup = QueueLookup(
             self.names, lambda: self._lookups, lambda: self._session.last_error.text(self._lookups.open())
         )
-        errors = ErrorLines(settings.group, settings.client)
-        self._prefetch = Prefetch(self._client, self._lookup, errors, self._session.now_ms)
+        self._errors = ErrorLines(settings.group, settings.client)
+        self._buffers: dict[tuple[str, int], PrefetchBuffer] = {}  # found per message by a plain tuple
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
 
@@ -404,7 +323,7 @@ class PullConsumer:
         return self._reading
 
     def _close(self) -> None:
-        self._prefetch.buffers.clear()
+        self._buffers.clear()
         self._lookups.close()
         self._reading.close()
 
@@ -417,12 +336,12 @@ class PullConsumer:
         with self._session.call():
             self._session.counts.polled_at_ms = self._session.now_ms()
             key = self._lookup.key_of(queue)
-            buffer = self._prefetch.buffers.get(key)
+            buffer = self._buffers.get(key)
             if buffer is None or buffer.next_offset != offset or buffer.is_illegal:
                 bounds = self._lookup.bounds(queue)
                 if not bounds[0] <= offset <= bounds[1]:
                     return _illegal(offset, bounds)
-                buffer = self._prefetch.read_from(queue, key, offset, bounds)
+                buffer = self._read_from(queue, key, offset, bounds)
             found, examined = self._search(buffer, selector, max_count, wait_ms)
             if buffer.is_illegal and not examined:
                 return _illegal(offset, self._lookup.bounds(queue))
@@ -453,18 +372,88 @@ class PullConsumer:
                     found.append(MessageView(message, trusted))
             if buffer.messages or buffer.is_illegal:
                 return found, examined
-            self._prefetch.fetch(buffer, 0)
+            self._fetch(buffer, 0)
             if buffer.messages:
                 continue
             waited_ms = self._session.now_ms() - began_ms
-            if examined or self._session.stopping or (waited_ms >= wait_ms and self._prefetch.is_at_end(buffer)):
+            if examined or self._session.stopping or (waited_ms >= wait_ms and self._is_at_end(buffer)):
                 return found, examined  # the next pull finds out whether there is more
             if waited_ms >= wait_ms + self.settings.consumer_pull_timeout_ms:
                 raise BrokerUnavailableError(
                     f"{buffer.queue} was not read from offset {buffer.next_offset} within "
                     f"{self.settings.consumer_pull_timeout_ms} ms; pull again"
                 )
-            self._prefetch.fetch(buffer, _SLICE_S)
+            self._fetch(buffer, _SLICE_S)
+
+    # --- reading ahead -----------------------------------------------------------------------------------------------
+
+    def _read_from(
+        self, queue: MessageQueue, key: TopicPartitionKey, offset: int, bounds: tuple[int, int]
+    ) -> PrefetchBuffer:
+        """Read a queue from this offset; return its new, empty buffer."""
+        consumer = self._client()
+        at = TopicPartition(*key, offset)
+        with cluster_errors(f"{key} cannot be read from offset {offset}"):
+            if self._buffers.pop(key, None) is not None:
+                consumer.incremental_unassign([TopicPartition(*key)])
+            consumer.incremental_assign([at])
+            consumer.resume([at])  # the client keeps a pause across assignments
+        buffer = self._buffers[key] = PrefetchBuffer(queue, key, offset, bounds)
+        return buffer
+
+    def _fetch(self, wanted: PrefetchBuffer, wait_s: float) -> None:
+        """Put what the client has fetched into the buffers; pause the full ones, resume the wanted one."""
+        consumer = self._client()
+        if wanted.is_paused and not wanted.is_full:
+            wanted.is_paused = False
+            consumer.resume([TopicPartition(*wanted.key)])
+        try:
+            first = consumer.poll(wait_s)
+            fetched = () if first is None else (first, *consumer.consume(FETCH_COUNT - 1, 0))
+            failures = [self._put(message, wanted) for message in fetched]
+        except BaseException:  # for example of a signal handler: what was fetched is lost, so all is read again
+            consumer.unassign()
+            self._buffers.clear()
+            raise
+        for key, each in self._buffers.items():
+            if each.is_full and not each.is_paused:
+                each.is_paused = True
+                consumer.pause([TopicPartition(*key)])
+        for failure in failures:
+            if failure is not None:
+                with cluster_errors(f"{wanted.queue} cannot be read"):
+                    raise KafkaException(failure)
+
+    def _is_at_end(self, buffer: PrefetchBuffer) -> bool:
+        """Return whether the queue has no message that a pull has not returned; look up its bounds for that.
+
+        Decides: May a pull answer "no new message"? Only if a look-up says that the position is the queue's end.
+        """
+        if buffer.messages or buffer.is_illegal:
+            return False
+        buffer.bounds = self._lookup.bounds(buffer.queue)
+        if buffer.end_at is not None and buffer.end_at >= buffer.bounds[1]:
+            buffer.next_offset = buffer.end_at  # skip what no reader sees: transaction markers, aborted messages
+        return buffer.next_offset >= buffer.bounds[1]
+
+    def _put(self, message: Any, wanted: PrefetchBuffer) -> KafkaError | None:
+        """Put a message into its buffer; return an error event that ends the pull."""
+        buffer = self._buffers.get((message.topic(), message.partition()))
+        error: KafkaError | None = message.error()
+        if error is None:
+            if buffer is not None:
+                buffer.put(message)
+        elif buffer is not None and error.code() == _PARTITION_EOF:
+            buffer.end_at = message.offset()
+        elif buffer is not None and error.code() == _OFFSET_RESET:
+            buffer.is_illegal = True
+        else:
+            if (facts := self._errors.facts(error, message.topic(), self._session.now_ms())) is not None:
+                _LOG.warning("consumer.client-error", extra=facts)
+            concerns_pull = message.topic() in {wanted.key.topic, None}
+            if is_fatal(error) or (concerns_pull and error.code() in DENIED | MISSING):
+                return error
+        return None
 
 
 def _illegal(offset: int, bounds: tuple[int, int]) -> PullResult:

@@ -61,12 +61,8 @@ _VERSION: Final = 1
 _SUM: Final = "sha256 "
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """A position, and the text stored with it."""
-
-    offset: int
-    metadata: str = ""
+Stored = tuple[int, str]
+"""A position, and the text stored with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +89,16 @@ class OffsetFile:
         positions = dict(self.positions)
         if before:
             for key in [key for key in positions if key.topic == topic]:
-                positions[key] = Stored(0, positions[key].metadata)
+                positions[key] = (0, positions[key][1])
         return OffsetFile(self.cluster, {**self.topic_ids, topic: topic_id}, positions)
 
 
 def encode(content: OffsetFile) -> bytes:
     """Return the file's bytes."""
     topics: dict[str, Any] = {}
-    for (topic, partition), stored in sorted(content.positions.items()):
+    for (topic, partition), (offset, metadata) in sorted(content.positions.items()):
         entry = topics.setdefault(topic, {"id": content.topic_ids.get(topic, ""), "queues": {}})
-        entry["queues"][str(partition)] = {"offset": stored.offset, "metadata": stored.metadata}
+        entry["queues"][str(partition)] = {"offset": offset, "metadata": metadata}
     text = json.dumps({"v": _VERSION, "cluster": content.cluster, "topics": topics}, indent=1, ensure_ascii=True)
     return f"{text}\n{_SUM}{sha256(text.encode()).hexdigest()}\n".encode()
 
@@ -129,7 +125,7 @@ def decode(data: bytes) -> OffsetFile:
 def _positions(topics: Mapping[str, Any]) -> Iterable[tuple[TopicPartitionKey, Stored]]:
     for topic, entry in topics.items():
         for number, stored in entry["queues"].items():
-            yield TopicPartitionKey(topic, int(number)), Stored(int(stored["offset"]), str(stored["metadata"]))
+            yield TopicPartitionKey(topic, int(number)), (int(stored["offset"]), str(stored["metadata"]))
 
 
 def stable_client_id() -> str:
@@ -198,17 +194,17 @@ class LocalOffsetStore:
         """Return offsets in the form of `confluent_kafka.Consumer.committed`; -1001 where none is stored."""
         for topic in sorted({item.topic for item in partitions}):
             self._content = self._content.identified(topic, self._topic_id(topic))
-        nothing = Stored(OFFSET_INVALID, "")
+        nothing = (OFFSET_INVALID, "")
         keys = [TopicPartitionKey.of(item) for item in partitions]
         found = [(key, self._content.positions.get(key, nothing)) for key in keys]
-        return [TopicPartition(*key, stored.offset, metadata=stored.metadata) for key, stored in found]
+        return [TopicPartition(*key, offset, metadata=metadata) for key, (offset, metadata) in found]
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool = False) -> list[TopicPartition]:  # noqa: ARG002
         """Store offsets; they are on the disk when this returns, even with `asynchronous`.
 
         Raises KafkaException (`_FS`): the file cannot be written; its content is unchanged.
         """
-        moved = {TopicPartitionKey.of(item): Stored(item.offset, item.metadata or "") for item in offsets}
+        moved = {TopicPartitionKey.of(item): (item.offset, item.metadata or "") for item in offsets}
         content = self._content.moved(moved)
         try:
             self._write(encode(content))

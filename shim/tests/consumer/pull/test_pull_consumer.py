@@ -166,7 +166,7 @@ def test_a_queue_that_is_not_pulled_does_not_fill_memory(
     fill(kafka, 3_000, 1)
     fill(kafka, 3_000, 0)
     found = [m.queue_offset for at in range(0, 3_000, 100) for m in consumer.pull(Q0, None, at, 100).messages]
-    assert len(consumer._prefetch.buffers["orders", 1].messages) < 20 + FETCH_COUNT
+    assert len(consumer._buffers["orders", 1].messages) < 20 + FETCH_COUNT
     assert found[:100] == list(range(100))
     offset = 0
     while (result := consumer.pull(Q1, None, offset, 500)).status is PullStatus.FOUND:

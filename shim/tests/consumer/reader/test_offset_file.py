@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.reader.local_offsets import OffsetFile, Stored, decode, encode
+from rocketshim.consumer.reader.local_offsets import OffsetFile, decode, encode
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 TEXT = st.text(max_size=20)
 POSITIONS = st.dictionaries(
     st.builds(TopicPartitionKey, TEXT, st.integers(0, 5)),
-    st.builds(Stored, st.integers(0, 2**63 - 1), TEXT),
+    st.tuples(st.integers(0, 2**63 - 1), TEXT),
     max_size=8,
 )
 
@@ -57,27 +57,25 @@ def test_a_document_of_another_form_is_refused_although_its_checksum_matches(tex
 
 
 def test_moving_some_positions_keeps_all_others() -> None:
-    content = OffsetFile("c", {"t": "i"}, {TopicPartitionKey("t", 0): Stored(1), TopicPartitionKey("u", 0): Stored(5)})
-    moved = content.moved({TopicPartitionKey("t", 0): Stored(2), TopicPartitionKey("t", 1): Stored(3)})
+    content = OffsetFile("c", {"t": "i"}, {TopicPartitionKey("t", 0): (1, ""), TopicPartitionKey("u", 0): (5, "")})
+    moved = content.moved({TopicPartitionKey("t", 0): (2, ""), TopicPartitionKey("t", 1): (3, "")})
     assert moved.positions == {
-        TopicPartitionKey("t", 0): Stored(2),
-        TopicPartitionKey("t", 1): Stored(3),
-        TopicPartitionKey("u", 0): Stored(5),
+        TopicPartitionKey("t", 0): (2, ""),
+        TopicPartitionKey("t", 1): (3, ""),
+        TopicPartitionKey("u", 0): (5, ""),
     }
-    assert content.positions[TopicPartitionKey("t", 0)] == Stored(1)
+    assert content.positions[TopicPartitionKey("t", 0)] == (1, "")
 
 
 def test_a_topic_that_was_created_again_is_read_from_its_beginning() -> None:
-    content = OffsetFile(
-        "c", {"t": "old"}, {TopicPartitionKey("t", 0): Stored(9, "m"), TopicPartitionKey("u", 0): Stored(5)}
-    )
+    content = OffsetFile("c", {"t": "old"}, {TopicPartitionKey("t", 0): (9, "m"), TopicPartitionKey("u", 0): (5, "")})
     assert content.identified("t", "old") is content
     assert content.identified("t", "") is content
     identified = content.identified("t", "new")
-    assert identified.positions == {TopicPartitionKey("t", 0): Stored(0, "m"), TopicPartitionKey("u", 0): Stored(5)}
+    assert identified.positions == {TopicPartitionKey("t", 0): (0, "m"), TopicPartitionKey("u", 0): (5, "")}
     assert identified.topic_ids == {"t": "new"}
 
 
 def test_a_previously_unknown_id_changes_no_position() -> None:
-    content = OffsetFile("c", {}, {TopicPartitionKey("t", 0): Stored(9)})
-    assert content.identified("t", "new").positions == {TopicPartitionKey("t", 0): Stored(9)}
+    content = OffsetFile("c", {}, {TopicPartitionKey("t", 0): (9, "")})
+    assert content.identified("t", "new").positions == {TopicPartitionKey("t", 0): (9, "")}
