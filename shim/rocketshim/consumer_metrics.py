@@ -26,22 +26,16 @@ _MOST_CAUSES: Final = 51  # any text may be a class name: a bound on the number 
 
 @dataclass(slots=True)
 class DispatchCounts:
-    """Counts of listener results; any thread reads them, the poll thread writes them.
-
-    Attributes:
-        succeeded: number of messages.
-        listener_ns: time that listeners had messages.
-        failed_by_type: number of failed messages by result.
-        listener_times: seconds per message. The messages of a chunk share its mean, as no clock is read between them;
-            from 8 ms per message on a chunk is one call.
-        latencies: seconds from the append of a message to the end of its call; the oldest message stands for its chunk.
-    """
+    """Counts of messages and listener results; any thread reads them, the poll thread writes them."""
 
     succeeded: int = 0
     listener_ns: int = 0
     failed_by_type: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_FAILED, 0))
     listener_times: Histogram = field(default_factory=lambda: Histogram(_LISTENER_BOUNDS_S))
+    """Seconds per message. The messages of a chunk share its mean, as no clock is read between them; from 8 ms per
+    message on a chunk is one call."""
     latencies: Histogram = field(default_factory=lambda: Histogram(_LATENCY_BOUNDS_S))
+    """Seconds from the append of a message to the end of its call; the oldest message stands for its chunk."""
 
     @property
     def failed(self) -> int:
@@ -97,15 +91,10 @@ class SendBackCounts:
 
 @dataclass(slots=True)
 class FailureCounts:
-    """Counts of stored retries and dead letters; any thread reads them, the poll thread writes them.
+    """Counts of stored retries and dead letters; any thread reads them, the poll thread writes them."""
 
-    Attributes:
-        retries: number of retries by failed attempts so far: `1` to `16`, `more`.
-        dead: number of dead letters by the class of the failure. After 50 classes: `other`.
-    """
-
-    retries: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ATTEMPTS, 0))
-    dead: dict[str, int] = field(default_factory=lambda: {"other": 0})
+    retries: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ATTEMPTS, 0))  # by failed attempts so far
+    dead: dict[str, int] = field(default_factory=lambda: {"other": 0})  # by the class of the failure
 
     def add(self, kind: HopKind, reconsume_times: int, cause: str) -> None:
         """Count a stored hop: its number of failed attempts, or the class of the last failure."""

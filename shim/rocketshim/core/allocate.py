@@ -91,41 +91,21 @@ def share_of(
     queues: Iterable[MessageQueue],
     client_ids: Iterable[str],
 ) -> list[MessageQueue]:
-    """Sort as RocketMQ's rebalance does, then call the strategy.
+    """Sort as RocketMQ's rebalance does, then call the strategy; return the queues of `client_id`.
 
-    Args:
-        strategy: the allocation strategy.
-        group: logical name of the group.
-        client_id: own id.
-        queues: the queues of one topic in any order; a duplicate counts once.
-        client_ids: ids of all members in any order; a duplicate counts twice.
-
-    Returns:
-        The queues of `client_id`.
-
-    Raises:
-        ConfigError: an argument is empty and the strategy refuses it.
-
-    Source: `RebalanceImpl#rebalanceByTopic`.
+    A queue that is given twice counts once, a member twice. Source: `RebalanceImpl#rebalanceByTopic`.
     """
     return strategy.allocate(group, client_id, sorted(set(queues)), sorted(client_ids, key=_java_order))
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """What one member of a group needs to compute its share.
-
-    Attributes:
-        strategy: the allocation strategy; the same in the whole group.
-        group: logical name of the group.
-        client_id: id of this member.
-        logical: physical to logical name of topics where they differ (the group's retry topic).
-    """
+    """What one member of a group needs to compute its share."""
 
     strategy: AllocateMessageQueueStrategy
     group: str
     client_id: str
-    logical: Mapping[str, str]
+    logical: Mapping[str, str]  # physical to logical name of topics where they differ (the group's retry topic)
 
     def share(
         self, topic: str, partitions: Iterable[TopicPartitionKey], members: Collection[str]

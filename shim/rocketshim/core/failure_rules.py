@@ -20,15 +20,10 @@ _MRO: Final = type.__dict__["__mro__"]  # a metaclass of user code may have repl
 
 @dataclass(frozen=True, slots=True)
 class FailureRules:
-    """The rules of one listener.
-
-    Attributes:
-        dead_on: exceptions after which the message becomes a dead letter without a retry.
-        retry_on: the only exceptions after which the message is retried; None: all that are not in `dead_on`.
-    """
+    """The rules of one listener."""
 
     dead_on: tuple[type[BaseException], ...] = ()
-    retry_on: tuple[type[BaseException], ...] | None = None
+    retry_on: tuple[type[BaseException], ...] | None = None  # None: all that are not in `dead_on`
 
     def is_final(self, kind: type[BaseException]) -> bool:
         """Return whether a message for which the listener raised this class is not tried again; calls no user code."""

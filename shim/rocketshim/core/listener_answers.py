@@ -222,13 +222,7 @@ class ConsumeConcurrentlyContext:
 
 
 def succeeded_count(status: object, ack_index: int, batch_count: int) -> int:
-    """Return how many messages of a batch, from its beginning, are done; the others failed.
-
-    Args:
-        status: what the listener returned.
-        ack_index: index of the last message that is done; `ALL` unless the listener set it.
-        batch_count: messages in the batch, at least 1.
-    """
+    """Return how many messages of a batch, from its beginning, are done; the others failed."""
     if is_success(status):
         return max(0, min(ack_index + 1, batch_count))
     return 0
@@ -262,16 +256,10 @@ def as_one(answer: object, batch_count: int) -> object:
 
 
 def return_type(status: object, *, raised: bool, elapsed_ms: float, timeout_ms: float) -> ConsumeReturnType:
-    """Classify how a listener call ended.
+    """Classify how a call of a concurrent or orderly listener ended.
 
-    Args:
-        status: what the listener returned; also an orderly listener's `ConsumeOrderlyStatus`.
-        raised: whether it raised an exception instead.
-        elapsed_ms: how long the call took, in ms.
-        timeout_ms: the consume timeout, in ms: a call that took at least this long and returned a status is `TIME_OUT`.
-
-    Returns:
-        `RETURNNULL` for a value that is not a status (RocketMQ: null; here None is success).
+    One that took the consume timeout and returned a status is `TIME_OUT`. `RETURNNULL` is for a value that is not a
+    status (RocketMQ: null; here None is success).
 
     Source: `ConsumeMessageConcurrentlyService.ConsumeRequest#run`.
     """
