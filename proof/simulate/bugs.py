@@ -219,7 +219,7 @@ def _believes(_: Any) -> Any:
 
 def _no_commit_when_revoked(_: Any) -> Any:
     def finish(self: Any, keys: Any) -> None:
-        deadline_ms = self._reader.now_ms() + self._parts.settings.revoke_drain_ms
+        deadline_ms = self.reader.now_ms() + self.settings.revoke_drain_ms
         self.dispatch.drain([queue for key in keys if (queue := self.get(key))], self.owned, deadline_ms)
 
     return finish

@@ -202,7 +202,7 @@ class Consumer:
             make_pool=make_pool,
         ).build()
         self.pool = pools[0]
-        self._log = LogInTurns(world, self.loop._parts.log)  # noqa: SLF001
+        self._log = LogInTurns(world, self.loop._log)  # noqa: SLF001
 
     def turn(self) -> None:
         """Do a turn of the poll loop."""

@@ -25,16 +25,13 @@ from rocketshim.consumer.send_back import SendBack
 from rocketshim.consumer_metrics import DispatchCounts, OrderlyCounts
 from rocketshim.core.careful_start import PROCESS_DIED
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.partition import PartitionQueue, QueueT, Work
-from rocketshim.core.subscriptions import Subscriptions
-from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-__all__ = ["Dispatch", "ListenerPool", "LoopParts", "Pool", "Result"]
+__all__ = ["Dispatch", "ListenerPool", "Pool", "Result"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _REPORTS_S: Final = 0.005
@@ -92,37 +89,24 @@ class Pool(Protocol):
         return self.results.get(timeout=timeout_s)
 
 
-@dataclass(frozen=True, slots=True)
-class LoopParts:
-    """What a poll loop is made from; neither `reader` nor `log` is open."""
-
-    reader: PartitionReader
-    source: Subscriptions
-    pool: Pool
-    send_back: SendBack
-    settings: PushConsumerSettings
-    limits: FlowLimits
-    clock: Clock
-    log: GroupLogThread | None = None  # None: the group needs no locks
-    on_close: Callable[[], None] = lambda: None  # releases what the loop does not know: files, the admin client
-
-
 class Dispatch(ABC, Generic[QueueT]):
     """The poll thread's side of the listener threads."""
 
-    def __init__(self, parts: LoopParts) -> None:
-        self.pool = parts.pool
-        self.send_back = parts.send_back
+    def __init__(
+        self, pool: Pool, send_back: SendBack, settings: PushConsumerSettings, clock: Clock, reader: PartitionReader
+    ) -> None:
+        self.pool = pool
+        self.send_back = send_back
         self.counts = DispatchCounts()
         self.orderly_counts = OrderlyCounts()
         self.in_flight = 0  # messages handed out and not yet reported
         self.died: BaseException | None = None
-        self.care = parts.reader.care
+        self.care = reader.care
         self.send_back.on_stored = self._stored
         self._kept: dict[TopicPartitionKey, list[Work]] = {}  # taken, and not submitted yet
-        self._batch_count = parts.settings.consume_message_batch_max_size
-        self._now_ms = now_ms_of(parts.clock)
-        self._wall_ms = parts.clock.wall_ms
+        self._batch_count = settings.consume_message_batch_max_size
+        self._now_ms = now_ms_of(clock)
+        self._wall_ms = clock.wall_ms
 
     @abstractmethod
     def make_queue(self, key: TopicPartitionKey, epoch: int) -> QueueT:

@@ -14,12 +14,14 @@ from typing import Any, Final, Generic, cast
 
 from confluent_kafka import TopicPartition
 
-from rocketshim.consumer.dispatch import Dispatch, LoopParts
+from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.reader.group_offsets import Committer
-from rocketshim.core.flow_control import must_pause, per_queue_limits, should_resume
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.core.partition import Partition, PauseReason, QueueT
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.lookups import offsets_at
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Mode"]
@@ -31,8 +33,9 @@ _MAX_IN_FLIGHT: Final = 10_000
 class Mode(ABC, Generic[QueueT]):
     """The queues that are read now, their listeners (`dispatch`) and their commits."""
 
-    def __init__(self, parts: LoopParts, dispatch: Dispatch[QueueT]) -> None:
-        reader = parts.reader
+    def __init__(
+        self, reader: PartitionReader, dispatch: Dispatch[QueueT], settings: PushConsumerSettings, limits: FlowLimits
+    ) -> None:
         self.commits = Committer(
             reader.client,
             reader.now_ms,
@@ -42,11 +45,11 @@ class Mode(ABC, Generic[QueueT]):
             store=reader.store,
             care=reader.care,
         )
-        self.commit_interval_ms = parts.settings.persist_consumer_offset_interval_ms
+        self.commit_interval_ms = settings.persist_consumer_offset_interval_ms
         self.dispatch = dispatch
-        self._reader = reader
-        self._parts = parts
-        self._limits = parts.limits
+        self.reader = reader
+        self.settings = settings
+        self._limits = self._own_limits = limits
         self._epoch = 0
 
     # --- what the modes do differently -------------------------------------------------------------------------------
@@ -97,16 +100,16 @@ class Mode(ABC, Generic[QueueT]):
     @property
     def partitions(self) -> list[Partition]:
         """The partitions that have a queue."""
-        return [each for each in list(self._reader.partitions.values()) if each.queue is not None]
+        return [each for each in list(self.reader.partitions.values()) if each.queue is not None]
 
     def get(self, key: TopicPartitionKey) -> QueueT | None:
         """Return the queue of a partition; None: it is not read now."""
-        partition = self._reader.partitions.get(key)
+        partition = self.reader.partitions.get(key)
         return None if partition is None else cast("QueueT | None", partition.queue)
 
     def owned(self) -> Iterable[QueueT]:
         """Return the queues whose messages may be handed out now."""
-        ownership = self._reader.ownership
+        ownership = self.reader.ownership
         if not ownership.needs_lease:
             return self.queues
         return _queues(each for each in self.partitions if ownership.owns(each.key))
@@ -115,10 +118,10 @@ class Mode(ABC, Generic[QueueT]):
         """Begin a new epoch of a partition, from this offset on; what the former queue was too full of is gone."""
         self._drop(key)
         self._epoch += 1
-        partition = self._reader.partitions[key]
+        partition = self.reader.partitions[key]
         partition.queue = self.dispatch.make_queue(key, self._epoch)
         # else nobody resumes it (test_a_log_that_was_cut_while_its_queue_was_full_is_read): the new queue is not full
-        self._reader.unpause([key], PauseReason.FLOW)
+        self.reader.unpause([key], PauseReason.FLOW)
         partition.begin(offset)
         self._share_limits()
 
@@ -132,14 +135,14 @@ class Mode(ABC, Generic[QueueT]):
     def _detach(self, key: TopicPartitionKey) -> QueueT | None:
         queue = self.get(key)
         if queue is not None:
-            self._reader.partitions[key].queue = None
+            self.reader.partitions[key].queue = None
         return queue
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
         """Drop the queues of partitions that are no longer assigned. Never raises."""
         for key in keys:
             self._drop(key)
-            self._reader.care.forget(key)
+            self.reader.care.forget(key)
         self._share_limits()
 
     def _drop(self, key: TopicPartitionKey) -> None:
@@ -156,7 +159,7 @@ class Mode(ABC, Generic[QueueT]):
         """Pause the queues that have too much; pause all queues if listeners together have too many messages."""
         is_full = self._listeners_are_full
         full = [each.key for each in self.partitions if is_full or self._must_pause(each)]
-        self._reader.pause(full, PauseReason.FLOW)
+        self.reader.pause(full, PauseReason.FLOW)
 
     def resume_drained(self) -> None:
         """Resume the queues that were paused and have little again."""
@@ -164,12 +167,12 @@ class Mode(ABC, Generic[QueueT]):
             return
         ready = [
             each.key
-            for each in self._reader.partitions.values()
+            for each in self.reader.partitions.values()
             if each.pauses
             and (queue := each.queue) is not None
-            and should_resume(queue, self._limits, self._reader.now_ms())
+            and should_resume(queue, self._limits, self.reader.now_ms())
         ]
-        self._reader.unpause(ready, PauseReason.FLOW)
+        self.reader.unpause(ready, PauseReason.FLOW)
 
     def is_full(self, queue: QueueT) -> bool:
         """Return whether a queue is above a threshold."""
@@ -185,9 +188,8 @@ class Mode(ABC, Generic[QueueT]):
 
     def _share_limits(self) -> None:
         """Divide the thresholds of a topic among all assigned queues."""
-        settings = self._parts.settings
-        count, size_bytes = settings.pull_threshold_for_topic, settings.pull_threshold_size_for_topic_bytes
-        self._limits = per_queue_limits(self._parts.limits, count, size_bytes, len(self.partitions))
+        count, size_bytes = self.settings.pull_threshold_for_topic, self.settings.pull_threshold_size_for_topic_bytes
+        self._limits = per_queue_limits(self._own_limits, count, size_bytes, len(self.partitions))
 
     def release(self, keys: Collection[TopicPartitionKey]) -> None:
         """Wait for the listeners of these partitions, then commit: they are about to be revoked.
@@ -195,21 +197,21 @@ class Mode(ABC, Generic[QueueT]):
         A closing consumer only commits: it has waited.
         """
         leaving = [each for each in self.partitions if each.key in keys]
-        drain_ms = 0 if self._reader.is_closing else self._parts.settings.revoke_drain_ms
-        self.dispatch.drain(_queues(leaving), self.owned, self._reader.now_ms() + drain_ms)
-        self._reader.care.give_back(each.key for each in leaving)
+        drain_ms = 0 if self.reader.is_closing else self.settings.revoke_drain_ms
+        self.dispatch.drain(_queues(leaving), self.owned, self.reader.now_ms() + drain_ms)
+        self.reader.care.give_back(each.key for each in leaving)
         self.commits.commit(leaving, asynchronous=False)
 
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
-        for item in self._reader.read_to():
-            partition = self._reader.partitions[TopicPartitionKey.of(item)]
+        for item in self.reader.read_to():
+            partition = self.reader.partitions[TopicPartitionKey.of(item)]
             if partition.queue is not None and item.offset > partition.sent:
                 partition.queue.skip_to(item.offset)
 
     def give_back(self) -> None:
         """Have the last commit of a closing consumer say that nothing of its partitions is in progress."""
-        self._reader.care.give_back(each.key for each in self.partitions)
+        self.reader.care.give_back(each.key for each in self.partitions)
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""
@@ -217,7 +219,7 @@ class Mode(ABC, Generic[QueueT]):
 
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return the offset that was last sent, or the start; None: the partition is not read now."""
-        return None if self.get(key) is None else self._reader.partitions[key].sent
+        return None if self.get(key) is None else self.reader.partitions[key].sent
 
     def seek(self, targets: Mapping[TopicPartitionKey, int]) -> None:
         """Continue at other offsets, in a new epoch: buffered messages are discarded, running calls no longer count.
@@ -226,7 +228,7 @@ class Mode(ABC, Generic[QueueT]):
             ConsumerError: a queue is not assigned to this consumer; nothing was moved.
             KafkaException: Kafka refused; the queues before that one were moved, that one and the others were not.
         """
-        owns = self._reader.ownership.owns
+        owns = self.reader.ownership.owns
         absent = [str(key) for key in targets if self.get(key) is None or not owns(key)]
         if absent:
             raise ConsumerError(
@@ -234,12 +236,12 @@ class Mode(ABC, Generic[QueueT]):
                 "reads them"
             )
         for key, offset in targets.items():
-            self._reader.care.end_care(key)
-            self._reader.starts.commit({key: offset})
-            self._reader.partitions[key].begin(offset)  # also a lower one
-            self._reader.seek(key, offset)  # if it fails, the next commit restores the group's offset
+            self.reader.care.end_care(key)
+            self.reader.starts.commit({key: offset})
+            self.reader.partitions[key].begin(offset)  # also a lower one
+            self.reader.seek(key, offset)  # if it fails, the next commit restores the group's offset
             self.begin(key, offset)
-            self._reader.unpause([key], PauseReason.UNRESOLVED)
+            self.reader.unpause([key], PauseReason.UNRESOLVED)
 
     def seek_to_time(self, topic: str, timestamp_ms: int) -> None:
         """Continue the queues of a topic at the first message of a time or later, else at their end.
@@ -249,7 +251,7 @@ class Mode(ABC, Generic[QueueT]):
         keys = [each.key for each in self.partitions if each.key.topic == topic]
         if not keys:
             raise ConsumerError(f"this consumer reads no queue of {topic!r} now")
-        self.seek(offsets_at(self._reader.lookups, keys, timestamp_ms, _TIMEOUT_S))
+        self.seek(offsets_at(self.reader.lookups, keys, timestamp_ms, _TIMEOUT_S))
 
 
 def _queues(partitions: Iterable[Partition]) -> list[Any]:

@@ -28,7 +28,6 @@ from typing import Any, Final
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.at_exit import at_exit
-from rocketshim.consumer.dispatch import LoopParts
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
@@ -39,6 +38,7 @@ from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.clients import LookupClient, Parting, is_fatal, unsubscribes
 from rocketshim.kafka.queue_lookup import no_such_topics
+from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim_topics.kafka_codes import DENIED
 
@@ -125,22 +125,30 @@ class PollLoop:
     Thread-safety: only one thread calls `run`; any thread may call `stop` and `ask`, and read counts and `error`.
     """
 
-    def __init__(self, parts: LoopParts, mode: Mode[Any]) -> None:
-        settings = parts.settings
+    def __init__(
+        self,
+        mode: Mode[Any],
+        source: Subscriptions,
+        log: GroupLogThread | None = None,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        settings = mode.settings
         self.opened = threading.Event()  # `open` has succeeded (`is_open`) or failed
         self.has_begun = threading.Event()  # the start of each partition of the first assignment is committed
         self.is_open = False
         self.ended = threading.Event()  # everything is closed
         self.exit_timeout_ms = settings.exit_timeout_ms  # 0: the exit of the interpreter does not stop the loop
         self.state: ConsumerState | None = None  # replaced each second
-        self.reader = parts.reader
+        self.reader = mode.reader
         self.mode = mode
         self.dispatch = mode.dispatch
-        self._parts = parts
+        self._source = source
+        self._log = log  # started by `open`; None: the group needs no locks
+        self._on_close = on_close  # releases what the loop does not know: files, the admin client
         self._settings = settings
         self._unsubscribes = unsubscribes(settings.client)
-        self._now_ms = parts.reader.now_ms
-        self._watch = TopicWatch(parts.source, settings.rebalance_interval_ms)
+        self._now_ms = mode.reader.now_ms
+        self._watch = TopicWatch(source, settings.rebalance_interval_ms)
         self._commit = Timer(mode.commit_interval_ms)
         self._show = Timer(_SHOW_MS)
         self._error: BaseException | None = None
@@ -196,7 +204,7 @@ class PollLoop:
     def end(self) -> None:
         """Close everything, also if `run` was not called. Never raises."""
         self._keep_error(self.close)
-        self._keep_error(self._parts.on_close)
+        self._keep_error(self._on_close)
         self.ended.set()
 
     def begin_exit(self) -> None:
@@ -228,8 +236,8 @@ class PollLoop:
         self.reader.open(self.mode, self.mode.commits.answered, self._client_error)
         self._watch.look(self.reader.lookups, self._now_ms())
         self.reader.subscribe(self._watch.topics)
-        if (log := self._parts.log) is not None:
-            log.start()
+        if self._log is not None:
+            self._log.start()
         self.is_open = True
         self.opened.set()
 
@@ -365,18 +373,17 @@ class PollLoop:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Add a subscription, or replace the one of the same topic."""
-        self._parts.source.put(subscription)
+        self._source.put(subscription)
         self._subscription_changed()
 
     def unsubscribe(self, topic: str) -> None:
         """Read a topic (physical name, or pattern) no longer."""
-        self._parts.source.remove(topic)
+        self._source.remove(topic)
         self._subscription_changed()
 
     def _subscription_changed(self) -> None:
         """Have the next commits carry the subscription, and read by it."""
-        source = self._parts.source
-        self.reader.starts.subscribe(source.digest(), source.text())
+        self.reader.starts.subscribe(self._source.digest(), self._source.text())
         self.mode.commits.commit_again(self.reader.partitions)  # even if no message arrives
         self.mode.commit()
         if self._watch.refresh():

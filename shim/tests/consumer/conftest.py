@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.concurrent.mode import ConcurrentMode
+from rocketshim.consumer.concurrent.mode import ConcurrentDispatch, ConcurrentMode
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
-from rocketshim.consumer.dispatch import LoopParts, Result
+from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -56,11 +56,10 @@ def settings_of(batch_count: int = 1, **values: Any) -> PushConsumerSettings:
     )
 
 
-def parts_of(pool: Any, send_back: Any, batch_count: int = 1) -> LoopParts:
-    """The parts that a dispatch uses."""
-    unused: Any = None
+def dispatch_of(pool: Any, send_back: Any, batch_count: int = 1) -> ConcurrentDispatch:
+    """A dispatch alone."""
     reader: Any = SimpleNamespace(care=CarefulStart())
-    return LoopParts(reader, unused, pool, send_back, settings_of(batch_count), FlowLimits(), VirtualClock())
+    return ConcurrentDispatch(pool, send_back, settings_of(batch_count), VirtualClock(), reader)
 
 
 class HandPool:
@@ -177,29 +176,23 @@ class Bench:
         source = Subscriptions(self.names, self.names.retry(GROUP))
         for subscription in self.subscriptions.values():
             source.add(subscription)
-        parts = LoopParts(
-            reader=PartitionReader(
-                make_consumer=make_consumer,
-                make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
-                rules=StartRules(
-                    self.names.retry(GROUP),
-                    where,
-                    timestamp_ms,
-                    digest_of(dict.fromkeys(topics, digest)),
-                    source.text(),
-                ),
-                ownership=Ownership(now_ms_of(clock)),
-                now_ms=now_ms_of(clock),
-                care=care,
+        reader = PartitionReader(
+            make_consumer=make_consumer,
+            make_lookup_client=lambda: kafka.consumer({"group.id": GROUP}),
+            rules=StartRules(
+                self.names.retry(GROUP),
+                where,
+                timestamp_ms,
+                digest_of(dict.fromkeys(topics, digest)),
+                source.text(),
             ),
-            source=source,
-            pool=self.pool,
-            send_back=self.send_back,
-            settings=chosen,
-            limits=limits or FlowLimits(),
-            clock=clock,
+            ownership=Ownership(now_ms_of(clock)),
+            now_ms=now_ms_of(clock),
+            care=care,
         )
-        self.loop = PollLoop(parts, ConcurrentMode(parts))
+        dispatch = ConcurrentDispatch(self.pool, self.send_back, chosen, clock, reader)
+        mode = ConcurrentMode(reader, dispatch, chosen, limits or FlowLimits())
+        self.loop = PollLoop(mode, source)
         self.starts = self.loop.reader.starts
 
     @property

@@ -13,13 +13,18 @@ from typing import Any, Final
 
 from confluent_kafka import TopicPartition
 
-from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
+from rocketshim.consumer.dispatch import Dispatch, Pool, Result
 from rocketshim.consumer.mode import Mode
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.clock import Clock
+from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.listener_answers import ConsumeReturnType, return_type_of
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.timer import Timer
 from rocketshim.logs import safe_logger
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -95,8 +100,11 @@ class ChunkSizes:
 class ConcurrentDispatch(Dispatch[ProcessQueue]):
     """Hands out chunks of concurrent queues, and processes what the listeners report of them."""
 
-    def __init__(self, parts: LoopParts) -> None:
-        super().__init__(parts)
+    def __init__(
+        self, pool: Pool, send_back: SendBack, settings: PushConsumerSettings, clock: Clock, reader: PartitionReader
+    ) -> None:
+        super().__init__(pool, send_back, settings, clock, reader)
+        self._timeout_ms = settings.consume_timeout_ms
         self._splittable: dict[Chunk, Any] = {}  # chunks that can be split, and their call at the last check
         self._sizes = ChunkSizes(self._batch_count, shared=self.pool.shares_chunks)
         self._next_check_ms = 0
@@ -182,6 +190,16 @@ class ConcurrentDispatch(Dispatch[ProcessQueue]):
     def _stored(self, task: Chunk, messages: Sequence[Any]) -> None:
         task.queue.stored(task, messages)
 
+    def expire(self, queues: Iterable[ProcessQueue], now_ms: int) -> None:
+        """Send back what takes longer than the consume timeout."""
+        for queue in queues:
+            for chunk, message in queue.expire(now_ms, self._timeout_ms):
+                _LOG.warning("consumer.timed-out", extra={"record": f"{queue.key}/{message.offset()}"})
+                self.counts.add_failed(ConsumeReturnType.TIME_OUT)
+                self.send_back.send_timed_out(chunk, message, self._wall_ms())
+            for chunk in queue.late:
+                self.pool.report_part(chunk)
+
     def _send_failed(self, chunk: Chunk, outcomes: list[FailedMessage], to_send: Iterable[Any]) -> None:
         by_offset = {outcome.message.offset(): outcome for outcome in outcomes}
         for message in to_send:
@@ -214,27 +232,29 @@ class ConcurrentDispatch(Dispatch[ProcessQueue]):
 class ConcurrentMode(Mode[ProcessQueue]):
     """The `Mode` of concurrent consumption. Only the poll thread uses it."""
 
-    def __init__(self, parts: LoopParts) -> None:
-        super().__init__(parts, ConcurrentDispatch(parts))
-        self._timeout_ms = parts.settings.consume_timeout_ms
-        self._sweep = Timer(max(10, min(1_000, self._timeout_ms // _SWEEPS)))
-        self._clock = parts.clock
+    dispatch: ConcurrentDispatch
+
+    def __init__(
+        self, reader: PartitionReader, dispatch: ConcurrentDispatch, settings: PushConsumerSettings, limits: FlowLimits
+    ) -> None:
+        super().__init__(reader, dispatch, settings, limits)
+        self._sweep = Timer(max(10, min(1_000, settings.consume_timeout_ms // _SWEEPS)))
 
     def accept(self, partitions: list[TopicPartition]) -> None:
         """Start partitions."""
-        self._reader.start(partitions)
+        self.reader.start(partitions)
 
     def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
         """Add a fetched run to its queue; a log that was cut begins a new epoch."""
         queue = self.get(key)
         if queue is None:
             return  # it was revoked meanwhile
-        expected = max(queue.next_put, self._reader.partitions[key].sent)
-        wanted = self._reader.from_position(key, run, expected)
+        expected = max(queue.next_put, self.reader.partitions[key].sent)
+        wanted = self.reader.from_position(key, run, expected)
         if wanted is None:
             first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
-            self._reader.care.end_care(key)
+            self.reader.care.end_care(key)
             self.begin(key, first)
             wanted, queue = run, self.get(key)
         if queue is not None:
@@ -243,14 +263,5 @@ class ConcurrentMode(Mode[ProcessQueue]):
     def turn(self, now_ms: int) -> float:
         """Send back what takes too long."""
         if self._sweep.is_due(now_ms):
-            for queue in self.queues:
-                self._expire(queue, now_ms)
+            self.dispatch.expire(self.queues, now_ms)
         return _IDLE_S
-
-    def _expire(self, queue: ProcessQueue, now_ms: int) -> None:
-        for chunk, message in queue.expire(now_ms, self._timeout_ms):
-            _LOG.warning("consumer.timed-out", extra={"record": f"{queue.key}/{message.offset()}"})
-            self.dispatch.counts.add_failed(ConsumeReturnType.TIME_OUT)
-            self.dispatch.send_back.send_timed_out(chunk, message, self._clock.wall_ms())
-        for chunk in queue.late:
-            self.dispatch.pool.report_part(chunk)

@@ -30,8 +30,12 @@ from typing import Any, Final, assert_never
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.dispatch import Dispatch, LoopParts, Result
+from rocketshim.consumer.dispatch import Dispatch, Pool, Result
 from rocketshim.consumer.mode import Mode
+from rocketshim.consumer.reader.partition_reader import PartitionReader
+from rocketshim.consumer.send_back import SendBack
+from rocketshim.core.clock import Clock
+from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeOrderlyStatus, ConsumeReturnType
 from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.next_hop import FailedMessage
@@ -49,6 +53,7 @@ from rocketshim.core.timer import Timer
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import Failure, MalformedRecordError, MessageView, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import REBALANCING
@@ -71,12 +76,14 @@ _COMMIT_MS: Final = 500
 class OrderlyDispatch(Dispatch[OrderlyQueue]):
     """Makes orderly queues, hands out one run of each at a time, and performs what `OrderlyQueue` decides."""
 
-    def __init__(self, parts: LoopParts) -> None:
-        super().__init__(parts)
+    def __init__(
+        self, pool: Pool, send_back: SendBack, settings: PushConsumerSettings, clock: Clock, reader: PartitionReader
+    ) -> None:
+        super().__init__(pool, send_back, settings, clock, reader)
         self.reconsume_counts: dict[TopicPartitionKey, ReconsumeCounts] = {}  # of the log, until a queue is made
-        self._settings = parts.settings
-        self._retry_topic = TopicNames(parts.settings.namespace).retry(parts.settings.group)
-        self._leases = parts.reader.ownership.leases
+        self._settings = settings
+        self._retry_topic = TopicNames(settings.namespace).retry(settings.group)
+        self._leases = reader.ownership.leases
         self._misplaced = False
 
     def make_queue(self, key: TopicPartitionKey, epoch: int) -> OrderlyQueue:
@@ -208,15 +215,22 @@ class OrderlyMode(Mode[OrderlyQueue]):
 
     dispatch: OrderlyDispatch
 
-    def __init__(self, parts: LoopParts) -> None:
-        super().__init__(parts, OrderlyDispatch(parts))
-        if parts.log is not None:  # a crash repeats what was not committed
+    def __init__(
+        self,
+        reader: PartitionReader,
+        dispatch: OrderlyDispatch,
+        settings: PushConsumerSettings,
+        limits: FlowLimits,
+        log: GroupLogThread | None = None,
+    ) -> None:
+        super().__init__(reader, dispatch, settings, limits)
+        if log is not None:  # a crash repeats what was not committed
             self.commit_interval_ms = min(self.commit_interval_ms, _COMMIT_MS)
-        self._log = parts.log  # None: no locks (broadcasting)
-        self._now_ms = parts.reader.now_ms
+        self._log = log  # None: no locks (broadcasting)
+        self._now_ms = reader.now_ms
         self._assigned: set[TopicPartitionKey] = set()
-        self._leases = parts.reader.ownership.leases  # in use: the partition is started, or can be
-        self._owns = parts.reader.ownership.owns
+        self._leases = reader.ownership.leases  # in use: the partition is started, or can be
+        self._owns = reader.ownership.owns
         self._leaving: dict[TopicPartitionKey, Lease] = {}  # used no longer, and not released yet
         self._ended: dict[TopicPartitionKey, OrderlyQueue] = {}  # runs that have ended and may not be drained
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
@@ -293,8 +307,8 @@ class OrderlyMode(Mode[OrderlyQueue]):
 
     def accept(self, partitions: list[TopicPartition]) -> None:
         """Have partitions wait, paused, for their locks."""
-        self._reader.assign_paused(partitions, PauseReason.LOCK)
-        if self._reader.is_closing:
+        self.reader.assign_paused(partitions, PauseReason.LOCK)
+        if self.reader.is_closing:
             return
         self._assigned.update(map(TopicPartitionKey.of, partitions))
         if self._log is not None:
@@ -310,7 +324,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         for key in keys:
             self._let_leave(key)
         self._end_drained()
-        if self._log is not None and self._reader.is_closing:
+        if self._log is not None and self.reader.is_closing:
             self._take_leases(self._log)  # before the loop waits for listeners
         super().forget(keys)
 
@@ -337,7 +351,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
             self._restarts.pop(key, None)
             self._leaving[key] = lease
             self._end_run(key)
-            self._reader.care.forget(key)  # not where a log was cut: this process lives, and goes on with the partition
+            self.reader.care.forget(key)  # not where a log was cut: this process lives, and goes on with the partition
 
     def _end_run(self, key: TopicPartitionKey) -> None:
         """Start no further message of a partition's run, and keep the run until it is drained."""
@@ -347,8 +361,8 @@ class OrderlyMode(Mode[OrderlyQueue]):
         run.withhold()
         self._ended[key] = run
         if key in self._assigned:
-            self._reader.pause([key], PauseReason.LOCK)
-            self._reader.partitions[key].begin(-1)
+            self.reader.pause([key], PauseReason.LOCK)
+            self.reader.partitions[key].begin(-1)
 
     def _end_drained(self) -> None:
         """Release the leases of drained runs; start again those whose log was cut. Never raises: callbacks call it."""
@@ -386,7 +400,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
             return
         error = self._start_keys(keys, timeout_s)
         now_ms = self._now_ms()
-        if error is not None and error.code() in REBALANCING and self._reader.assigner is None:
+        if error is not None and error.code() in REBALANCING and self.reader.assigner is None:
             self._start_from_ms = now_ms + _REBALANCE_MS
             _LOG.debug("consumer.start-unknown", extra={"error": str(error), "partitions": list(map(str, keys))})
             return
@@ -400,12 +414,12 @@ class OrderlyMode(Mode[OrderlyQueue]):
         A partition whose lock is lost meanwhile is not started.
         """
         try:
-            found = self._reader.starts.find(keys, timeout_s)
+            found = self.reader.starts.find(keys, timeout_s)
             begins = {key: self._begin_at(key, found[key]) for key in filter(self._owns, found)}
             offsets = {key: offset for key, (offset, _) in begins.items()}
-            self._reader.starts.commit(offsets)
+            self.reader.starts.commit(offsets)
             for key, offset in offsets.items():
-                self._reader.seek(key, offset)
+                self.reader.seek(key, offset)
         except KafkaException as error:
             refused: KafkaError = error.args[0]
             return refused
@@ -419,7 +433,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
 
     def _begin_at(self, key: TopicPartitionKey, found: int) -> tuple[int, ReconsumeCounts]:
         """Return the start offset, the committed one or a later one of the group's log, and the failed attempts."""
-        return self._leases[key].start_after(found, self._reader.starts.found_tokens.get(key))
+        return self._leases[key].start_after(found, self.reader.starts.found_tokens.get(key))
 
     def _restart(self, key: TopicPartitionKey) -> None:
         """Read a partition whose log was cut from its first remaining message on; if that fails, try again later."""
@@ -427,7 +441,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         if now_ms < self._restart_from_ms:
             return
         try:
-            self._reader.seek(key, offset)
+            self.reader.seek(key, offset)
         except KafkaException as error:
             self._restart_from_ms = now_ms + _SEEK_AGAIN_MS
             _LOG.warning("consumer.start-unknown", extra={"error": str(error), "partitions": [str(key)]})
@@ -442,7 +456,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
 
     def _run(self, key: TopicPartitionKey, offset: int) -> None:
         self.begin(key, offset)
-        self._reader.unpause([key], PauseReason.LOCK)
+        self.reader.unpause([key], PauseReason.LOCK)
 
     # --- fetched messages --------------------------------------------------------------------------------------------
 
@@ -451,11 +465,11 @@ class OrderlyMode(Mode[OrderlyQueue]):
         queue = self.get(key)
         if queue is None:
             return
-        wanted = self._reader.from_position(key, run, max(queue.next_put, self._reader.partitions[key].sent))
+        wanted = self.reader.from_position(key, run, max(queue.next_put, self.reader.partitions[key].sent))
         if wanted is None:
             self._restarts[key] = first = run[0].offset()
             _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
-            self._reader.care.end_care(key)
+            self.reader.care.end_care(key)
             self._end_run(key)
             self._end_drained()
         elif wanted:

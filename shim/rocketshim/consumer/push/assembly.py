@@ -12,10 +12,10 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 
 from rocketshim.consumer.concurrent.async_pool import AsyncPool
-from rocketshim.consumer.concurrent.mode import ConcurrentMode
+from rocketshim.consumer.concurrent.mode import ConcurrentDispatch, ConcurrentMode
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
-from rocketshim.consumer.dispatch import ListenerPool, LoopParts, Pool
-from rocketshim.consumer.orderly.mode import OrderlyMode
+from rocketshim.consumer.dispatch import ListenerPool, Pool
+from rocketshim.consumer.orderly.mode import OrderlyDispatch, OrderlyMode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.hooks import Hooks
@@ -225,18 +225,13 @@ class PushAssembly:
             joining=Joining(settings.group, _consumer_config(settings, lambda *_: None, orderly=orderly), question),
         )
         make_producer = None if self._broadcasts else lambda: self.clients.producer(producer_config(settings))
-        parts = LoopParts(
-            reader=reader,
-            source=self.subscriptions,
-            pool=self._make_pool(),
-            send_back=SendBack(make_producer, settings, lanes, self.clock),
-            settings=settings,
-            limits=_flow_limits(settings, orderly=orderly),
-            clock=clock,
-            log=log,
-            on_close=opened.close,
-        )
-        return PollLoop(parts, OrderlyMode(parts) if orderly else ConcurrentMode(parts))
+        send_back = SendBack(make_producer, settings, lanes, self.clock)
+        pool, limits = self._make_pool(), _flow_limits(settings, orderly=orderly)
+        if orderly:
+            ordered = OrderlyDispatch(pool, send_back, settings, clock, reader)
+            return PollLoop(OrderlyMode(reader, ordered, settings, limits, log), self.subscriptions, log, opened.close)
+        dispatch = ConcurrentDispatch(pool, send_back, settings, clock, reader)
+        return PollLoop(ConcurrentMode(reader, dispatch, settings, limits), self.subscriptions, log, opened.close)
 
     def _make_lookup_client(self) -> ConsumerClient:
         """Make a client that joins no group and fetches nothing."""

@@ -13,7 +13,6 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.concurrent.async_pool import AsyncPool
-from rocketshim.consumer.concurrent.mode import ConcurrentDispatch
 from rocketshim.consumer.concurrent.runner import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
@@ -24,7 +23,7 @@ from rocketshim.errors import ConfigError
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-from ..conftest import consumer_of, parts_of, settings_of
+from ..conftest import consumer_of, dispatch_of, settings_of
 
 GUARD_S = 60.0
 Pools = Callable[..., AsyncPool]
@@ -215,7 +214,7 @@ def test_finished_messages_of_a_shared_chunk_are_reported_when_one_call_times_ou
     sink: Any = SimpleNamespace(
         send=lambda _, outcome: sent_back.append(outcome.message.offset()), outstanding=0, turn=lambda _: None
     )
-    dispatch = ConcurrentDispatch(parts_of(pool, sink))
+    dispatch = dispatch_of(pool, sink)
     (chunk,) = submit(pool, queue)
     dispatch.in_flight = len(chunk.messages)
     assert held.wait(GUARD_S)

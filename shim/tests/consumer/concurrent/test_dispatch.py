@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.concurrent.mode import ConcurrentDispatch
 from rocketshim.consumer.dispatch import Result
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim_topics import Failure
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-from ..conftest import Record, parts_of
+from ..conftest import Record, dispatch_of
 
 
 class Pool:
@@ -38,7 +37,7 @@ class Desk:
     def __init__(self, count: int = 0, *, batch_count: int = 1, size: int = 20) -> None:
         self.pool = Pool(size)
         self.sent_back: list[int | None] = []
-        self.dispatch = ConcurrentDispatch(parts_of(self.pool, self, batch_count))
+        self.dispatch = dispatch_of(self.pool, self, batch_count)
         self.queue: ProcessQueue = ProcessQueue(TopicPartitionKey("orders", 0))
         self.queue.put([Record(offset) for offset in range(count)])
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.consumer.dispatch import LoopParts, Result
-from rocketshim.consumer.orderly.mode import OrderlyMode
+from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.orderly.mode import OrderlyDispatch, OrderlyMode
 from rocketshim.consumer.orderly.runner import OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
@@ -135,24 +135,19 @@ class Member:
         send_back = SendBack(lambda: kafka.producer({"enable.idempotence": True}), settings, 1, clock)
         source = Subscriptions(NAMES, NAMES.retry(GROUP))
         source.add(Subscription("orders", adapt(print)))
-        parts = LoopParts(
-            reader=PartitionReader(
-                make_consumer=make_consumer,
-                make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
-                rules=StartRules(NAMES.retry(GROUP), where, timestamp_ms=0, digest="d", subscription="orders"),
-                ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
-                now_ms=now_ms_of(clock),
-                care=care,
-            ),
-            source=source,
-            pool=self.pool,
-            send_back=send_back,
-            settings=settings,
-            limits=FlowLimits(count, span=span, resume_span=span),
-            clock=clock,
-            log=self.log,
+        reader = PartitionReader(
+            make_consumer=make_consumer,
+            make_lookup_client=lambda: kafka.consumer({"group.id": "g"}),
+            rules=StartRules(NAMES.retry(GROUP), where, timestamp_ms=0, digest="d", subscription="orders"),
+            ownership=Ownership(now_ms_of(clock), needs_lease=True, is_fenced=True),
+            now_ms=now_ms_of(clock),
+            care=care,
         )
-        self.loop = PollLoop(parts, OrderlyMode(parts))
+        pool: Any = self.pool
+        dispatch = OrderlyDispatch(pool, send_back, settings, clock, reader)
+        limits = FlowLimits(count, span=span, resume_span=span)
+        mode = OrderlyMode(reader, dispatch, settings, limits, self.log)
+        self.loop = PollLoop(mode, source, self.log)
         self.counts = self.loop.dispatch.orderly_counts
         self.mode: Any = self.loop.mode
         self.lookups: Any = self.loop.reader.lookups
