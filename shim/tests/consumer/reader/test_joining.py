@@ -117,7 +117,7 @@ def awaited(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
 
 
 def classic(admin: Admin) -> Callable[..., bool]:
-    """Let a member of the classic protocol look, at a time: it is told when it has no partitions."""
+    """Return what lets a member of the classic protocol look: its client calls back without partitions."""
     watch = joining(lambda _: admin, **{"group.protocol": "classic"})
     return lambda now_ms, is_joining=True: watch.look("me-1", now_ms, is_joining=is_joining, is_member=not is_joining)
 
