@@ -480,7 +480,7 @@ BUGS: Final = (
     Bug(
         "the retry topic is read again after a rebalance",
         Retries,
-        "_resets",
+        "_starts",
         dropin_bugs.from_the_beginning,
         DROPIN,
     ),

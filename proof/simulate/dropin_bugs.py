@@ -3,6 +3,8 @@
 from collections import deque
 from typing import Any
 
+from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+
 from rocketshim.dropin import consumer as consumer_module
 
 __all__ = [
@@ -78,4 +80,6 @@ def reads_ahead(_: Any) -> Any:
 
 def from_the_beginning(_: Any) -> Any:
     """Begin each partition of the retry topic at its beginning."""
-    return lambda self, retry_partitions, committed, timeout_s: set(retry_partitions)  # noqa: ARG005
+    return lambda self, consumer, retries, timeout_s: [  # noqa: ARG005
+        TopicPartition(each.topic, each.partition, OFFSET_BEGINNING) for each in retries
+    ]

@@ -261,6 +261,8 @@ class Consumer(confluent_kafka.Consumer):
         retries.is_dirty = True  # from here on `hand_out` written out, since it is done for each message
         held = partitions.held.get((topic, message.partition()))  # type: ignore[call-overload]  # a key is such a tuple
         if held is not None and message.error() is None:
+            if held.began_at is None:
+                held.began_at = message.offset()
             held.last = message
         return message
 

@@ -1,9 +1,9 @@
 """What is known of the partitions of a consumer with retry enabled. Pure.
 
 A partition has an entry from its assignment to its loss, so an entry *is* the epoch. A message belongs to it if its
-offset lies between the start of the assignment and the last message that was handed out. A message object may come from
-this assignment or from an earlier one with the same offsets. The two cannot be distinguished, and it does not matter:
-the message was delivered again, or is about to be.
+offset lies between the first and the last message that were handed out. A message object may come from this assignment
+or from an earlier one with the same offsets. The two cannot be distinguished, and it does not matter: the message was
+delivered again.
 
 Which messages were sent back, and which of them limit the offset that is stored:
 
@@ -72,8 +72,8 @@ class Partition:
         "stored",
     )
 
-    def __init__(self, began_at: int, *, awaits_start: bool = False) -> None:
-        self.began_at = began_at
+    def __init__(self, *, awaits_start: bool) -> None:
+        self.began_at: int | None = None  # the first message that was handed out
         self.awaits_start = awaits_start  # it is paused until its start is known
         self.last: Message | None = None  # handed out since the client was asked, since a seek, or the assignment
         self.asked: TopicPartition | None = None  # the client's position when it was asked, unless before a seek
@@ -102,21 +102,22 @@ class Partition:
         """Return whether this assignment has handed out the message at an offset."""
         position = self._offset()
         self.observe(position)
-        return self.began_at <= offset < max(position, self._before_seek)
+        return self.began_at is not None and self.began_at <= offset < max(position, self._before_seek)
 
     def _offset(self) -> int:
         position = self.position
         return OFFSET_INVALID if position is None else position.offset
 
     def observe(self, position: int) -> None:
-        """Handle a position before the start: the topic was created again, and the client has reset the offset."""
-        if 0 <= position < self.began_at:
+        """Handle a position before the first message: the topic was created again, and the client has reset it."""
+        if self.began_at is not None and 0 <= position < self.began_at:
             self.began_at = 0
 
     def seek(self, target: int) -> None:
         """Note that messages from an offset on are handed out again, and may be sent back again."""
         self._before_seek = max(self._before_seek, self._offset())
-        self.began_at = min(self.began_at, target)
+        if self.began_at is not None:
+            self.began_at = min(self.began_at, target)
         self.last = self.asked = None
         self.stored = -1
         again = {each for each in self.failing if each >= target and _is_done(self.sent.get(each))}
@@ -144,7 +145,6 @@ class Partitions:
         self.paused: set[TopicPartitionKey] = set()  # by the program
         self.reads_retries = False
         self._names = names
-        self._once_held: set[TopicPartitionKey] = set()
         self._lock = threading.Lock()
 
     # --- the assignment ----------------------------------------------------------------------------------------------
@@ -154,24 +154,18 @@ class Partitions:
         with self._lock:
             return [*self.held]
 
-    def was_held(self, key: TopicPartitionKey) -> bool:
-        """Return whether an earlier assignment had this partition, so that the program may still have its messages."""
+    def add(self, keys: Iterable[TopicPartitionKey], awaiting: Collection[TopicPartitionKey] = ()) -> None:
+        """Begin the epoch of partitions; of those in `awaiting`, the start is not known yet."""
         with self._lock:
-            return key in self._once_held
-
-    def add(self, began_at: Mapping[TopicPartitionKey, int], awaiting: Collection[TopicPartitionKey] = ()) -> None:
-        """Begin the epoch of partitions, each with the lowest offset that it can hand out; 0 if that is not known."""
-        with self._lock:
-            for key, offset in began_at.items():
+            for key in keys:
                 if key not in self.held:
-                    self.held[key] = Partition(offset, awaits_start=key in awaiting)
+                    self.held[key] = Partition(awaits_start=key in awaiting)
 
     def remove(self, keys: Iterable[TopicPartitionKey]) -> None:
         """End the epoch of these partitions; their unfinished send-backs no longer have an effect here."""
         with self._lock:
             for key in keys:
-                if self.held.pop(key, None) is not None:
-                    self._once_held.add(key)
+                self.held.pop(key, None)
 
     def subscribed(self, topics: Iterable[str]) -> None:
         """Record that the program subscribes to these topics and patterns instead of the former ones."""
@@ -274,7 +268,17 @@ class Partitions:
         """Note that the program gets a message."""
         held = self.held.get(key_of(message))
         if held is not None and message.error() is None:
+            if held.began_at is None:
+                held.began_at = offset_of(message)
             held.last = message
+
+    def began(self, messages: Iterable[Message]) -> None:
+        """Note the first message of each partition of which the client has returned none before these."""
+        fresh = {key for key, held in self.held.items() if held.began_at is None and held.asked is not None}
+        for message in messages if fresh else ():
+            if (key := key_of(message)) in fresh and message.error() is None:
+                self.held[key].began_at = offset_of(message)
+                fresh.remove(key)
 
     def positions(self) -> dict[TopicPartitionKey, TopicPartition]:
         """Return the offset after the message that was handed out last, of each partition where one was."""

@@ -48,7 +48,6 @@ from confluent_kafka import (
     OFFSET_BEGINNING,
     OFFSET_END,
     OFFSET_INVALID,
-    OFFSET_STORED,
     KafkaError,
     KafkaException,
     Message,
@@ -84,7 +83,6 @@ _TOPIC: Final = Message.topic  # 0.03 µs a message in `map`, with `methodcaller
 _FEW: Final = 20  # one question to the client costs as much as noting this number of messages
 _PAUSED_AT: Final = 0  # not "the beginning": a late answer to the client's look-up of it would undo the seek
 _NOT_READ: Final = "dropin.retry-topic-not-read"
-_COMMITTED: Final = frozenset({OFFSET_INVALID, OFFSET_STORED})
 _CALLBACKS: Final = ("on_assign", "on_revoke", "on_lost")
 _Callback = Callable[..., Any] | None
 
@@ -93,8 +91,7 @@ _Callback = Callable[..., Any] | None
 class Rebalance:
     """A rebalance callback in progress."""
 
-    retries: list[TopicPartition]  # of the retry topic, ready to be assigned
-    starts: Mapping[TopicPartitionKey, int]  # the lowest offset that each partition can hand out, if it is known
+    retries: list[TopicPartition]  # of the retry topic, with their starts
     awaiting: frozenset[TopicPartitionKey] = frozenset()  # of the retry topic; their start is not known yet
     done: bool = False  # the program's callback has itself assigned or unassigned the partitions, and ours with them
 
@@ -212,6 +209,7 @@ class Retries:
             return self._mine(messages)
         if len(messages) > _FEW and not self.waiting and not self.messages:
             self._ask(consumer)
+            self.partitions.began(messages)
         else:
             for message in messages:
                 self.partitions.handed_out(message)
@@ -389,7 +387,7 @@ class Retries:
         rebalance = self.rebalance
         if rebalance is None:
             ours = self.partitions.of_retry_topic() if self.subscribed else []
-            rebalance = Rebalance(self._starts(consumer, ours, [], _COMMITTED_TIMEOUT_S)[0], {})
+            rebalance = Rebalance(self._starts(consumer, ours, _COMMITTED_TIMEOUT_S))
         both = _joined(partitions, rebalance.retries)
         _Original.assign(consumer, both)
         rebalance.done = True
@@ -399,7 +397,7 @@ class Retries:
 
     def incremental_assign(self, consumer: Any, partitions: list[TopicPartition], /) -> None:
         """Add to the assignment; in a callback for new partitions, also those of the retry topic."""
-        rebalance = self.rebalance or Rebalance([], {})
+        rebalance = self.rebalance or Rebalance([])
         both = _joined(partitions, [] if rebalance.done else rebalance.retries)
         _Original.incremental_assign(consumer, both)
         rebalance.done = True
@@ -414,7 +412,7 @@ class Retries:
 
     def incremental_unassign(self, consumer: Any, partitions: list[TopicPartition], /) -> None:
         """Take from the assignment; in a callback for lost partitions, also those of the retry topic."""
-        rebalance = self.rebalance or Rebalance([], {})
+        rebalance = self.rebalance or Rebalance([])
         both = _joined(partitions, [] if rebalance.done else rebalance.retries)
         _Original.incremental_unassign(consumer, both)
         rebalance.done = True
@@ -439,51 +437,31 @@ class Retries:
             self._try(consumer, _Original.pause if is_paused else _Original.resume, [each])
 
     def _begin(self, consumer: Any, partitions: list[TopicPartition], rebalance: Rebalance) -> None:
-        began_at = {
-            TopicPartitionKey.of(each): rebalance.starts.get(TopicPartitionKey.of(each), 0)
-            if each.offset in _COMMITTED
-            else max(each.offset, 0)
-            for each in partitions
-        }
-        self.partitions.add(began_at, rebalance.awaiting)
+        self.partitions.add([TopicPartitionKey.of(each) for each in partitions], rebalance.awaiting)
         self._update_slow()
         self._follow_pauses(consumer)
 
-    def _starts(
-        self, consumer: Any, retries: list[TopicPartition], theirs: list[TopicPartition], timeout_s: float
-    ) -> tuple[list[TopicPartition], dict[TopicPartitionKey, int]]:
-        """Return the starts of partitions: those of the retry topic, and the program's that were assigned before."""
-        asked = [*retries, *(each for each in theirs if self.partitions.was_held(TopicPartitionKey.of(each)))]
-        if not asked:
-            return [], {}
-        plain = [TopicPartition(*TopicPartitionKey.of(each)) for each in asked]
-        committed = check_answers(_Original.committed(consumer, plain, timeout=timeout_s))
-        offsets = {TopicPartitionKey.of(each): each.offset for each in committed if each.offset >= 0}
-        resets = self._resets([TopicPartitionKey.of(each) for each in retries], offsets, timeout_s)
-        ready = [
-            TopicPartition(*key, OFFSET_BEGINNING) if key in resets else each
-            for each in retries
-            for key in (TopicPartitionKey.of(each),)
-        ]
-        return ready, offsets
+    def _starts(self, consumer: Any, retries: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+        """Return partitions of the retry topic with their committed offsets, or with their beginning.
 
-    def _resets(
-        self, retries: list[TopicPartitionKey], committed: Mapping[TopicPartitionKey, int], timeout_s: float
-    ) -> set[TopicPartitionKey]:
-        """Return the partitions without a committed offset that is still in their log: the client would reset them.
-
-        A client of its own asks for the bounds. This one would wait half a second for each of them, behind its fetch.
+        The client would reset one without a committed offset that is still in its log. A client of its own asks for the
+        bounds: this one would wait half a second for each of them, behind its fetch.
         """
-        missing = set(retries) - committed.keys()
-        asked = [key for key in retries if key in committed]
-        if self.facts.resets_to_beginning or not asked:
-            return missing
-        admin = self._admin()
-        low = listed_offsets(admin, asked, EARLIEST, timeout_s=timeout_s)
-        high = listed_offsets(admin, asked, LATEST, committed=False, timeout_s=timeout_s)
-        if unknown := [key for key in asked if key not in low or key not in high]:
-            raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{unknown}"))  # noqa: SLF001
-        return missing | {key for key in asked if not low[key] <= committed[key] <= high[key]}
+        if not retries:
+            return []
+        keys = [TopicPartitionKey.of(each) for each in retries]
+        answers = check_answers(
+            _Original.committed(consumer, [TopicPartition(*key) for key in keys], timeout=timeout_s)
+        )
+        committed = {TopicPartitionKey.of(each): each for each in answers if each.offset >= 0}
+        if committed and not self.facts.resets_to_beginning:
+            admin, asked = self._admin(), list(committed)
+            low = listed_offsets(admin, asked, EARLIEST, timeout_s=timeout_s)
+            high = listed_offsets(admin, asked, LATEST, committed=False, timeout_s=timeout_s)
+            if unknown := [key for key in asked if key not in low or key not in high]:
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, f"{unknown}"))  # noqa: SLF001
+            committed = {key: each for key, each in committed.items() if low[key] <= each.offset <= high[key]}
+        return [committed.get(key, TopicPartition(*key, OFFSET_BEGINNING)) for key in keys]
 
     def _start_awaiting(self, consumer: Any) -> None:
         """Start the retry-topic partitions whose committed offsets were not available when they were assigned.
@@ -491,10 +469,9 @@ class Retries:
         They were assigned paused, because in an eager group nothing can be assigned between two rebalances.
         """
         try:
-            ready, committed = self._starts(consumer, self.partitions.awaiting_start(), [], _START_TIMEOUT_S)
+            ready = self._starts(consumer, self.partitions.awaiting_start(), _START_TIMEOUT_S)
             for each in ready:
-                key, offset = TopicPartitionKey.of(each), each.offset
-                _Original.seek(consumer, TopicPartition(*key, committed[key] if offset in _COMMITTED else offset))
+                _Original.seek(consumer, each)
         except KafkaException as error:  # the next poll tries again
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             return
@@ -509,11 +486,11 @@ class Retries:
         """Assign the partitions that the group gives, after the program's callback."""
         theirs, ours = self.partitions.split(partitions)
         try:
-            rebalance = Rebalance(*self._starts(consumer, ours, theirs, _COMMITTED_TIMEOUT_S))
+            rebalance = Rebalance(self._starts(consumer, ours, _COMMITTED_TIMEOUT_S))
         except KafkaException as error:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             keys = [TopicPartitionKey.of(each) for each in ours]
-            rebalance = Rebalance([TopicPartition(*key, _PAUSED_AT) for key in keys], {}, frozenset(keys))
+            rebalance = Rebalance([TopicPartition(*key, _PAUSED_AT) for key in keys], frozenset(keys))
             # paused until their start is known, and before they are assigned: a later pause is too late for a fetch
             _Original.position(consumer, rebalance.retries)  # the client pauses only what it knows
             _Original.pause(consumer, rebalance.retries)
@@ -524,7 +501,7 @@ class Retries:
     def released(self, consumer: Any, partitions: list[TopicPartition], callback: _Callback) -> None:
         """Unassign the partitions that the group takes, after the program's callback."""
         theirs, ours = self.partitions.split(partitions)
-        rebalance = Rebalance(ours, {})
+        rebalance = Rebalance(ours)
         if theirs or not ours:
             self._call(consumer, callback, theirs, rebalance)
         if self.is_dirty:  # the callback has sent a message back, and the client is about to commit stored offsets

@@ -32,8 +32,9 @@ def retries_of(consumer: Consumer) -> Retries:
 def nine_handed_out(consumer: Consumer) -> Retries:
     """Assign a partition, as if nine messages of it were handed out."""
     retries = retries_of(consumer)
-    retries.partitions.add({PARTITION: 0})
-    retries.partitions.handed_out(Message("t", 0, 8, value=b"x"))
+    retries.partitions.add([PARTITION])
+    for offset in (0, 8):
+        retries.partitions.handed_out(Message("t", 0, offset, value=b"x"))
     return retries
 
 
@@ -194,7 +195,7 @@ def test_a_callback_may_wait_for_a_thread_that_sends_back() -> None:
         refused.set()
 
     consumer = Consumer({**ON, "error_cb": failed})
-    retries_of(consumer).partitions.add({PARTITION: 0})
+    retries_of(consumer).partitions.add([PARTITION])
     thread = threading.Thread(target=work)
     thread.start()
     deadline = time.monotonic() + 60
@@ -237,7 +238,7 @@ def test_a_consumer_of_the_retry_topic_alone_pauses_it_with_an_empty_list(monkey
     with Consumer(ON) as consumer:
         partitions = retries_of(consumer).partitions
         partitions.reads_retries = True
-        partitions.add({TopicPartitionKey(partitions.retry_topic, 0): 0})
+        partitions.add([TopicPartitionKey(partitions.retry_topic, 0)])
         visible = consumer.assignment()
         with monkeypatch.context() as patched:
             patched.setattr(retries_module, "_Original", acts)
@@ -280,7 +281,7 @@ def test_a_callback_that_changes_its_list_changes_no_assignment(
 def test_a_callback_whose_assign_is_refused_has_not_assigned() -> None:
     with Consumer(ON) as consumer:
         retries = retries_of(consumer)
-        retries.rebalance = Rebalance([], {})
+        retries.rebalance = Rebalance([])
         with pytest.raises(TypeError):
             consumer.assign(["t"])  # type: ignore[list-item]
         assert not retries.rebalance.done
@@ -335,5 +336,5 @@ def test_offsets_of_an_earlier_assignment_are_not_stored_in_the_next() -> None:
     with Consumer(ON) as consumer:
         retries = nine_handed_out(consumer)
         retries.partitions.remove([PARTITION])
-        retries.partitions.add({PARTITION: 50})
+        retries.partitions.add([PARTITION])
         assert retries.partitions.positions() == {}

@@ -20,7 +20,8 @@ MINE, OTHER, RETRIES = (TopicPartitionKey(*key) for key in (("orders", 0), ("ord
 
 def held(began_at: int = 0) -> Partitions:
     partitions = Partitions(RETRY, NAMES)
-    partitions.add({KEY: began_at})
+    partitions.add([KEY])
+    partitions.held[KEY].began_at = began_at
     return partitions
 
 
@@ -49,13 +50,30 @@ def test_a_message_that_this_assignment_has_not_handed_out_is_stale(began_at: in
         begin(held(began_at), offset, position)
 
 
-def test_a_revoked_partition_is_stale_and_known_as_once_assigned() -> None:
+def test_a_message_of_a_revoked_partition_is_stale_also_if_it_is_assigned_again_and_begins_later() -> None:
     partitions = held()
-    assert not partitions.was_held(KEY)
+    hand_out(partitions, 5)
     partitions.remove([KEY])
     with pytest.raises(StaleMessageError):
-        begin(partitions, 0, 5)
-    assert (partitions.keys(), partitions.was_held(KEY)) == ([], True)
+        partitions.begin(KEY, 0)
+    partitions.add([KEY])
+    for _ in range(2):
+        with pytest.raises(StaleMessageError):
+            partitions.begin(KEY, 4)
+        hand_out(partitions, 6)
+    assert partitions.begin(KEY, 5)[1]
+
+
+def test_the_first_message_of_many_is_noted_where_the_client_was_asked_instead_of_each_message() -> None:
+    partitions = Partitions(RETRY, NAMES)
+    partitions.add([KEY, OTHER])
+    for _ in range(2):
+        partitions.answered({KEY: TopicPartition(*KEY, 8), OTHER: TopicPartition(*OTHER, OFFSET_INVALID)})
+        partitions.began([Message("orders", 0, number, value=b"x") for number in (5, 6, 7)])
+    assert [held.began_at for held in partitions.held.values()] == [5, None]
+    assert partitions.begin(KEY, 5)[1]
+    with pytest.raises(StaleMessageError):
+        partitions.begin(KEY, 4)
 
 
 def test_a_send_back_is_begun_once_and_again_after_it_failed() -> None:
@@ -132,7 +150,8 @@ def test_the_end_of_an_earlier_assignments_send_back_changes_nothing() -> None:
     partitions = held()
     old, _ = begin(partitions, 2, 5)
     partitions.remove([KEY])
-    partitions.add({KEY: 0})
+    partitions.add([KEY])
+    partitions.held[KEY].began_at = 0
     new, _ = begin(partitions, 2, 5)
     partitions.end(KEY, 2, old, None)
     assert store(partitions, {KEY: 5}) == {KEY: 2}
@@ -207,7 +226,7 @@ def subscribed(*assigned: TopicPartitionKey, is_read: bool = True) -> Partitions
     partitions = Partitions(RETRY, NAMES)
     partitions.reads_retries = is_read
     partitions.named = frozenset({"orders"})
-    partitions.add(dict.fromkeys(assigned, 0))
+    partitions.add(assigned)
     return partitions
 
 
@@ -243,7 +262,7 @@ def test_a_program_of_the_retry_topic_alone_pauses_it_by_an_empty_list() -> None
 
 def test_a_partition_whose_start_is_unknown_is_paused() -> None:
     partitions = subscribed(MINE)
-    partitions.add({RETRIES: 0}, awaiting=[RETRIES])
+    partitions.add([RETRIES], awaiting=[RETRIES])
     assert pauses(partitions) == [True]
     assert [TopicPartitionKey.of(each) for each in partitions.awaiting_start()] == [RETRIES]
 

@@ -39,7 +39,7 @@ class Stage:
             store(offsets=offsets)
 
         self.client.store_offsets = store_offsets  # type: ignore[assignment]
-        self.retries.partitions.add({KEY: 0})
+        self.retries.partitions.add([KEY])
 
     def fetch(self, count: int) -> list[Message]:
         found: list[Message] = self.client.consume(count, 1)
