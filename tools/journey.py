@@ -12,14 +12,19 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final
+from unittest.mock import patch
 
 from confluent_kafka import Message as KafkaMessage
+from confluent_kafka import TopicPartition
 
 from rocketshim import DelayLevels, Layout, Message, MessageView, PushConsumer, TopicNames
 from rocketshim.clock import SystemClock
+from rocketshim.dropin import Consumer, retries
+from rocketshim.dropin import consumer as drop_in_consumer
 from rocketshim.harness import Harness
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
+from rocketshim_topics.coordinates import TopicPartitionKey
 
 BODY: Final = b"the body of the message whose way is followed"
 PACKAGES: Final = ("rocketshim_topics", "rocketshim")
@@ -176,6 +181,30 @@ def orderly_hand_over() -> None:
             kafka.append("orders", BODY)
         with consumer:
             kafka.wait_until(lambda handled=handled: len(handled) == 2, guard_s=60)  # type: ignore[misc]
+
+
+def drop_in() -> None:
+    """Poll a message with the drop-in consumer, and send it back."""
+    kafka = InMemoryKafka(SystemClock())
+    layout = Layout(TopicNames(), DelayLevels.default())
+    kafka.create_topics([*layout.shared(), *layout.for_group("g", with_log=False)])
+    kafka.create_topic("orders")
+    kafka.append("orders", BODY)
+    client = kafka.consumer({"group.id": "g", "enable.auto.offset.store": False})
+    client.assign([TopicPartition("orders", 0, 0)])
+    nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "group.id": "g", "rocketshim.retry.enable": True}
+    with (
+        patch.object(drop_in_consumer, "_poll", lambda _, timeout: client.poll(timeout)),
+        patch.object(retries, "Producer", lambda _: kafka.producer({"enable.idempotence": True})),
+        Consumer(nowhere) as consumer,
+    ):
+        found: Any = consumer._rocketshim  # noqa: SLF001 - the topics exist, and there is no broker that assigns
+        found.has_topics = found.partitions.reads_retries = True
+        found.partitions.add([TopicPartitionKey("orders", 0)])
+        while (message := consumer.poll(1.0)) is None:
+            pass
+        consumer.reconsume_later(message, ValueError("refused"))
+        consumer.poll(0.0)
 
 
 def main() -> None:

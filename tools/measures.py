@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from rocketshim._exports import HOMES
-from tools.journey import delayed_message, entered, files, orderly_hand_over
+from tools.journey import delayed_message, drop_in, entered, files, orderly_hand_over
 
 ROOT: Final = Path(__file__).parents[1]
 LIMITS: Final = ROOT / "tools" / "measures.json"
@@ -77,6 +77,7 @@ def measures() -> dict[str, int]:
         "files that a delayed message passes from send to dead letter": len(files()),
         "files entered: delayed, fails, dies": len(dies.files),
         "classes entered: delayed, fails, dies": len(dies.classes),
+        "files entered: drop-in poll and reconsume_later": len(entered(drop_in).files),
         "files entered: orderly hand-over": len(handed_over.files),
         "classes entered: orderly hand-over": len(handed_over.classes),
     }
