@@ -95,34 +95,15 @@ def instrument(
         target.register_consume_message_hook(hook)
 
 
-class _Names:
-    """The attribute names of one version of the conventions, or of both."""
-
-    def __init__(self) -> None:
-        wanted = {each.strip() for each in os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")}
-        self._old = "messaging" not in wanted or "messaging/dup" in wanted
-        self._new = bool(wanted & {"messaging", "messaging/dup"})
-
-    def of(self, attributes: Mapping[str, Any]) -> _Attributes:
-        """Return attributes, given by the names of 1.44 and without those that are None, by the names to write."""
-        named: _Attributes = {}
-        for name, value in attributes.items():
-            if value is None:
-                continue
-            if self._old or name not in _RENAMED:
-                named[name] = value
-            if self._new and name in _RENAMED:
-                named[_RENAMED[name]] = value
-        return named
-
-
 class _Telemetry:
     """The hooks of one producer or consumer. Many threads call them at the same time; it has no state of its own."""
 
     def __init__(
         self, tracer_provider: TracerProvider | None, meter_provider: MeterProvider | None, parent: Parent
     ) -> None:
-        self._names = _Names()
+        wanted = {each.strip() for each in os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")}
+        self._old_names = "messaging" not in wanted or "messaging/dup" in wanted
+        self._new_names = bool(wanted & {"messaging", "messaging/dup"})
         self._parent = parent
         self._tracer = trace.get_tracer(_NAME, tracer_provider=tracer_provider)
         meter = metrics.get_meter(_NAME, meter_provider=meter_provider)
@@ -150,7 +131,7 @@ class _Telemetry:
             f"send {message.topic}",
             kind=SpanKind.PRODUCER,
             links=() if created is None else [Link(created)],
-            attributes={**shared, **self._names.of(_sent_attributes(message))},
+            attributes={**shared, **self._named(_sent_attributes(message))},
         )
         if created is None:
             carrier: dict[str, str] = {}
@@ -172,7 +153,7 @@ class _Telemetry:
             }
             is_direct = queue.topic == context.message.topic  # a delayed message is in the schedule topic
             found: Mapping[str, Any] = where if is_direct else {}
-            span.set_attributes(self._names.of({"messaging.message.id": context.result.msg_id, **found}))
+            span.set_attributes(self._named({"messaging.message.id": context.result.msg_id, **found}))
         span.end()
         self._send_times.record(time.perf_counter() - context.kept[_BEGAN], shared)
         self._sent.add(1, shared)
@@ -188,7 +169,7 @@ class _Telemetry:
         for message in messages:
             created = _creation_context(message.properties)
             if created is not None:
-                links.append(Link(created, self._names.of(_received_attributes(message))))
+                links.append(Link(created, self._named(_received_attributes(message))))
         parent = Context()
         if len(messages) == 1 and self._is_child(first):
             parent = propagate.extract(dict(first.properties), Context())
@@ -198,7 +179,7 @@ class _Telemetry:
             context=parent,
             kind=SpanKind.CONSUMER,
             links=links,
-            attributes={**shared, **self._names.of(one)},
+            attributes={**shared, **self._named(one)},
         )
         context.kept[_SPAN] = span
         context.kept[_TOKEN] = otel_context.attach(trace.set_span_in_context(span))
@@ -229,9 +210,21 @@ class _Telemetry:
                     name != HOP_ID for name, _ in read_headers(message.record) or ()
                 )
 
+    def _named(self, attributes: Mapping[str, Any]) -> _Attributes:
+        """Return attributes, given by the names of 1.44 and without those that are None, by the names to write."""
+        named: _Attributes = {}
+        for name, value in attributes.items():
+            if value is None:
+                continue
+            if self._old_names or name not in _RENAMED:
+                named[name] = value
+            if self._new_names and name in _RENAMED:
+                named[_RENAMED[name]] = value
+        return named
+
     def _shared(self, operation: str, topic: str, group: str | None = None) -> _Attributes:
         """Return the attributes that spans and metrics share."""
-        return self._names.of(
+        return self._named(
             {
                 "messaging.system": "kafka",
                 "messaging.operation.name": operation,

@@ -32,6 +32,7 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 from typing import Final
 
 from confluent_kafka import OFFSET_INVALID, Message, TopicPartition
@@ -57,31 +58,19 @@ def offset_of(message: Message) -> int:
     return -1 if (offset := message.offset()) is None else offset
 
 
+@dataclass(eq=False, slots=True)
 class Partition:
     """One partition in one assignment."""
 
-    __slots__ = (
-        "_before_seek",
-        "asked",
-        "awaits_start",
-        "began_at",
-        "failing",
-        "last",
-        "redelivering",
-        "sent",
-        "stored",
-    )
-
-    def __init__(self, *, awaits_start: bool) -> None:
-        self.began_at: int | None = None  # the first message that was handed out
-        self.awaits_start = awaits_start  # it is paused until its start is known
-        self.last: Message | None = None  # handed out since the client was asked, since a seek, or the assignment
-        self.asked: TopicPartition | None = None  # the client's position when it was asked, unless before a seek
-        self.stored = -1
-        self.sent: dict[int, Future[None]] = {}
-        self.failing: set[int] = set()
-        self.redelivering: set[int] = set()
-        self._before_seek = -1  # the highest position before a seek
+    awaits_start: bool = False  # it is paused until its start is known
+    began_at: int | None = None  # the first message that was handed out
+    last: Message | None = None  # handed out since the client was asked, since a seek, or since the assignment
+    asked: TopicPartition | None = None  # the client's position when it was asked, unless before a seek
+    stored: int = -1
+    sent: dict[int, Future[None]] = field(default_factory=dict)
+    failing: set[int] = field(default_factory=set)
+    redelivering: set[int] = field(default_factory=set)
+    _before_seek: int = -1  # the highest position before a seek
 
     @property
     def position(self) -> TopicPartition | None:

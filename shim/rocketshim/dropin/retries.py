@@ -103,12 +103,7 @@ class Retries:
     thread. Any thread may call `send`, and store or commit as with the original.
     """
 
-    def __init__(
-        self,
-        settings: ConsumerDropinSettings,
-        facts: ClientFacts,
-        send_back: DropinSendBack,
-    ) -> None:
+    def __init__(self, settings: ConsumerDropinSettings, facts: ClientFacts, send_back: DropinSendBack) -> None:
         self._settings = settings
         self.facts = facts
         self._names = TopicNames(settings.namespace)

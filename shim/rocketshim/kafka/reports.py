@@ -23,7 +23,6 @@ each of them serves whole batches.
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
@@ -48,19 +47,12 @@ def is_unconfirmed(error: KafkaError) -> bool:
     return bool(error.code() == KafkaError.DUPLICATE_SEQUENCE_NUMBER)
 
 
-@dataclass(slots=True)
-class _Run:
-    """Reports of one batch without offsets."""
-
-    key: tuple[str, int]
-    next_offset: int  # what the next report of the batch shows as its offset
-    began_s: float  # monotonic time of the first report
-
-
 class DeliveryReports(threading.local):
     """Checks the delivery reports of one producer, or of the producers that one thread polls."""
 
-    _run: _Run | None = None
+    _refused: tuple[str, int] | None = None  # partition of a batch without offsets, whose reports are coming
+    _next_offset: int  # what the next report of the batch shows as its offset
+    _began_s: float  # monotonic time of its first report
 
     def error(self, error: KafkaError | None, message: Any) -> KafkaError | None:
         """Return the error of a delivery report; `UNCONFIRMED` for a success without an offset; None: it is stored.
@@ -74,31 +66,28 @@ class DeliveryReports(threading.local):
         if error is not None:
             return error
         offset = message.offset()
-        if self._run is None and offset is not None and offset >= 0:
+        if self._refused is None and offset is not None and offset >= 0:
             return None
         return self._look_closely(message, offset)
 
     def _look_closely(self, message: Any, offset: int | None) -> KafkaError | None:
         key, now_s = (message.topic(), message.partition()), time.monotonic()
         if offset is None or offset < 0:
-            self._run = _Run(key, 0, now_s)
+            self._refused, self._next_offset, self._began_s = key, 0, now_s
             return UNCONFIRMED
-        run = self._run
-        if run is None:
-            return None
-        if run.key == key and run.next_offset == offset and _may_be_refused(message, now_s, run):
-            run.next_offset += 1
+        if key == self._refused and offset == self._next_offset and _may_be_refused(message, now_s - self._began_s):
+            self._next_offset += 1
             return UNCONFIRMED
-        self._run = None
+        self._refused = None
         return None
 
 
-def _may_be_refused(message: Any, now_s: float, run: _Run) -> bool:
+def _may_be_refused(message: Any, age_s: float) -> bool:
     """Return whether a record may be in the refused batch: it has no append time, and was produced before the run."""
     if message.timestamp()[0] == TIMESTAMP_LOG_APPEND_TIME:
         return False
     latency_s = message.latency()
-    return latency_s is None or latency_s >= now_s - run.began_s
+    return latency_s is None or latency_s >= age_s
 
 
 class BrokerTime(BrokerClock):
