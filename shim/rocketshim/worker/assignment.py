@@ -22,7 +22,7 @@ Not handled here: which worker gets which partition; the group protocol (coopera
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -40,7 +40,7 @@ from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
 
-__all__ = ["AssignedPartition", "Assignment", "CommitResults"]
+__all__ = ["AssignedPartition", "Assignment"]
 
 _LOG = safe_logger("rocketshim.worker")
 _TIMEOUT_S: Final = 5.0
@@ -122,6 +122,7 @@ class Assignment:
         leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[int], None],
         alarm: Callable[..., None],
+        clock: Clock,
         sleep: Callable[[float], None],
     ) -> None:
         self.held: dict[int, AssignedPartition] = {}
@@ -135,7 +136,9 @@ class Assignment:
         self._leave = leave
         self._gone = gone
         self._alarm = alarm
+        self._clock = clock
         self._sleep = sleep
+        self._commits_fail_since_ns: int | None = None
         self.is_closing = False  # from `closing` on, for good
         self._unread: set[int] = set()
         self._unread_ns = 0
@@ -287,6 +290,40 @@ class Assignment:
         queue = self._make_queue(time_in_queue_ms(self._levels, number))
         return AssignedPartition(self.topic, number, queue, committed, self._metadata)
 
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def commits_fail_since_ns(self) -> int | None:
+        """Return since when commits fail; None: they succeed, or nothing is due or to be committed any more."""
+        now_ns = self._clock.monotonic_ns()
+        if not any(_has_work(each, now_ns) for each in self.held.values()):
+            self._commits_fail_since_ns = None  # what could not be committed was revoked
+        return self._commits_fail_since_ns
+
+    def committed(self) -> None:
+        """Note that a commit has succeeded."""
+        self._commits_fail_since_ns = None
+
+    def not_committed(self) -> None:
+        """Note that a commit has failed."""
+        if self._commits_fail_since_ns is None:
+            self._commits_fail_since_ns = self._clock.monotonic_ns()
+
+    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Take the result of a commit; the next one repeats positions that were not committed."""
+        answered = {item.partition for item in partitions}
+        for number, each in self.held.items():
+            if number in answered or not answered:
+                each.awaits_commit = False
+        if error is None and all(item.error is None for item in partitions):
+            self.committed()
+            return
+        self.not_committed()
+        for item in partitions:
+            if error is not None or item.error is not None:
+                if (assigned := self.held.get(item.partition)) is not None:
+                    assigned.commit_failed(item.offset)
+                self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
+
     # --- fetching ----------------------------------------------------------------------------------------------------
 
     def restarted(self, number: int) -> AssignedPartition:
@@ -380,49 +417,6 @@ class Assignment:
         for number in numbers:
             self.held[number].paused = False
         self._unread.difference_update(numbers)
-
-
-class CommitResults:
-    """Takes the results of commits; the next commit repeats positions that were not committed."""
-
-    def __init__(self, assigned: Mapping[int, AssignedPartition], clock: Clock, alarm: Callable[..., None]) -> None:
-        self._fail_since_ns: int | None = None
-        self._assigned = assigned
-        self._clock = clock
-        self._alarm = alarm
-
-    def failing_since_ns(self) -> int | None:
-        """Return since when commits fail; None: they succeed, or nothing is due or to be committed any more."""
-        now_ns = self._clock.monotonic_ns()
-        if not any(_has_work(each, now_ns) for each in self._assigned.values()):
-            self._fail_since_ns = None  # what could not be committed was revoked
-        return self._fail_since_ns
-
-    def succeeded(self) -> None:
-        """Note that a commit has succeeded."""
-        self._fail_since_ns = None
-
-    def failed(self) -> None:
-        """Note that a commit has failed."""
-        if self._fail_since_ns is None:
-            self._fail_since_ns = self._clock.monotonic_ns()
-
-    def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Take the result of one commit."""
-        answered = {item.partition for item in partitions}
-        for number, each in self._assigned.items():
-            if number in answered or not answered:
-                each.awaits_commit = False
-        if error is None and all(item.error is None for item in partitions):
-            self.succeeded()
-            return
-        self.failed()
-        for item in partitions:
-            if error is not None or item.error is not None:
-                assigned = self._assigned.get(item.partition)
-                if assigned is not None:
-                    assigned.commit_failed(item.offset)
-                self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
 
 
 def _has_work(assigned: AssignedPartition, now_ns: int) -> bool:

@@ -35,7 +35,7 @@ from rocketshim.core.timer import Timer
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.settings.worker import WorkerSettings
-from rocketshim.worker.assignment import AssignedPartition, CommitResults
+from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import Refusals, Verdict
@@ -228,7 +228,7 @@ class AtLeastOnce:
         *,
         router: Router,
         prober: Prober,
-        commits: CommitResults,
+        assignment: Assignment,
         alarm: Alarms,
         clock: Clock,
         point: Callable[[str], None],
@@ -245,7 +245,7 @@ class AtLeastOnce:
             most=settings.max_in_flight_count,
             most_bytes=min(settings.max_in_flight_bytes, settings.buffer_bytes // _FLIGHTS),
         )
-        self._commits = commits
+        self._assignment = assignment
         self._alarm = alarm
         self._counts = alarm.counts
         self._clock = clock
@@ -490,9 +490,9 @@ class AtLeastOnce:
                 consumer.commit(offsets=offsets, asynchronous=True)
             else:
                 self._commit_at_last(consumer, offsets)
-                self._commits.succeeded()
+                self._assignment.committed()
         except KafkaException as error:
-            self._commits.failed()
+            self._assignment.not_committed()
             self._alarm("worker.commit-failed", error=str(error))
             return
         self._point("after-commit")

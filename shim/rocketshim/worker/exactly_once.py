@@ -66,7 +66,7 @@ from rocketshim.kafka.clients import (
     purge_producer,
 )
 from rocketshim.kafka.lookups import check_answers
-from rocketshim.worker.assignment import AssignedPartition, CommitResults
+from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import SPOILS_BATCH, Refusals, Verdict
@@ -363,7 +363,7 @@ class ExactlyOnce:
         *,
         router: Router,
         prober: Prober,
-        commits: CommitResults,
+        assignment: Assignment,
         alarm: Alarms,
         clock: Clock,
         point: Callable[[str], None],
@@ -377,7 +377,7 @@ class ExactlyOnce:
         self._writer.inbox = deque(maxlen=0)  # a transaction reads the reports of its own batches; nobody empties this
         self._producer = TransactionalProducer(clients, self._pace, alarm, heart)
         self._prober = prober
-        self._commits = commits
+        self._assignment = assignment
         self._alarm = alarm
         self._counts = alarm.counts
         self._clock = clock
@@ -593,7 +593,7 @@ class ExactlyOnce:
         base_ns = _CALLS * min(self._call_ns, default=0)
         self._pace.stored(transaction.cost, transaction.begun_ns, now_ns, base_ns)
         self._end(transaction, now_ns)
-        self._commits.succeeded()
+        self._assignment.committed()
         for flight in transaction.flights:
             self._confirm(flight)
         for assigned, end in transaction.ends().items():
@@ -633,7 +633,7 @@ class ExactlyOnce:
         if obstacle is not None:
             self._on_uncertain_outcome(obstacle, self._clock.monotonic_ns())
             return
-        self._commits.failed()
+        self._assignment.not_committed()
         try:
             producer.abort_transaction(self._producer.timeout_s)
         except KafkaException as problem:
@@ -685,7 +685,7 @@ class ExactlyOnce:
         if error.code() in FENCED:
             self._producer.fenced(error, now_ns)
         self._counts.recycled += 1
-        self._commits.failed()
+        self._assignment.not_committed()
         self._producer.not_before_ns = now_ns + _BACK_OFF_NS
         self._alarm("worker.producer-recycled", error=str(error))
         transaction = self._open
@@ -725,7 +725,7 @@ class ExactlyOnce:
                 self._failures.learn(transaction, now_ns)
             self._resolve(self._consumer)
         except KafkaException as problem:
-            self._commits.failed()
+            self._assignment.not_committed()
             self._alarm("worker.producer-recycled", error=str(problem))
             self._producer.discard(producer)
             now_ns = self._clock.monotonic_ns()

@@ -42,7 +42,7 @@ from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, close_con
 from rocketshim.logs import safe_logger
 from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.allow_list import AllowList
-from rocketshim.worker.assignment import AssignedPartition, Assignment, CommitResults
+from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
@@ -176,14 +176,14 @@ class DelayWorker:
             leave=self._leave,
             gone=marks.forget,
             alarm=self._alarm,
+            clock=self._clock,
             sleep=sleep,
         )
-        self._commits = CommitResults(self._assignment.held, self._clock, self._alarm)
         self._clients = WorkerClients(
             clients or confluent_clients(),
             settings,
             self.group,
-            on_commit=self._commits.on_commit,
+            on_commit=self._assignment.on_commit,
             alarm=self._alarm,
             clock=self._clock,
         )
@@ -199,13 +199,13 @@ class DelayWorker:
         self._delivery: Delivery
         if settings.exactly_once:
             self._delivery = ExactlyOnce(
-                self._clients, router=router, prober=self._prober, commits=self._commits, alarm=self._alarm,
+                self._clients, router=router, prober=self._prober, assignment=self._assignment, alarm=self._alarm,
                 clock=self._clock, point=on_point, heart=self.heart,
             )  # fmt: skip
         else:
             self._delivery = AtLeastOnce(
-                settings, self._clients, router=router, prober=self._prober, commits=self._commits, alarm=self._alarm,
-                clock=self._clock, point=on_point,
+                settings, self._clients, router=router, prober=self._prober, assignment=self._assignment,
+                alarm=self._alarm, clock=self._clock, point=on_point,
             )  # fmt: skip
         self._state: WorkerState | None = None
         self._commit_ns = self._skip_ns = 0
@@ -428,7 +428,7 @@ class DelayWorker:
             group=self.group,
             topic=self._assignment.topic,
             is_member=self._assignment.is_member,
-            commits_fail_since_ns=self._commits.failing_since_ns(),
+            commits_fail_since_ns=self._assignment.commits_fail_since_ns(),
             avoided=self._targets.avoided(now_ns),
             queues=tuple(queue_state(consumer, self._assignment.topic, each, now_ns) for each in assigned),
             counts=self.counts.copy(),

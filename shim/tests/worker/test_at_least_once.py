@@ -67,7 +67,7 @@ def delivery(made: list[Producer], *, patience_ns: int = 10**12) -> tuple[AtLeas
         Of(make_producer=make, producer_config=lambda _: {}, pace=lambda: pace),  # type: ignore[arg-type]
         router=Of(route=route, targets=Of(set_producers=lambda *_: None), marks=RecordMarks()),  # type: ignore[arg-type]
         prober=Of(use=lambda *_: None, confirmed_ns=0),  # type: ignore[arg-type]
-        commits=None,  # type: ignore[arg-type]
+        assignment=None,  # type: ignore[arg-type]
         alarm=Alarms(WorkerCounts(), SystemClock(), ErrorLines("g", {})),
         clock=SystemClock(),
         point=lambda _: None,

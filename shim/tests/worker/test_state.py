@@ -202,9 +202,9 @@ def test_a_transaction_with_an_uncertain_outcome_counts_as_a_failed_commit_until
     sim.schedule()
     while not worker.counts.recycled:
         worker.step()
-    assert worker._commits.failing_since_ns() is not None
+    assert worker._assignment.commits_fail_since_ns() is not None
     sim.until(worker, lambda: len(sim.delivered()) == 1, 5_000)
-    assert worker._commits._fail_since_ns is None, "whatever is due"
+    assert worker._assignment._commits_fail_since_ns is None, "whatever is due"
 
 
 @pytest.mark.only("exactly-once")
@@ -231,10 +231,10 @@ def test_a_commit_that_is_refused_for_its_partition_alone_has_failed(sim: Any) -
     delivery._consumer = worker._consumer
     assert worker.counts.alarms["worker.commit-failed"] == 1
     assert assigned.committed < 7
-    assert worker._commits.failing_since_ns() is not None
+    assert worker._assignment.commits_fail_since_ns() is not None
     delivery.commit([assigned], asynchronous=False)
     assert assigned.committed == 7
-    assert worker._commits.failing_since_ns() is None
+    assert worker._assignment.commits_fail_since_ns() is None
 
 
 @pytest.mark.only("at-least-once")

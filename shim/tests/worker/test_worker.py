@@ -567,7 +567,7 @@ def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(sim: Any)
     delivery.commit([assigned], asynchronous=True)
     assigned.skipped_to = 10
     delivery.commit([assigned], asynchronous=True)
-    worker._commits.on_commit(None, [assigned.at(9)])
+    worker._assignment.on_commit(None, [assigned.at(9)])
     delivery.commit([assigned], asynchronous=True)
     assert sent[2:] == [(9, True), (10, True)]
     delivery._consumer = consumer
