@@ -113,11 +113,11 @@ class Transaction:
 
     __slots__ = (
         "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_first", "is_late", "is_silent",
-        "must_abort", "passed", "topics",
+        "must_abort", "positions", "topics",
     )  # fmt: skip
 
     def __init__(
-        self, begun_ns: int, passed: dict[AssignedPartition, int] | None = None, *, is_first: bool = False
+        self, begun_ns: int, positions: dict[AssignedPartition, int] | None = None, *, is_first: bool = False
     ) -> None:
         self.begun_ns = begun_ns
         self.is_first = is_first  # of its producer: it could begin, since no earlier one of the id has not ended
@@ -125,7 +125,7 @@ class Transaction:
         self.flights: list[Flight] = []
         self.batches: list[HopBatch] = []
         self.topics: set[str] = set()
-        self.passed = passed or {}  # positions that it commits without a record before them
+        self.positions = positions or {}  # that it commits of partitions of which it has no record
         self.must_abort = False  # a record was not produced, or the producer has failed
         self.is_late = False  # records were not stored in time, or the commit would not succeed in time
         self.is_silent = False  # targets have not stored its records, and no report has arrived for a while
@@ -137,13 +137,13 @@ class Transaction:
         self.count += len(flight.due.records)
         self.cost += cost(len(flight.due.records), flight.due.size_bytes)
 
-    def ends(self) -> dict[AssignedPartition, int]:
+    def all_positions(self) -> dict[AssignedPartition, int]:
         """Return the position to commit of each partition."""
-        return self.passed | {flight.assigned: flight.due.run.next_offset for flight in self.flights}
+        return self.positions | {flight.assigned: flight.due.run.next_offset for flight in self.flights}
 
     def offsets(self) -> list[TopicPartition]:
         """Return the positions to commit, as the client wants them."""
-        return [assigned.at(end) for assigned, end in self.ends().items()]
+        return [assigned.at(position) for assigned, position in self.all_positions().items()]
 
     def failures(self) -> Iterator[tuple[HopBatch, int, KafkaError]]:
         """Yield what was reported as not stored: the batch, the position in it, and the error."""
@@ -443,7 +443,7 @@ class ExactlyOnce:
         transaction.must_abort = transaction.must_abort or failure is not None
         self._point("after-produce")
 
-    def _begin(self, now_ns: int, passed: dict[AssignedPartition, int] | None = None) -> Transaction | None:
+    def _begin(self, now_ns: int, positions: dict[AssignedPartition, int] | None = None) -> Transaction | None:
         producer = self._producer.current
         if producer is None:
             return None
@@ -452,7 +452,7 @@ class ExactlyOnce:
         except KafkaException as error:
             self._on_uncertain_outcome(error.args[0], now_ns)
             return None
-        self._open = Transaction(now_ns, passed, is_first=self._producer.is_unused)
+        self._open = Transaction(now_ns, positions, is_first=self._producer.is_unused)
         self._producer.is_unused = False
         return self._open
 
@@ -539,11 +539,11 @@ class ExactlyOnce:
             step_s = _ANSWER_S if quiet_s else _LOOK_S
             still = producer.flush(step_s)
             now_ns = self._clock.monotonic_ns()
-            is_heard = still < left or now_ns < self._pace.throttled_until_ns
+            is_answered = still < left or now_ns < self._pace.throttled_until_ns
             longest_s = max(longest_s, quiet_s + step_s)
             if 0 < still < left:  # patience grows with the first late answer, before it is asked for the others
                 self._pace.answered(round(longest_s * 1e9), now_ns)
-            quiet_s = 0.0 if is_heard else quiet_s + step_s
+            quiet_s = 0.0 if is_answered else quiet_s + step_s
             if not still:
                 self._pace.answered(round(longest_s * 1e9), now_ns)
                 return 0
@@ -596,8 +596,8 @@ class ExactlyOnce:
         self._assignment.committed()
         for flight in transaction.flights:
             self._confirm(flight)
-        for assigned, end in transaction.ends().items():
-            assigned.committed, assigned.committed_metadata = max(assigned.committed, end), assigned.metadata
+        for assigned, position in transaction.all_positions().items():
+            assigned.committed, assigned.committed_metadata = max(assigned.committed, position), assigned.metadata
             assigned.backoffs = 0
         for batch in transaction.batches:
             self._writer.count_stored(batch, now_ns)
@@ -777,9 +777,9 @@ class ExactlyOnce:
         """Commit positions behind probes, and new metadata, in a separate transaction; other ones commit their own."""
         if not asynchronous:
             return  # the next owner reads the probes again
-        passed = {each: position for each in assigned if (position := each.uncommitted) is not None}
+        positions = {each: position for each in assigned if (position := each.uncommitted) is not None}
         now_ns = self._clock.monotonic_ns()
-        if passed and self._open is None and self.capacity(now_ns) > 0 and self._begin(now_ns, passed):
+        if positions and self._open is None and self.capacity(now_ns) > 0 and self._begin(now_ns, positions):
             self.end_turn(now_ns)
 
     def drain(self, assigned: list[AssignedPartition], longest_ns: int) -> None:

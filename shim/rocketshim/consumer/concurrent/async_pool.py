@@ -109,7 +109,7 @@ class AsyncPool(Pool):
             return not self._calls
         self._stopping = True
         self._chunks.clear()
-        ended: Future[None] = asyncio.run_coroutine_threadsafe(self._wind_up(timeout_s), self._loop)
+        ended: Future[None] = asyncio.run_coroutine_threadsafe(self._end_calls(timeout_s), self._loop)
         try:
             ended.result(timeout_s + 2 * _CANCEL_GRACE_S)
         except TimeoutError:
@@ -124,7 +124,7 @@ class AsyncPool(Pool):
                 self._loop.close()
         return not self._calls
 
-    async def _wind_up(self, timeout_s: float) -> None:
+    async def _end_calls(self, timeout_s: float) -> None:
         if self._calls:
             await asyncio.wait(tuple(self._calls), timeout=timeout_s)
         self._cancelling = True

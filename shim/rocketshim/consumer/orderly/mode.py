@@ -277,9 +277,9 @@ class OrderlyMode(Mode[OrderlyQueue]):
     def close(self) -> None:
         """Stop the group-log thread."""
         if (log := self._log) is not None:
-            log.stop(_LOG_STOP_S, lambda: self._wind_up(log))
+            log.stop(_LOG_STOP_S, lambda: self._release_late(log))
 
-    def _wind_up(self, log: GroupLogThread) -> None:
+    def _release_late(self, log: GroupLogThread) -> None:
         """Release locks after the loop has closed: those acquired late, and those whose listeners have now returned."""
         # else their queues would wait for a whole lease (test_a_lock_that_is_won_while_its_loop_closes_is_given_back,
         # test_what_a_listener_says_while_its_loop_closes_is_given_back_with_the_lock)
