@@ -6,6 +6,7 @@ a former lease (`release`, `progress`) are late, not wrong, and are ignored
 """
 
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypedDict
 
@@ -89,26 +90,21 @@ _BELIEVING: Final = frozenset({LockState.HOLDING, LockState.DRAINING})
 _WITHOUT: Final = frozenset({LockState.IDLE, LockState.CLAIMING})
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """The state of one queue for this member, and what its next record will carry."""
 
-    __slots__ = (
-        "base", "claim_after_ms", "claim_seq", "confirmed_ms", "confirmed_offset", "lease", "next_offset",
-        "reconsume_counts", "renews_now", "sent_ms", "state",
-    )  # fmt: skip
-
-    def __init__(self, queue: MessageQueue) -> None:
-        self.state = LockState.IDLE
-        self.lease = Lease(queue, -1, 0)
-        self.base = 0
-        self.claim_seq = 0
-        self.claim_after_ms: int | None = None  # after a claim that could not be sent
-        self.sent_ms = 0  # when the last claim or renewal was sent
-        self.confirmed_ms = 0  # when the last confirmed one was sent
-        self.confirmed_offset = 0
-        self.next_offset: int | None = None
-        self.reconsume_counts: ReconsumeCounts = ()
-        self.renews_now = False
+    lease: Lease
+    state: LockState = LockState.IDLE
+    base: int = 0
+    claim_seq: int = 0
+    claim_after_ms: int | None = None  # after a claim that could not be sent
+    sent_ms: int = 0  # when the last claim or renewal was sent
+    confirmed_ms: int = 0  # when the last confirmed one was sent
+    confirmed_offset: int = 0
+    next_offset: int | None = None
+    reconsume_counts: ReconsumeCounts = ()
+    renews_now: bool = False
 
     def advance(self, event: LockEvent) -> None:
         """Enter the next state; a lease without belief ends. Raise ValueError if the event cannot happen here."""
@@ -454,7 +450,7 @@ class QueueLockHolder:
         record = ClaimRecord(**self._stamp(), base=log.base or 0, queues=named)
         self._sent(record.seq, now_ms)
         for claimed in named:
-            slot = self._slots.setdefault(claimed.queue, Slot(claimed.queue))
+            slot = self._slots.setdefault(claimed.queue, Slot(Lease(claimed.queue, -1, 0)))
             slot.advance(LockEvent.CLAIM)
             slot.claim_seq, slot.sent_ms = record.seq, now_ms
         return record

@@ -38,7 +38,7 @@ from rocketshim.settings.worker import WorkerSettings
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.refusals import Refusals, Verdict
+from rocketshim.worker.refusals import Refusals
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.target_table import TargetTable
@@ -425,7 +425,7 @@ class AtLeastOnce:
         for at, error in unstored.items():
             if error is None:
                 continue
-            if self._refusals.refused(batch, at, error, now_ns) is Verdict.WAIT:
+            if self._refusals.must_wait(batch, at, error, now_ns):
                 record = coordinates(batch.record(at))
                 self._alarm("worker.hop-not-stored", hop=batch.group.kind.value, error=error.name(), record=record)
                 self._waiting.append((now_ns + _RESEND_NS, flight, batch.indexes[at]))

@@ -49,6 +49,7 @@ What the failures of a transaction say (`TransactionFailures`, the part of `refu
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
@@ -69,7 +70,7 @@ from rocketshim.kafka.lookups import check_answers
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, HopWriter, Kind
 from rocketshim.worker.prober import Prober
-from rocketshim.worker.refusals import SPOILS_BATCH, Refusals, Verdict
+from rocketshim.worker.refusals import SPOILS_BATCH, Refusals
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.target_health import TargetHealth
@@ -108,28 +109,22 @@ _SPOILS: Final = frozenset({KafkaError._STATE, KafkaError._FATAL})  # noqa: SLF0
 _BACKOFF_NS: Final = Backoff(1_000_000_000, 5_000_000_000)
 
 
+@dataclass(slots=True, eq=False)
 class Transaction:
     """The records of one transaction and what was reported of them. The next one has a new object."""
 
-    __slots__ = (
-        "batches", "begun_ns", "cost", "count", "flights", "has_deleted", "is_first", "is_late", "is_silent",
-        "must_abort", "positions", "topics",
-    )  # fmt: skip
-
-    def __init__(
-        self, begun_ns: int, positions: dict[AssignedPartition, int] | None = None, *, is_first: bool = False
-    ) -> None:
-        self.begun_ns = begun_ns
-        self.is_first = is_first  # of its producer: it could begin, since no earlier one of the id has not ended
-        self.count = self.cost = 0
-        self.flights: list[Flight] = []
-        self.batches: list[HopBatch] = []
-        self.topics: set[str] = set()
-        self.positions = positions or {}  # that it commits of partitions of which it has no record
-        self.must_abort = False  # a record was not produced, or the producer has failed
-        self.is_late = False  # records were not stored in time, or the commit would not succeed in time
-        self.is_silent = False  # targets have not stored its records, and no report has arrived for a while
-        self.has_deleted = False  # a target whose records were not stored was deleted
+    begun_ns: int
+    positions: dict[AssignedPartition, int]  # that it commits of partitions of which it has no record
+    is_first: bool  # of its producer: it could begin, since no earlier one of the id has not ended
+    count: int = 0
+    cost: int = 0
+    flights: list[Flight] = field(default_factory=list)
+    batches: list[HopBatch] = field(default_factory=list)
+    topics: set[str] = field(default_factory=set)
+    must_abort: bool = False  # a record was not produced, or the producer has failed
+    is_late: bool = False  # records were not stored in time, or the commit would not succeed in time
+    is_silent: bool = False  # targets have not stored its records, and no report has arrived for a while
+    has_deleted: bool = False  # a target whose records were not stored was deleted
 
     def add(self, flight: Flight) -> None:
         """Add the due records of a run."""
@@ -194,7 +189,7 @@ class TransactionFailures:
         if error.code() in _SPOILS or error.fatal() or error.txn_requires_abort():
             transaction.must_abort = True  # an earlier record failed, not this one
             return
-        if self._refusals.refused(batch, 0, error, now_ns) is Verdict.WAIT:
+        if self._refusals.must_wait(batch, 0, error, now_ns):
             transaction.must_abort = True
             self._back_off(batch, 0, error, now_ns)
 
@@ -211,8 +206,7 @@ class TransactionFailures:
                 if is_silent and group.kind is Kind.DELIVER and group.target is not None:
                     self._refusals.target_failed(group.target, now_ns, "no-answer")
             elif error.code() not in FENCED | _SPOILS:
-                verdict = self._refusals.refused(batch, at, error, now_ns)
-                if verdict is Verdict.WAIT and group.kind is not Kind.DELIVER:
+                if self._refusals.must_wait(batch, at, error, now_ns) and group.kind is not Kind.DELIVER:
                     self._back_off(batch, at, error, now_ns)
                 is_refused = is_refused or (
                     group.kind is Kind.DELIVER and not batch.alone and error.code() in SPOILS_BATCH
@@ -452,7 +446,7 @@ class ExactlyOnce:
         except KafkaException as error:
             self._on_uncertain_outcome(error.args[0], now_ns)
             return None
-        self._open = Transaction(now_ns, positions, is_first=self._producer.is_unused)
+        self._open = Transaction(now_ns, positions or {}, self._producer.is_unused)
         self._producer.is_unused = False
         return self._open
 
@@ -709,8 +703,7 @@ class ExactlyOnce:
     def process_reports(self, now_ns: int) -> None:
         """Create and initialise a producer if there is none, and find out the outcome of uncertain transactions.
 
-        Raises:
-            WorkerError: the worker was fenced three times in a minute.
+        Raise WorkerError if the worker was fenced three times in a minute.
         """
         self._producer.check_fenced()
         self._prober.poll()

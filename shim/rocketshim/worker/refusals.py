@@ -6,7 +6,6 @@ its body). The `Router` reads both.
 """
 
 from collections.abc import Callable, Sequence
-from enum import Enum
 from typing import Any, Final
 
 from confluent_kafka import KafkaError
@@ -21,7 +20,7 @@ from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["REFUSED_RECORD", "SPOILS_BATCH", "RecordMarks", "Refusals", "Verdict", "compacted"]
+__all__ = ["REFUSED_RECORD", "SPOILS_BATCH", "RecordMarks", "Refusals", "compacted"]
 
 REFUSED_RECORD: Final = TOO_LARGE | frozenset(
     {
@@ -59,18 +58,8 @@ def compacted(topic: str) -> TopicMismatchError:
     )
 
 
-class Verdict(Enum):
-    """What to do with a record whose hop was not stored."""
-
-    ROUTE_AGAIN = "route-again"
-    WAIT = "wait"
-
-
 class RecordMarks:
-    """Marks of single records whose hops were refused: they are to be parked.
-
-    Thread-safety: none; the worker's thread.
-    """
+    """Marks of single records whose hops were refused: they are to be parked."""
 
     def __init__(self) -> None:
         self.reasons: dict[tuple[int, int], str] = {}
@@ -114,36 +103,35 @@ class Refusals:
         self._marks = marks
         self._alarm = alarm
 
-    def refused(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> Verdict:
-        """Note that the record at this position of a batch was not stored, and return what to do with the record.
+    def must_wait(self, batch: HopBatch, at: int, error: KafkaError, now_ns: int) -> bool:
+        """Learn why the record at this position of a batch was not stored; return whether it waits before its next try.
+
+        Otherwise it is routed again immediately. Raise TopicMismatchError if the schedule topic is compacted.
 
         Decides: In the worker: what does it mean that a hop was not stored, and what becomes of the other records of
             its batch? After the refusal of a batch its records are sent again, one per batch; the one that is refused
             alone is parked. If only the timestamp that its sender gave is refused, it is delivered without that. In a
             transaction: `worker.exactly_once.TransactionFailures`.
-
-        Raises:
-            TopicMismatchError: the schedule topic is compacted.
         """
         if is_unconfirmed(error):
-            return Verdict.WAIT
+            return True
         if error.code() in _NO_CAUSE:
-            return Verdict.ROUTE_AGAIN
+            return False
         record, kind, topic = batch.record(at), batch.group.kind, batch.group.topic
         if kind is not Kind.DELIVER:
             if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
                 self._targets.producer_lacks(self._targets.target(topic, now_ns), now_ns)
             if kind is not Kind.PARK and error.code() == KafkaError.INVALID_RECORD:
                 raise compacted(topic)
-            return self._own_hop_refused(record, kind, error)
+            return self._must_own_hop_wait(record, kind, error)
         target = self._targets.target(topic, now_ns)
         given_ms = batch.group.timestamps.get(batch.indexes[at])
         if error.code() == KafkaError.INVALID_TIMESTAMP and batch.alone and given_ms is not None:
             if target.timestamp_refused(given_ms - batch.flight.due.clock_ms(now_ns), now_ns):
                 self._alarm("worker.timestamp-refused", topic=topic, timestamp_ms=given_ms, record=coordinates(record))
-            return Verdict.ROUTE_AGAIN
-        self._delivery_refused(record, target, error, now_ns, alone=batch.alone)
-        return Verdict.ROUTE_AGAIN
+        else:
+            self._delivery_refused(record, target, error, now_ns, alone=batch.alone)
+        return False
 
     def _delivery_refused(
         self, record: Any, target: TargetHealth, error: KafkaError, now_ns: int, *, alone: bool
@@ -162,16 +150,16 @@ class Refusals:
         elif target.begin_careful(now_ns):
             self._alarm("worker.target-careful", topic=target.topic, error=error.name())
 
-    def _own_hop_refused(self, record: Any, kind: Kind, error: KafkaError) -> Verdict:
+    def _must_own_hop_wait(self, record: Any, kind: Kind, error: KafkaError) -> bool:
         if error.code() not in REFUSED_RECORD:
-            return Verdict.WAIT
+            return True
         if kind is not Kind.PARK:
             self._marks.park(record, f"hop-refused:{error.name()}")
-            return Verdict.ROUTE_AGAIN
-        if self._marks.park_without_body(record):
+        elif self._marks.park_without_body(record):
             self._alarm("worker.parked-without-body", partition=record.partition(), offset=record.offset())
-            return Verdict.ROUTE_AGAIN
-        return Verdict.WAIT
+        else:
+            return True
+        return False
 
     def target_failed(self, target: TargetHealth, now_ns: int, reason: str) -> None:
         """Note that a target has refused or has not answered, for a reason that is not specific to one record."""

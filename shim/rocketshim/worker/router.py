@@ -28,6 +28,7 @@ No record makes this module raise, not even one that another program wrote.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import methodcaller
 from typing import Any, Final
 
@@ -78,30 +79,18 @@ def queue_append_ms(append_ms: int, queue_delay_ms: int, clock_ms: int, seen_ns:
     return min(append_ms, clock_ms - (now_ns - seen_ns) // 1_000_000)
 
 
-class _Due:
+@dataclass(slots=True)
+class _DueRecord:
     """A due record for which the rules ask more than its route and its due time."""
 
-    __slots__ = ("append_ms", "due_ms", "headers", "hop_id", "index", "record", "route", "shape")
-
-    def __init__(  # noqa: PLR0917 - only `Router.route` calls it
-        self,
-        index: int,
-        record: Any,
-        route: _Route,
-        shape: HeaderShape,
-        headers: list[Header],
-        hop_id: bytes,
-        append_ms: int,
-        due_ms: int,
-    ) -> None:
-        self.index = index
-        self.record = record
-        self.route = route
-        self.shape = shape
-        self.headers = headers
-        self.hop_id = hop_id
-        self.append_ms = append_ms
-        self.due_ms = due_ms
+    index: int
+    record: Any
+    route: _Route
+    shape: HeaderShape
+    headers: list[Header]
+    hop_id: bytes
+    append_ms: int
+    due_ms: int
 
     @property
     def tries(self) -> int:
@@ -187,12 +176,8 @@ class Router:
     ) -> list[HopGroup]:
         """Return where the records of a run go now, by the rules at the top of this file.
 
-        Args:
-            due: the run.
-            assigned: the partition that it left.
-            now_ns: monotonic now.
-            indexes: the records to route, ascending; None: all.
-            re_append_reason: why the targets of these records do not accept them; `""`: their targets are tried.
+        `indexes` are those of the records to route, ascending; None: all. `re_append_reason` is why their targets do
+        not accept them; `""`: their targets are tried.
 
         Decides: Is a due record delivered, hopped, re-appended, parked (malformed, forbidden …) or skipped, or does it
             wait for a look-up?
@@ -249,7 +234,7 @@ class Router:
                 )
                 kind, to = Kind.DELIVER, target
                 if shape.timestamp >= 0:
-                    each = _Due(index, record, route, shape, headers, hop_id, append_ms, due_ms)
+                    each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms)
                     timestamps |= each.timestamps(target, clock_ms, now_ns)
                 count = target.partitions or 1
                 partition = qid if qid >= 0 else target.turn % count if key is None else murmur2(key, count)
@@ -258,7 +243,7 @@ class Router:
                 kind, to = Kind.HOP, self._queues
                 partition = self._levels.queue_for(due_ms - clock_ms, number // self._levels.STRIDE)
             else:
-                each = _Due(index, record, route, shape, headers, hop_id, append_ms, due_ms)
+                each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms)
                 groups.append(self._route_closely(each, clock_ms, now_ns, re_append_reason))
                 route = None  # this may have changed the state of the target
                 continue
@@ -274,7 +259,7 @@ class Router:
             each_target.turn += 1
         return groups
 
-    def _route_closely(self, each: _Due, clock_ms: int, now_ns: int, re_append_reason: str) -> HopGroup:
+    def _route_closely(self, each: _DueRecord, clock_ms: int, now_ns: int, re_append_reason: str) -> HopGroup:
         """Return where a record goes that may not take the usual ways."""
         route = each.route
         if each.due_ms - clock_ms > self._max_delay_ms:
@@ -292,7 +277,7 @@ class Router:
             return self._re_append(each, target.avoid_reason)
         return self._deliver(each, target, clock_ms, now_ns)
 
-    def _deliver(self, each: _Due, target: TargetHealth, clock_ms: int, now_ns: int) -> HopGroup:
+    def _deliver(self, each: _DueRecord, target: TargetHealth, clock_ms: int, now_ns: int) -> HopGroup:
         qid, key, count = each.qid, each.record.key(), target.partitions
         if count is None:
             partition = -1
@@ -309,10 +294,10 @@ class Router:
             timestamps=each.timestamps(target, clock_ms, now_ns),
         )  # fmt: skip
 
-    def _not_yet(self, each: _Due, target: TargetHealth) -> HopGroup:
+    def _not_yet(self, each: _DueRecord, target: TargetHealth) -> HopGroup:
         return HopGroup(Kind.NOT_YET, target=target, first=each.delivery())
 
-    def _re_append(self, each: _Due, reason: str, *, parked_as: str = "target-refused:") -> HopGroup:
+    def _re_append(self, each: _DueRecord, reason: str, *, parked_as: str = "target-refused:") -> HopGroup:
         """Put a record that its target does not accept back into a queue: of 1 s, then of longer ones, 1 min at most.
 
         The wait counts from the append of the new record. The due time itself does not change. After the last try the
@@ -324,7 +309,7 @@ class Router:
         partition = self._levels.queue_for(wait_ms, each.record.partition() // self._levels.STRIDE)
         return HopGroup(Kind.RE_APPEND, self._names.schedule, partition, reason=reason, first=each.re_append())
 
-    def _offer(self, each: _Due, now_ns: int) -> HopGroup:
+    def _offer(self, each: _DueRecord, now_ns: int) -> HopGroup:
         """Re-append a record that this worker may not deliver for another worker, whose allow-list may have the target.
 
         The waits grow (1 s, 10 s, 1 min). Between two of them the record goes to a fine queue, whose partition is far

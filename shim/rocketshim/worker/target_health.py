@@ -11,6 +11,7 @@
 One owner thread: the worker's.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from rocketshim.core.backoff import Backoff
@@ -29,35 +30,29 @@ NEVER_NS: Final = 1 << 62
 _NO_LIMITS_MS: Final = (-1 << 64, 1 << 64)
 
 
+@dataclass(slots=True, eq=False)
 class TargetHealth:
     """One physical topic to which the worker writes. All instants are monotonic, in ns.
 
     Decides: How long is a target avoided?
     """
 
-    __slots__ = (
-        "answered_ns", "ask_ns", "avoid_reason", "avoid_until_ns", "careful_until_ns", "failures",
-        "lacking_ns", "last_failure_ns", "not_before_ns", "partitions", "ready_ns", "ticket", "timestamps_ms",
-        "timestamps_until_ns", "topic", "turn",
-    )  # fmt: skip
-
-    def __init__(self, topic: str) -> None:
-        self.topic = topic
-        self.partitions: int | None = None  # 0: it does not exist; None: unknown at the moment, or not known yet
-        self.ready_ns = NEVER_NS  # its records wait for the answer of a lookup or for a producer's refresh
-        self.ask_ns = -1  # when to look it up again
-        self.answered_ns = -NEVER_NS
-        self.not_before_ns = 0  # its records wait until then even if an answer has arrived
-        self.ticket = 0  # of the last lookup: answers to earlier ones are ignored
-        self.lacking_ns = (-NEVER_NS, -NEVER_NS)  # when a producer lacked a partition first and last
-        self.avoid_until_ns = 0
-        self.avoid_reason = ""
-        self.careful_until_ns = 0  # until then each of its records is a separate batch
-        self.failures = 0  # in a row
-        self.last_failure_ns = -_AVOID_MOST_NS
-        self.turn = 0  # the partition of the next keyless records
-        self.timestamps_ms = _NO_LIMITS_MS  # least and most that one is ahead of the brokers' clock, exclusive
-        self.timestamps_until_ns = 0
+    topic: str
+    partitions: int | None = None  # 0: it does not exist; None: unknown at the moment, or not known yet
+    ready_ns: int = NEVER_NS  # its records wait for the answer of a lookup or for a producer's refresh
+    ask_ns: int = -1  # when to look it up again
+    answered_ns: int = -NEVER_NS
+    not_before_ns: int = 0  # its records wait until then even if an answer has arrived
+    ticket: int = 0  # of the last lookup: answers to earlier ones are ignored
+    lacking_ns: tuple[int, int] = (-NEVER_NS, -NEVER_NS)  # when a producer lacked a partition first and last
+    avoid_until_ns: int = 0
+    avoid_reason: str = ""
+    careful_until_ns: int = 0  # until then each of its records is a separate batch
+    failures: int = 0  # in a row
+    last_failure_ns: int = -_AVOID_MOST_NS
+    turn: int = 0  # the partition of the next keyless records
+    timestamps_ms: tuple[int, int] = _NO_LIMITS_MS  # least and most that one is ahead of the brokers' clock, exclusive
+    timestamps_until_ns: int = 0
 
     def is_open(self, now_ns: int) -> bool:
         """Return whether it takes records as they come: it is known, and nothing is wrong with it."""

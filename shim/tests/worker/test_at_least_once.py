@@ -10,7 +10,7 @@ from rocketshim.core.send_pace import SendPace
 from rocketshim.kafka.client_errors import ErrorLines
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.hop_writer import Flight, HopBatch, HopGroup, Kind
-from rocketshim.worker.refusals import RecordMarks, Verdict
+from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.state import Alarms, WorkerCounts
 from rocketshim.worker.target_health import TargetHealth
 
@@ -154,7 +154,7 @@ def test_if_every_target_is_slow_no_target_is_avoided() -> None:
 def test_a_producer_that_refuses_a_record_each_time_does_not_block_the_loop() -> None:
     made: list[Producer] = []
     out, flight, confirmed = delivery(made)
-    out._refusals = Of(refused=lambda *_, **__: Verdict.ROUTE_AGAIN)  # type: ignore[assignment]
+    out._refusals = Of(must_wait=lambda *_, **__: False)  # type: ignore[assignment]
     refused: list[bytes] = []
     accept = made[0].produce
 
