@@ -6,7 +6,7 @@ Kafka records carry no principal, so the worker decides by the target alone:
 * It never writes to a topic of the shim, except to `%RETRY%g` for a record whose `CONSUMER_GROUP` is g.
 * It never writes to a topic that begins with `__` (Kafka's internal topics).
 * Otherwise it writes only to topics of the allow-list. An entry is a logical topic name, or a prefix with one trailing
-  `*`.
+  `*`; `*` alone allows every user topic.
 
 Source: `kafka-facts` 4.1; RocketMQ's `NOT_ALLOWED_SEND_TOPIC_SET` keeps clients off its schedule topic instead.
 """
@@ -21,17 +21,7 @@ __all__ = ["AllowList"]
 
 
 class AllowList:
-    """The allow-list of one worker.
-
-    Args:
-        names: topic names of the worker's namespace.
-        allow: logical topic names, or prefixes with one trailing `*`; `*` alone allows every user topic.
-
-    Raises:
-        ConfigError: an entry is neither, or it names a topic of the shim.
-
-    Thread-safety: immutable.
-    """
+    """The allow-list of one worker. Raises ConfigError for an entry that is neither, or is a topic of the shim."""
 
     __slots__ = ("_exact", "_names", "_prefixes")
 

@@ -116,13 +116,9 @@ class Prober:
             self.outstanding += 1
 
     def process_reports(self, now_ns: int) -> None:
-        """Process the delivery reports of probes.
+        """Process the delivery reports of probes; `now_ns` was read after the last poll of the producer.
 
-        Args:
-            now_ns: the monotonic clock, read after the last poll of the producer.
-
-        Raises:
-            TopicMismatchError: the schedule topic does not stamp append times, or is compacted.
+        Raise TopicMismatchError if the schedule topic does not stamp append times, or is compacted.
         """
         while self._reports:
             producer, assigned, sent_ns, sent_ms, error, message = self._reports.popleft()

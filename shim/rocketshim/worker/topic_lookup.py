@@ -22,10 +22,11 @@ thread drives everything, and the result is deterministic.
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import KafkaError, KafkaException
 
+from rocketshim.kafka.clients import ConsumerClient
 from rocketshim_topics.kafka_codes import MISSING
 
 __all__ = ["NO_TARGET", "Answer", "TopicLookup"]
@@ -40,12 +41,6 @@ NO_TARGET: Final = MISSING | {KafkaError.TOPIC_EXCEPTION}
 """The topic or partition does not exist, or cannot exist: a record may contain a name that Kafka forbids."""
 
 
-class _MetadataClient(Protocol):
-    def list_topics(self, topic: Any = ..., timeout: float = ...) -> Any: ...
-    def poll(self, timeout: float = ...) -> Any: ...
-    def close(self) -> Any: ...
-
-
 class Answer(NamedTuple):
     """The result of one lookup."""
 
@@ -58,15 +53,14 @@ class Answer(NamedTuple):
 class TopicLookup:
     """Looks up how many partitions topics have; `failure` is why it cannot.
 
-    `make_client` is called at the first lookup, in the thread that will own the client.
-
-    Thread-safety: the worker's thread calls all methods.
+    `make_client` is called at the first lookup, in the thread that will own the client. The worker's thread calls the
+    methods.
     """
 
-    def __init__(self, make_client: Callable[[], _MetadataClient], *, in_background: bool) -> None:
+    def __init__(self, make_client: Callable[[], ConsumerClient], *, in_background: bool) -> None:
         self.failure: Exception | None = None
         self._make_client = make_client
-        self._client: _MetadataClient | None = None
+        self._client: ConsumerClient | None = None
         self._asked: deque[tuple[str, int]] = deque()
         self._unconfirmed: dict[str, int] = {}  # not among all visible topics; only the looking-up thread uses it
         self._most_by_name = _MOST_BY_NAME  # more are looked up with one request for all topics
@@ -143,7 +137,7 @@ class TopicLookup:
         except Exception as error:  # noqa: BLE001 - the loop raises it
             self.failure, self._unconfirmed = error, {}
 
-    def _look_up_all(self, client: _MetadataClient, wanted: dict[str, int]) -> None:
+    def _look_up_all(self, client: ConsumerClient, wanted: dict[str, int]) -> None:
         """Answer for topics that are found among all topics; the others are looked up by name later."""
         topics = client.list_topics(timeout=_TIMEOUT_S).topics
         partition_count = sum(len(each.partitions) for each in topics.values())

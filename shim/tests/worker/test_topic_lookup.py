@@ -48,9 +48,13 @@ def _topic(count: int) -> Any:
     return Of(error=None, partitions=dict.fromkeys(range(count)))
 
 
+def lookup_with(client: Any, *, in_background: bool) -> TopicLookup:
+    return TopicLookup(lambda: client, in_background=in_background)
+
+
 def asked(client: Client, names: list[str]) -> tuple[TopicLookup, list[Answer]]:
     """Return a lookup without a thread, and its first answers."""
-    lookup = TopicLookup(lambda: client, in_background=False)
+    lookup = lookup_with(client, in_background=False)
     for ticket, name in enumerate(names):
         lookup.ask(name, ticket, is_urgent=True)
     return lookup, list(lookup.answers())
@@ -119,7 +123,7 @@ def test_a_cluster_that_does_not_answer_is_asked_once_and_all_topics_stay_unknow
 
 def test_a_topic_that_is_answered_keeps_its_answer_if_the_next_one_gets_none() -> None:
     client = Client({"a": 1})
-    lookup = TopicLookup(lambda: client, in_background=False)
+    lookup = lookup_with(client, in_background=False)
     for ticket, name in enumerate(["a", "gone", "b"]):
         lookup.ask(name, ticket, is_urgent=True)
     by_name = client.list_topics
@@ -155,7 +159,7 @@ def test_a_client_that_cannot_be_made_is_a_failure_and_the_thread_still_ends_whe
 def test_the_thread_answers_while_the_loop_continues_and_ends_with_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rocketshim.worker.topic_lookup._CLOSE_S", GUARD_S)
     client = Client({"a": 4})
-    lookup = TopicLookup(lambda: client, in_background=True)
+    lookup = lookup_with(client, in_background=True)
     client.may_answer.clear()
     lookup.ask("a", 1, is_urgent=True)
     assert client.is_asked.wait(GUARD_S)
@@ -174,7 +178,7 @@ def test_the_thread_answers_while_the_loop_continues_and_ends_with_its_client(mo
 def test_a_thread_that_waits_for_a_broker_does_not_delay_the_shutdown_and_ends_later() -> None:
     client = Client({"a": 4})
     client.may_answer.clear()
-    lookup = TopicLookup(lambda: client, in_background=True)
+    lookup = lookup_with(client, in_background=True)
     lookup.ask("a", 1, is_urgent=True)
     assert client.is_asked.wait(GUARD_S)
     lookup.close()
