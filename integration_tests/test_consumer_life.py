@@ -191,7 +191,7 @@ import time
 from confluent_kafka.admin import AdminClient
 from rocketshim.observe.groups import GroupReader
 from rocketshim.errors import BrokerUnavailableError
-from rocketshim.kafka.membership import MemberCheck
+from rocketshim.kafka.membership import GroupQuestion
 from rocketshim_local import LocalCluster
 
 asked = []
@@ -204,7 +204,7 @@ class Client(AdminClient):
 
 def ask_until(is_enough):
     while not is_enough():
-        check.has_no_partitions("me", int(time.monotonic() * 1_000))
+        question.answer(int(time.monotonic() * 1_000))
         time.sleep(0.02)
 
 def is_answered():
@@ -213,7 +213,7 @@ def is_answered():
 with LocalCluster() as cluster:
     cluster.touch_internal_topics()
     client = cluster.client_config() | {"log_level": "0"}
-    check = MemberCheck(Client, client, "g")
+    question = GroupQuestion(Client, client, "g")
     reader = GroupReader(cluster.bootstrap, {"log_level": "0"})
     ask_until(is_answered)
     assert reader.read("g").state == "DEAD"
