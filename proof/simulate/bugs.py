@@ -451,7 +451,7 @@ BUGS: Final = (
         _returns(None),
         REDRIVES,
     ),
-    Bug("a failed message does not hold its queue", OrderlyTask, "goes_on", _YES, ORDERLY),
+    Bug("a failed message does not hold its queue", OrderlyTask, "continues_after", _YES, ORDERLY),
     Bug("an orderly queue forgets failed attempts", OrderlyRunner, "run", _counts_from_zero, ORDERLY),
     Bug("a member measures leases with its own clock", GroupLogThread, "_fold", _own_clock_measures_leases, ORDERLY),
     Bug("a lost group log is not noticed", GroupLogThread, "_lost", _returns(None), LOGS),

@@ -125,14 +125,8 @@ class Mode(ABC, Generic[QueueT]):
         partition.begin(offset)
         self._share_limits()
 
-    def take_out(self, key: TopicPartitionKey) -> QueueT | None:
-        """Remove a queue without dropping it: what it has in progress still counts. None: there is none."""
-        queue = self._detach(key)
-        if queue is not None:
-            self._share_limits()
-        return queue
-
     def _detach(self, key: TopicPartitionKey) -> QueueT | None:
+        """Remove a queue without dropping it: what it has in progress still counts. None: there is none."""
         queue = self.get(key)
         if queue is not None:
             self.reader.partitions[key].queue = None
@@ -199,7 +193,7 @@ class Mode(ABC, Generic[QueueT]):
         leaving = [each for each in self.partitions if each.key in keys]
         drain_ms = 0 if self.reader.is_closing else self.settings.revoke_drain_ms
         self.dispatch.drain(_queues(leaving), self.owned, self.reader.now_ms() + drain_ms)
-        self.reader.care.give_back(each.key for each in leaving)
+        self.reader.care.mark_released(each.key for each in leaving)
         self.commits.commit(leaving, asynchronous=False)
 
     def skip_invisible(self) -> None:
@@ -209,9 +203,9 @@ class Mode(ABC, Generic[QueueT]):
             if partition.queue is not None and item.offset > partition.sent:
                 partition.queue.skip_to(item.offset)
 
-    def give_back(self) -> None:
+    def mark_released(self) -> None:
         """Have the last commit of a closing consumer say that nothing of its partitions is in progress."""
-        self.reader.care.give_back(each.key for each in self.partitions)
+        self.reader.care.mark_released(each.key for each in self.partitions)
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""

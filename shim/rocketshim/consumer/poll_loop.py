@@ -84,14 +84,14 @@ class TopicWatch:
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             return False
-        self._source.see(existing)
+        self._source.match_patterns(existing)
         return self._have_changed()
 
     def _have_changed(self) -> bool:
         before, self.topics = self.topics, self._source.topics()
         return before != self.topics
 
-    def doubt(self, topic: str, now_ms: int) -> None:
+    def note_unknown(self, topic: str, now_ms: int) -> None:
         """Note that the cluster reports a topic as unknown."""
         self._unknown.setdefault(topic, now_ms + _MISSING_GRACE_MS)
 
@@ -109,7 +109,7 @@ class TopicWatch:
                 found = lookups.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
             except KafkaException as error:
                 log_error(error.args[0], topic)
-                self.doubt(topic, now_ms)
+                self.note_unknown(topic, now_ms)
                 continue
             if found is not None and found.partitions:
                 continue
@@ -300,7 +300,7 @@ class PollLoop:
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         commits, until_ms = self.mode.commits, max(deadline_ms, self._now_ms() + 1_000)
         self._poll_while(lambda: commits.outstanding > 0, until_ms)  # one without an answer would prevent the last one
-        self.mode.give_back()
+        self.mode.mark_released()
         self.mode.commit()
         self._poll_while(lambda: commits.outstanding > 0, until_ms)
         while self.error is None and not self.mode.finish() and self._now_ms() < deadline_ms:
@@ -453,7 +453,7 @@ class PollLoop:
             self._fail(NotAuthorizedError(f"not authorized to read {topic or 'in this group'}: {error.str()}"))
         else:
             if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
-                self._watch.doubt(topic, self._now_ms())
+                self._watch.note_unknown(topic, self._now_ms())
             self.reader.log_error(error, topic)
 
 

@@ -189,7 +189,7 @@ class CarefulStart:
             self._careful.discard(key)
             self._changed(key, partition)
 
-    def give_back(self, keys: Iterable[TopicPartitionKey]) -> None:
+    def mark_released(self, keys: Iterable[TopicPartitionKey]) -> None:
         """Have the next commit of these partitions say that they are given back."""
         for key in keys:
             if (partition := self._partitions.get(key)) is not None:

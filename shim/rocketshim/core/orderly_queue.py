@@ -62,9 +62,10 @@ from typing import Any, Final
 
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.offset_tracker import OffsetTracker
-from rocketshim.locks.lease import NO_LOCK, ReconsumeCounts
+from rocketshim.locks.lease import Lease, ReconsumeCounts
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import Failure
+from rocketshim_topics.message_queue import MessageQueue
 
 __all__ = [
     "CONTINUOUS_RUN_MAX_MS",
@@ -92,6 +93,7 @@ SUSPEND_MAX_MS: Final = 30_000
 """Longest wait after a stop, in ms. Source: the same."""
 
 _YIELD_MS: Final = 10
+_NOT_SET: Final = Lease(MessageQueue("", queue_id=0), -1, 0)  # it never holds
 _FOREVER: Final = 2**31 - 1
 _RUN_MIN: Final = 32
 _RUN_MAX: Final = 1_000
@@ -157,8 +159,18 @@ class OrderlyTask:
     """
 
     __slots__ = (
-        "began_ms", "counts", "failure", "key_of", "lease", "left", "malformed", "messages", "passed", "queue",
-        "stopped", "withheld",
+        "began_ms",
+        "counts",
+        "failure",
+        "key_of",
+        "lease",
+        "malformed",
+        "messages",
+        "passed",
+        "queue",
+        "skipped",
+        "stopped",
+        "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -169,7 +181,7 @@ class OrderlyTask:
         key_of: Callable[[Any], Hashable] | None = None,
     ) -> None:
         self.queue = queue
-        self.lease = NO_LOCK
+        self.lease = _NOT_SET
         self.messages = messages
         self.counts = counts  # failed attempts by offset
         self.key_of = key_of  # if the order is by key; None: a failure ends the run
@@ -179,7 +191,7 @@ class OrderlyTask:
         self.malformed: str | None = None  # why the message that stopped the run breaks the wire format
         self.passed: dict[int, tuple[Failure | None, str | None]] = {}  # the same of those that did not stop it
         self.stopped: set[Hashable] = set()  # keys for which the listener is not called again in this run
-        self.left: dict[int, Any] = {}  # messages of these keys that the run has reached and skipped, by offset
+        self.skipped: dict[int, Any] = {}  # messages of these keys that the run has reached and skipped, by offset
 
     @property
     def dropped(self) -> bool:
@@ -203,7 +215,7 @@ class OrderlyTask:
             yield self.messages[begin:until]
             begin = until
 
-    def goes_on(self, message: Any, answer: BatchAnswer) -> bool:
+    def continues_after(self, message: Any, answer: BatchAnswer) -> bool:
         """Return whether the run continues after a failed message: by key, with the messages of other keys."""
         if self.key_of is None or not answer.auto_commit:
             return False
@@ -212,19 +224,19 @@ class OrderlyTask:
         self.failure = self.malformed = None
         return True
 
-    def leaves(self, message: Any) -> bool:
+    def skips(self, message: Any) -> bool:
         """Return whether a message is behind a failed one of its key, so that it stays for a later run."""
         if self.key_of is None or self.key_of(message) not in self.stopped:
             return False
-        self.left[message.offset()] = message
+        self.skipped[message.offset()] = message
         return True
 
-    def put_behind(self, answers: Iterable[BatchAnswer]) -> None:
+    def put_skipped_behind(self, answers: Iterable[BatchAnswer]) -> None:
         """Move skipped messages behind the answered ones, since answers must cover the beginning of a run."""
-        if self.left:
+        if self.skipped:
             answered = sum(answer.msg_count for answer in answers)
-            others = [message for message in self.messages if message.offset() not in self.left]
-            self.messages[:] = [*others[:answered], *self.left.values(), *others[answered:]]
+            others = [message for message in self.messages if message.offset() not in self.skipped]
+            self.messages[:] = [*others[:answered], *self.skipped.values(), *others[answered:]]
 
 
 class _SuspendedBatch:
@@ -402,7 +414,7 @@ class OrderlyQueue:
                 stopped.append((answer, batch))
             else:
                 actions += self._apply(answer, batch, now_ms)
-        self._give_back(run[begin:])  # before the failed messages, which are put in front of these
+        self._put_back(run[begin:])  # before the failed messages, which are put in front of these
         for answer, batch in stopped:
             actions += self._apply(answer, batch, now_ms)
         return actions
@@ -669,7 +681,7 @@ class OrderlyQueue:
         backlog = self._backlogs.get(stop[2])
         return backlog is not None and backlog.stop == stop[1]
 
-    def _give_back(self, messages: list[Any]) -> None:
+    def _put_back(self, messages: list[Any]) -> None:
         """Put back messages that were taken and not begun, in front of the messages that follow them.
 
         A message that has failed before is due again. Otherwise the failed ones would be in front of all others.

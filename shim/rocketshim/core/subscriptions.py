@@ -169,7 +169,7 @@ class Subscriptions:
         self._found = {}
         return True
 
-    def see(self, existing: Iterable[str]) -> None:
+    def match_patterns(self, existing: Iterable[str]) -> None:
         """Resolve the patterns against the existing topics."""
         self._matched = frozenset(
             name

@@ -13,6 +13,7 @@ from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.errors import ConfigError
 from rocketshim.harness import Harness
+from rocketshim.locks.lease import NO_LOCK
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import wire
 
@@ -201,6 +202,7 @@ def test_an_orderly_message_with_a_final_exception_does_not_block_its_queue(
     mine = Subscription("orders", adapt(raising(error)), orderly=True, rules=rules)
     runner = OrderlyRunner(settings_of(batch_count), {"orders": mine}.get, VirtualClock())
     task: Any = OrderlyTask(PartitionStub(), [Readable(1)], {})  # type: ignore[arg-type]
+    task.lease = NO_LOCK
     (answer,) = runner.run(task)
     assert answer.dead_letter is dead
     assert task.failure.exception_class == type(error).__name__

@@ -30,7 +30,7 @@ def heard_by(subscriptions: Subscriptions, topic: str) -> str | None:
 
 def test_a_pattern_matches_the_beginning_of_topic_names() -> None:
     subscriptions = of("^orders[.]", "^eu$")
-    subscriptions.see(["orders.eu", "orders.us", "orders", "old-orders.eu", "eu", "europe"])
+    subscriptions.match_patterns(["orders.eu", "orders.us", "orders", "old-orders.eu", "eu", "europe"])
     assert subscriptions.topics() == ["eu", "orders.eu", "orders.us"]
     assert heard_by(subscriptions, "orders.us") == "^orders[.]"
     assert heard_by(subscriptions, "europe") is None
@@ -38,7 +38,7 @@ def test_a_pattern_matches_the_beginning_of_topic_names() -> None:
 
 def test_names_take_precedence_over_patterns_and_earlier_patterns_over_later_ones() -> None:
     subscriptions = of("^o", "^or", "orders")
-    subscriptions.see(["orders", "orchids"])
+    subscriptions.match_patterns(["orders", "orchids"])
     assert subscriptions.topics() == ["orchids", "orders"]
     assert heard_by(subscriptions, "orders") == "orders"
     assert heard_by(subscriptions, "orchids") == "^o"
@@ -55,21 +55,21 @@ def test_no_pattern_matches_an_internal_topic(namespace: str, group: str) -> Non
     names = TopicNames(namespace)
     ours = [names.schedule, names.parked, names.retry(group), names.dead_letter(group), names.group_log(group)]
     subscriptions = of("^.*", "^", "^.*rmq", f"^{namespace}[.]?")
-    subscriptions.see([*ours, "__consumer_offsets", "__transaction_state", "orders"])
+    subscriptions.match_patterns([*ours, "__consumer_offsets", "__transaction_state", "orders"])
     assert subscriptions.topics() == ["orders"]
 
 
 def test_deleted_topics_are_no_longer_read() -> None:
     subscriptions = of("^o")
-    subscriptions.see(["o1", "o2"])
-    subscriptions.see(["o2"])
+    subscriptions.match_patterns(["o1", "o2"])
+    subscriptions.match_patterns(["o2"])
     assert subscriptions.topics() == ["o2"]
     assert heard_by(subscriptions, "o1") == "^o"  # its retries may still be scheduled
 
 
 def test_a_removed_topic_is_not_read_and_keeps_its_listener_for_retries() -> None:
     subscriptions = of("orders", "^p")
-    subscriptions.see(["orders", "p1"])
+    subscriptions.match_patterns(["orders", "p1"])
     assert subscriptions.remove("orders")
     assert not subscriptions.remove("orders")
     assert subscriptions.topics() == ["p1"]
@@ -84,9 +84,9 @@ def test_a_removed_topic_is_not_read_and_keeps_its_listener_for_retries() -> Non
 
 def test_a_remaining_pattern_may_match_a_removed_name() -> None:
     subscriptions = of("orders", "^o")
-    subscriptions.see(["orders"])
+    subscriptions.match_patterns(["orders"])
     subscriptions.remove("orders")
-    subscriptions.see(["orders"])
+    subscriptions.match_patterns(["orders"])
     assert subscriptions.topics() == ["orders"]
     assert heard_by(subscriptions, "orders") == "^o"
 
@@ -123,7 +123,7 @@ def test_put_replaces_a_subscription() -> None:
 
 def test_a_replaced_pattern_keeps_its_rank_and_its_topics() -> None:
     subscriptions = of("^o", "^or")
-    subscriptions.see(["orders"])
+    subscriptions.match_patterns(["orders"])
     subscriptions.put(Subscription("^o", print, digest="new"))
     assert heard_by(subscriptions, "orders") == "^o"
     assert subscriptions.topics() == ["orders"]
@@ -131,7 +131,7 @@ def test_a_replaced_pattern_keeps_its_rank_and_its_topics() -> None:
 
 def test_a_name_that_is_added_no_longer_belongs_to_a_pattern() -> None:
     subscriptions = of("^o")
-    subscriptions.see(["orders"])
+    subscriptions.match_patterns(["orders"])
     subscriptions.put(Subscription("orders", print))
     assert heard_by(subscriptions, "orders") == "orders"
     assert subscriptions.topics() == ["orders"]
@@ -173,7 +173,7 @@ def test_against_a_naive_model(steps: list[tuple[str, str]]) -> None:
                 active = [each for each in active if each != name]
                 retired = [*[each for each in retired if each != name], name]
         else:
-            subscriptions.see(TOPICS)
+            subscriptions.match_patterns(TOPICS)
         patterns = [each for each in active if each[0] == "^"]
         caught = {topic for topic in TOPICS if topic not in active and any(re.match(each, topic) for each in patterns)}
         known = caught if step == "see" else known & caught

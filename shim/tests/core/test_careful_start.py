@@ -132,8 +132,8 @@ class Process:
             self.group.handled[message] += 1
             self.done[key].add(offset)
 
-    def give_back(self) -> None:
-        self.care.give_back(self.group.ends)
+    def mark_released(self) -> None:
+        self.care.mark_released(self.group.ends)
         self.sent.clear()
         self.commit()
         self.arrive()
@@ -174,7 +174,7 @@ def test_every_killer_fails_and_nothing_else_does(data: st.DataObject, threads: 
             else:
                 moves -= 1
                 moved += 1  # a process that was not careful may follow
-                process.give_back()
+                process.mark_released()
         assert group.deaths <= lost + moved + len(killers) * (MAX_DEATHS + 2), "the processes die forever"
     assert set(group.failed) == killers
     assert all(times >= MAX_DEATHS for times in group.failed.values())
@@ -252,7 +252,7 @@ def test_a_suspect_that_waits_for_half_a_minute_begins_but_is_not_counted() -> N
 
 def test_a_partition_given_back_in_good_order_keeps_its_suspects() -> None:
     care = begun(Handling(is_open=True, begun=((10, 2), (12, 1))))
-    care.give_back([P])
+    care.mark_released([P])
     assert care.handling(P) == Handling(is_open=False, begun=((10, 2), (12, 1)))
     after = begun(care.handling(P))
     assert after.is_careful(P, 10)
@@ -356,7 +356,7 @@ def test_a_process_that_was_cut_off_believes_nobodys_marks() -> None:
 def test_a_process_that_gave_its_partition_back_believes_the_marks_of_others() -> None:
     care = begun()
     store(care)
-    care.give_back([P])
+    care.mark_released([P])
     store(care)
     care.forget(P)
     assert care.begin(P, 10, Handling(is_open=True, begun=((10, 3),))) == {10: 3}

@@ -2,9 +2,9 @@
 
 A partition that is assigned is paused until the log grants the lease of its queue. Then its start offset is looked up
 and committed, and it is read. Kafka's group and the group's log change independently of each other, and listeners may
-be slow. So a lease is first *in use* (`Ownership.leases`), then *leaving*, then released, exactly once:
+be slow. So a lease is first *in use* (`Ownership.leases`), then *draining*, then released, exactly once:
 
-* It leaves when the partition is revoked, or when the lease was stopped. The run of the partition ends: no further call
+* It drains when the partition is revoked, or when the lease was stopped. The run of the partition ends: no further call
   begins, and nothing is committed.
 * It is released when the run is drained: its listeners have returned, and its dead letters are stored. So a listener
   that takes longer than a rebalance keeps the lock. No other member starts the queue before the listener has returned
@@ -231,7 +231,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         self._assigned: set[TopicPartitionKey] = set()
         self._leases = reader.ownership.leases  # in use: the partition is started, or can be
         self._owns = reader.ownership.owns
-        self._leaving: dict[TopicPartitionKey, Lease] = {}  # used no longer, and not released yet
+        self._draining: dict[TopicPartitionKey, Lease] = {}  # used no longer, and not released yet
         self._ended: dict[TopicPartitionKey, OrderlyQueue] = {}  # runs that have ended and may not be drained
         self._restarts: dict[TopicPartitionKey, int] = {}  # first remaining offsets of partitions whose log was cut
         self._start_from_ms = 0  # while Kafka's group rebalances, nothing can be committed
@@ -254,7 +254,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
             if self._log.error is not None:
                 raise self._log.error
         elif len(self._leases) < len(self._assigned):
-            self._leases.update(dict.fromkeys(self._assigned - self._leaving.keys(), NO_LOCK))
+            self._leases.update(dict.fromkeys(self._assigned - self._draining.keys(), NO_LOCK))
         self._start()
         self._end_drained()
         if self._report.is_due(now_ms):
@@ -262,7 +262,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
             if self._log is not None:
                 self._report_progress(self._log)
         queues = self.queues
-        if self._leaving or len(self._leases) > len(queues):
+        if self._draining or len(self._leases) > len(queues):
             return _AWAITING_S
         if len(self._assigned) > len(queues):
             return _AWAITING_LOCK_S
@@ -272,7 +272,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
     def finish(self) -> bool:
         """Release what is drained; return whether all is."""
         self._end_drained()
-        return not self._leaving and not self._restarts
+        return not self._draining and not self._restarts
 
     def close(self) -> None:
         """Stop the group-log thread."""
@@ -322,7 +322,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
         if self._log is not None:
             self._want(self._log)  # before the releases: the log releases only queues that are not wanted
         for key in keys:
-            self._let_leave(key)
+            self._stop_using(key)
         self._end_drained()
         if self._log is not None and self.reader.is_closing:
             self._take_leases(self._log)  # before the loop waits for listeners
@@ -337,27 +337,28 @@ class OrderlyMode(Mode[OrderlyQueue]):
             key = lease.key
             if self._leases.get(key) is lease:
                 self.dispatch.orderly_counts.lost += 1
-                self._let_leave(key)
+                self._stop_using(key)
             elif lease.stopped is None and key in self._assigned:
                 self._leases[key] = lease
             elif not lease.is_released:  # it comes too late, or leaves already
-                self._leaving[key] = lease
+                self._draining[key] = lease
         self._end_drained()
 
-    def _let_leave(self, key: TopicPartitionKey) -> None:
+    def _stop_using(self, key: TopicPartitionKey) -> None:
         """Use the lease of a partition no longer, if it has one."""
         lease = self._leases.pop(key, None)
         if lease is not None:
             self._restarts.pop(key, None)
-            self._leaving[key] = lease
+            self._draining[key] = lease
             self._end_run(key)
             self.reader.care.forget(key)  # not where a log was cut: this process lives, and goes on with the partition
 
     def _end_run(self, key: TopicPartitionKey) -> None:
         """Start no further message of a partition's run, and keep the run until it is drained."""
-        run = self.take_out(key)
+        run = self._detach(key)
         if run is None:
             return
+        self._share_limits()
         run.withhold()
         self._ended[key] = run
         if key in self._assigned:
@@ -366,11 +367,11 @@ class OrderlyMode(Mode[OrderlyQueue]):
 
     def _end_drained(self) -> None:
         """Release the leases of drained runs; start again those whose log was cut. Never raises: callbacks call it."""
-        for key in [key for key in (*self._leaving, *self._restarts) if self._is_drained(key)]:
+        for key in [key for key in (*self._draining, *self._restarts) if self._is_drained(key)]:
             if key in self._restarts:
                 self._restart(key)
             else:
-                self._release(self._leaving.pop(key), self._ended.pop(key, None))
+                self._release(self._draining.pop(key), self._ended.pop(key, None))
 
     def _is_drained(self, key: TopicPartitionKey) -> bool:
         run = self._ended.get(key)

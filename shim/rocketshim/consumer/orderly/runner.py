@@ -110,7 +110,7 @@ class OrderlyRunner(Runner):
         for message in islice(task.messages, begin, end):
             if now_ns() >= stop_ns or lease.until_ms < until_ms or task.withheld:  # `_may_begin`, written out
                 break
-            if stopped and task.leaves(message):
+            if stopped and task.skips(message):
                 continue
             times = counts.get(message.offset()) if counts else None
             view: MessageView
@@ -133,12 +133,12 @@ class OrderlyRunner(Runner):
                 answers.append(BatchAnswer(done))
                 done = 0
             answers.append(answer)
-            if answer.stops and not task.goes_on(message, answer):
+            if answer.stops and not task.continues_after(message, answer):
                 break
             context = self._context(task)
         if done:
             answers.append(BatchAnswer(done))
-        task.put_behind(answers)
+        task.put_skipped_behind(answers)
 
     def _in_batches(
         self, task: OrderlyTask, batches: Iterable[list[Any]], answer_to: Callable[[list[Any]], BatchAnswer]

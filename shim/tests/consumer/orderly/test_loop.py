@@ -1313,7 +1313,7 @@ def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage:
     assert 0 < Looked.times <= 3 * count
     a.pool.work_all()
     stage.turn(5)
-    assert not a.mode._leaving
+    assert not a.mode._draining
 
 
 @pytest.mark.parametrize("status", [COMMIT, ROLLBACK])

@@ -151,7 +151,7 @@ def test_broadcasting_reads_a_topic_again_once_the_listener_of_its_former_run_re
         kafka.wait_until(lambda: [each.key.topic for each in consumer._loop.mode.queues] == ["others"], guard_s=GUARD_S)
         consumer.subscribe("orders")
         mode, key = consumer._loop.mode, TopicPartitionKey("orders", 0)
-        kafka.wait_until(lambda: key in mode._assigned and key in mode._leaving, guard_s=GUARD_S)
+        kafka.wait_until(lambda: key in mode._assigned and key in mode._draining, guard_s=GUARD_S)
         may_return.set()
         fill(kafka, 2)
         kafka.wait_until(lambda: heard.offsets[-1] == 2, guard_s=GUARD_S)

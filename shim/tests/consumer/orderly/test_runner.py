@@ -14,6 +14,7 @@ from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeStatus
 from rocketshim.core.orderly_queue import BatchAnswer, OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import class_name
+from rocketshim.locks.lease import NO_LOCK
 from rocketshim.testing import VirtualClock
 from rocketshim_topics import DelayLevels, MalformedRecordError
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -80,6 +81,7 @@ def run(
     runner = OrderlyRunner(settings, lambda _: subscription, VirtualClock())
     stub: Any = place or PartitionStub()
     task = OrderlyTask(stub, list(messages) or [Readable(0), Readable(1)], {}, key_of)
+    task.lease = NO_LOCK
     return runner.run(task), task
 
 
@@ -297,7 +299,9 @@ def test_redriven_messages_are_filtered_again_only_if_configured(again: Any, cal
     seen: list[int] = []
     mine = Subscription("orders", adapt(lambda message: seen.append(message.queue_offset)), matches_retry=again)
     runner = OrderlyRunner(settings_of(), {"orders": mine}.get, VirtualClock())
-    answers = runner.run(OrderlyTask(stub, messages, {}))
+    task = OrderlyTask(stub, messages, {})
+    task.lease = NO_LOCK
+    answers = runner.run(task)
     assert seen == called
     assert [(answer.status, answer.skipped) for answer in answers] == [
         (ConsumeOrderlyStatus.SUCCESS, message.offset() not in called) for message in messages
@@ -308,3 +312,10 @@ def test_a_message_that_has_failed_keeps_its_failures_in_another_process() -> No
     record = Message(topic="orders", partition=0, offset=7, value=b"v")
     view = pickle.loads(pickle.dumps(TriedMessageView(record, trusted=False, times=3)))  # noqa: S301
     assert (view.reconsume_times, view.queue_offset, view.body) == (3, 7, b"v")
+
+
+def test_a_run_without_a_lease_calls_nobody() -> None:
+    """The dispatch gives each run the lease of its queue; a run that it forgot must not count as one without a lock."""
+    runner = OrderlyRunner(settings_of(), lambda _: Subscription("orders", adapt(lambda _: None)), VirtualClock())
+    stub: Any = PartitionStub()
+    assert runner.run(OrderlyTask(stub, [Readable(0)], {})) == []

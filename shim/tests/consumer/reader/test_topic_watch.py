@@ -50,8 +50,8 @@ def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKaf
     consumer = kafka.consumer({"group.id": "g"})
     watch = TopicWatch(subscribed("orders", "gone"), 1_000)
     for topic in ("orders", "gone"):
-        watch.doubt(topic, 0)
-        watch.doubt(topic, 29_000)  # the first doubt counts
+        watch.note_unknown(topic, 0)
+        watch.note_unknown(topic, 29_000)  # the first doubt counts
     assert watch.missing(consumer, 29_999, ignored) is None
     assert isinstance(watch.missing(consumer, 30_000, ignored), TopicMissingError)
     assert watch.missing(consumer, 90_000, ignored) is None, "said once; the other one is there"
@@ -60,7 +60,7 @@ def test_unknown_topic_is_looked_up_again_after_half_a_minute(kafka: InMemoryKaf
 def test_without_brokers_the_wait_for_an_unknown_topic_starts_again(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
     watch = TopicWatch(subscribed("gone"), 1_000)
-    watch.doubt("gone", 0)
+    watch.note_unknown("gone", 0)
     kafka.stop_broker()
     logged: list[str] = []
     assert watch.missing(consumer, 30_000, lambda _, topic: logged.append(topic)) is None
@@ -74,10 +74,10 @@ def test_an_unsubscribed_topic_may_be_deleted(kafka: InMemoryKafka) -> None:
     consumer = kafka.consumer({"group.id": "g"})
     source = subscribed("orders", "gone")
     watch = TopicWatch(source, 1_000)
-    watch.doubt("gone", 0)
+    watch.note_unknown("gone", 0)
     source.remove("gone")
     watch.refresh()
-    watch.doubt("gone", 0)  # the client may report it once more
+    watch.note_unknown("gone", 0)  # the client may report it once more
     assert watch.missing(consumer, 30_000, ignored) is None
 
 
@@ -87,7 +87,7 @@ def test_a_deleted_topic_that_a_pattern_matched_is_no_longer_read(kafka: InMemor
     watch = TopicWatch(subscribed("^orders"), 3_600_000)
     watch.look(consumer, 0)
     kafka.delete_topic("orders.eu")
-    watch.doubt("orders.eu", 1)
+    watch.note_unknown("orders.eu", 1)
     assert watch.missing(consumer, 30_001, ignored) is None
     assert watch.look(consumer, 30_001), "the patterns are not due for an hour, but they are looked up"
     assert watch.topics == ["orders"]
