@@ -270,10 +270,13 @@ def test_no_password_is_shown(broken: tuple[list[str], Findings]) -> None:
     assert "s3cret-canary" not in json.dumps(broken[1])
 
 
-def test_nothing_is_said_where_all_is_well(broker: Broker, sound: list[str]) -> None:
+def test_nothing_is_said_where_all_is_well(broker: Broker, sound: list[str], admin: AdminClient) -> None:
     roles = [word for role in ("producer", "consumer", "worker", "operator", "spark") for word in ("--role", role)]
     safe = ["--client", "linger.ms=5", "--consume-timeout", "1m"]
     assert doctor(broker.bootstrap, *sound, *roles, *safe, "--probe") == (0, [])
+    assert not [name for name in admin.list_topics(timeout=DEADLINE_S).topics if ".probe." in name]
+    groups = admin.list_consumer_groups(request_timeout=DEADLINE_S).result(DEADLINE_S)
+    assert not [each.group_id for each in groups.valid if ".probe." in each.group_id]
 
 
 def test_people_get_text_and_a_count(broker: Broker, sound: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,8 @@ def test_init_and_doctor_note_it_and_the_topics_are_there(
     main(["doctor", *at, "--group", "payments", "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [each["severity"] for each in found if each["check"] == "segment"] == ["note"]
+    main(["doctor", *at, "--group", "payments", "--probe"])
+    assert "settings of topics: works, segment.ms is refused (" in capsys.readouterr().out
 
 
 def test_an_orderly_consumer_makes_its_log_itself(refusing: LocalCluster) -> None:

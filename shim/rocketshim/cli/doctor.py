@@ -51,12 +51,17 @@ def doctor(
         ),
     ] = None,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure the brokers' clocks; this writes a record that every reader skips.")
+        bool,
+        typer.Option(
+            "--probe",
+            help="Measure the brokers' clocks by a record that every reader skips, and what the cluster can do, on a "
+            "topic and groups that are deleted again.",
+        ),
     ] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Check the set-up: print each problem, its impact and the command that fixes it. Changes nothing.
+    """Check the set-up: print each problem, its impact and the command that fixes it. Changes nothing that stays.
 
     Exit code 2 if there are errors or warnings; notes alone give 0.
     """
@@ -80,6 +85,9 @@ def doctor(
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=1))
     else:
+        for each in facts.capabilities:
+            does = "not measured" if each.works is None else "works" if each.works else "does not work"
+            typer.echo(one_line(f"{each.name}: {does}, {each.seen} (needed by: {each.needed_by})"))
         _show(found)
         brokers = len(facts.brokers)
         looked = f"{len(facts.topics)} topics, {len(facts.standings)} groups, {brokers} broker{'s' * (brokers != 1)}"

@@ -3,8 +3,8 @@
 `gather` reads the cluster; it is the only module here that does. It returns `Facts`. Each check is a pure function from
 facts to findings: `topics`, `queues` (and groups), `clients` (and their ACLs). `examine` runs all of them.
 
-The doctor changes nothing on the cluster. Only with `probe` it writes one record to each leader; every reader of
-rocketshim skips these records.
+The doctor changes nothing on the cluster. Only with `probe` it writes one record to each leader, which every reader of
+rocketshim skips, and measures what the cluster can do on a topic and groups that it deletes again.
 """
 
 from collections.abc import Callable, Iterator
@@ -56,6 +56,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     clients.poll_interval,
     clients.session_timeouts,
     clients.transaction_timeout,
+    clients.capabilities,
     clients.rights,
     _unread,
 )

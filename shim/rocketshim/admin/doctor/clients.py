@@ -13,6 +13,7 @@ from typing import Final
 
 from rocketshim.admin.acls import Resource, Role, grants
 from rocketshim.admin.doctor.facts import Facts
+from rocketshim.admin.doctor.probe import APPEND_TIME
 from rocketshim.kafka.client_config import (
     KAFKA_SESSION_MS,
     PROTECTED_CONSUMER,
@@ -201,6 +202,21 @@ def session_timeouts(facts: Facts) -> Iterator[Finding]:
             "group.min.session.timeout.ms, group.max.session.timeout.ms",
             check="session-timeout",
         )
+
+
+def capabilities(facts: Facts) -> Iterator[Finding]:
+    """Check that the cluster does what it says, if it was measured."""
+    for each in facts.capabilities:
+        if each.works:
+            continue
+        check, severity = "cluster-lacks", each.severity
+        fix = "use another cluster for this"
+        if each.works is None:
+            check, severity = "not-measured", Severity.NOTE
+            fix = "run the doctor as a principal that may create topics, and write and read them"
+        elif each.name == APPEND_TIME:
+            check = "append-time-not-kept"
+        yield Finding(check, severity, each.name, each.seen, f"needed by: {each.needed_by}", fix)
 
 
 def transaction_timeout(facts: Facts) -> Iterator[Finding]:

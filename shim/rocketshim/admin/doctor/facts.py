@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rocketshim.admin.doctor.probe import Capability
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
@@ -80,6 +81,7 @@ class Facts:
     open_transactions_ms: Mapping[str, int] = field(default_factory=dict)
     keys: Mapping[str, KeySample] = field(default_factory=dict)  # topic to how its keys are partitioned
     clocks_ms: Mapping[int, int] = field(default_factory=dict)
+    capabilities: tuple[Capability, ...] = ()  # what was measured with `--probe`
     client: Mapping[str, str] = field(default_factory=dict, repr=False)  # passwords are among them
     consume_timeout_ms: int | None = None
     unread: tuple[str, ...] = ()  # what could not be read, and why

@@ -1,4 +1,4 @@
-"""Read the doctor's facts from a cluster. Of the doctor's modules only this one and `leader_clocks` talk to Kafka.
+"""Read the doctor's facts from a cluster. Only this module, `leader_clocks` and `probe` of the doctor talk to Kafka.
 
 The requests are independent: one that is refused or not answered is noted in `Facts.unread`, and the others continue.
 Only a cluster that does not answer at all is an error. Records are read outside all groups: the doctor joins no group
@@ -25,6 +25,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
 
 from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
+from rocketshim.admin.doctor.probe import Capability, measure
 from rocketshim.admin.redrive import read_log
 from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, ConfigError, RocketshimError, TopicMissingError
@@ -119,6 +120,7 @@ def gather(
             open_transactions_ms=cluster.open_transactions({**schedule, **sources}),
             keys=cluster.keys(sources),
             clocks_ms=clocks_ms,
+            capabilities=tuple(cluster.capabilities(Layout(names, levels))) if probe else (),
             client=client,
             consume_timeout_ms=consume_timeout_ms,
             unread=tuple(cluster.unread),
@@ -397,6 +399,12 @@ class _ClusterReader:
         found = self._request("clocks", request, none)
         self._brokers_ahead_ms = median_low(found.values()) if found else 0
         return found
+
+    def capabilities(self, layout: Layout) -> list[Capability]:
+        """Measure what the cluster can do, on topics that are deleted again."""
+        nothing: list[Capability] = []
+        request = partial(measure, self._clients, self._admin, self._settings, layout, timeout_s=_TIMEOUT_S)
+        return self._request("what the cluster can do", request, nothing)
 
 
 def _text(error: BaseException) -> str:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import Facts, Finding, Severity, examine
 from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, TopicFacts
+from rocketshim.admin.doctor.probe import APPEND_TIME, Capability
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.core.worker_notes import clock_ahead_ms_of, levels_metadata, levels_of
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WaitingRecord
@@ -86,6 +87,13 @@ def with_config(name: str, **config: str) -> dict[str, TopicFacts]:
     topic = sound().topics[name]
     settings = {key.replace("_", "."): value for key, value in config.items()}
     return {**sound().topics, name: TopicFacts(topic.partitions, {**(topic.config or {}), **settings})}
+
+
+def measured(
+    name: str, *, works: bool | None, severity: Severity = Severity.ERROR
+) -> dict[str, tuple[Capability, ...]]:
+    fine = Capability("settings of topics", works=True, seen="all are accepted", needed_by="delays")
+    return {"capabilities": (fine, Capability(name, works=works, seen="seen", needed_by="it", severity=severity))}
 
 
 def only(facts: Facts) -> Finding:
@@ -174,6 +182,10 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
      ))}}),
     ("partitioner", "orders", Severity.WARNING, {"keys": {"orders": KeySample(100, 70)}}),
     ("client-setting", "acks", Severity.ERROR, {"client": {"acks": "1"}}),
+    ("append-time-not-kept", "append times", Severity.ERROR, measured(APPEND_TIME, works=False)),
+    ("cluster-lacks", "transactions", Severity.WARNING,
+     measured("transactions", works=False, severity=Severity.WARNING)),
+    ("not-measured", "transactions", Severity.NOTE, measured("transactions", works=None)),
     ("client-setting", "enable.ssl.certificate.verification", Severity.ERROR,
      {"client": {"enable.ssl.certificate.verification": "false"}}),
     ("client-setting", "security.protocol", Severity.ERROR, {"client": {"sasl.mechanisms": "PLAIN"}}),

@@ -1,0 +1,244 @@
+"""Measure what a cluster can do, on a topic and groups that are deleted again (`rocketshim doctor --probe`).
+
+What a cluster says it does and what it does are two things: services refuse or ignore settings, and some brokers accept
+`message.timestamp.type=LogAppendTime` and store the sender's time. Each measurement stands alone: one that is refused
+or gets no answer is reported with its reason, and the others go on.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Any, Final
+
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER
+from rocketshim.kafka.clients import Clients, ConsumerClient, ProducerClient, close_producer
+from rocketshim.kafka.positions import answer_of
+from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.observe.finding import Severity
+from rocketshim_topics.kafka_codes import AWAY, DENIED
+from rocketshim_topics.layout import SPEED_ONLY, Layout
+from rocketshim_topics.provision import read_topics
+
+__all__ = ["APPEND_TIME", "Capability", "append_times", "measure"]
+
+APPEND_TIME: Final = "append times"
+
+_HOUR_MS: Final = 3_600_000
+_MIB: Final = 1_048_576
+_JOIN_S: Final = 60.0  # a link on which a request takes 3 s needs twenty
+
+Settings = Callable[..., dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What was measured."""
+
+    name: str
+    works: bool | None  # None: it could not be measured
+    seen: str  # how it works, or why it does not
+    needed_by: str
+    severity: Severity = Severity.ERROR  # if it does not work: a warning or a note if only some features need it
+
+
+def measure(
+    clients: Clients, admin: AdminClient, settings: Settings, layout: Layout, *, timeout_s: float
+) -> list[Capability]:
+    """Measure, and delete what was made for it; it takes some seconds. `settings` makes those of a client."""
+    name = f"{layout.names.parked.removesuffix('parked')}probe.{secrets.token_hex(4)}"
+    wanted = {setting: value for spec in _specs(layout) for setting, value in spec.items()}
+    found: list[Capability] = []
+    try:
+        refused = _refused(admin, name, wanted, timeout_s)
+        kept = {setting: value for setting, value in wanted.items() if setting not in refused}
+        [created] = admin.create_topics([NewTopic(name, 1, -1, config=kept)], request_timeout=timeout_s).values()
+        try:
+            answer_of(created, timeout_s)
+        except KafkaException as error:
+            return [_failed("topics", error, "everything")]
+        ignored = _ignored(admin, name, kept, timeout_s)
+        found.append(_settings_seen(refused, ignored))
+        found += _measured(clients, settings, name, timeout_s)
+    finally:
+        left = _deleted(admin, name, timeout_s)
+    if left:
+        found.append(
+            Capability("deletion", None, f"{left} could not be deleted: delete it", "nothing", Severity.WARNING)
+        )
+    return found
+
+
+def _specs(layout: Layout) -> Iterator[Mapping[str, str]]:
+    yield layout.group_log("g").config  # first: what others set, too, counts as they set it
+    yield layout.redrive_log().config
+    yield layout.parked().config
+    yield layout.schedule().config
+
+
+def _refused(admin: AdminClient, name: str, wanted: Mapping[str, str], timeout_s: float) -> dict[str, str]:
+    """Return the settings that no topic may have here, with the reason; nothing is created."""
+    alone = {
+        f"{name}.{number}": NewTopic(f"{name}.{number}", 1, -1, config={setting: wanted[setting]})
+        for number, setting in enumerate(wanted)
+    }
+    asked = admin.create_topics([*alone.values()], request_timeout=timeout_s, validate_only=True)
+    found = {}
+    for setting, topic in zip(wanted, alone, strict=True):
+        try:
+            answer_of(asked[topic], timeout_s)
+        except KafkaException as error:
+            if error.args[0].code() not in DENIED:  # else the topic itself is refused, which is reported
+                found[setting] = error.args[0].str()
+    return found
+
+
+def _ignored(admin: AdminClient, name: str, kept: Mapping[str, str], timeout_s: float) -> list[str]:
+    with suppress(KafkaException):
+        config = read_topics(admin, [name], timeout_s=timeout_s)[name].config
+        return [] if config is None else [setting for setting, value in kept.items() if config.get(setting) != value]
+    return []
+
+
+def _settings_seen(refused: Mapping[str, str], ignored: list[str]) -> Capability:
+    seen = [f"{setting} is refused ({why})" for setting, why in refused.items()]
+    seen += [f"{setting} is ignored" for setting in ignored]
+    matters = {*refused, *ignored} - SPEED_ONLY
+    return Capability("settings of topics", not matters, "; ".join(seen) or "all are accepted", "delays, retries")
+
+
+def _measured(clients: Clients, settings: Settings, name: str, timeout_s: float) -> Iterator[Capability]:
+    limits = {"message.max.bytes": 2 * _MIB, "delivery.timeout.ms": round(timeout_s * 1_000), "linger.ms": 0}
+    reader = clients.consumer(settings({"group.id": f"{name}.reader", "enable.auto.commit": False}))
+    with closing(reader):
+        try:
+            producer = clients.producer(settings(PROTECTED_PRODUCER, limits))
+            try:
+                yield append_times(producer, reader, name, timeout_s, now_ms=time.time_ns() // 1_000_000)
+                yield _size(producer, name, timeout_s)
+            finally:
+                close_producer(producer, timeout_s)
+        except KafkaException as error:
+            yield _failed("idempotent producers", error, "everything that is sent")
+        yield _transaction(clients, settings, reader, name, timeout_s)
+    began_s = time.monotonic()
+    yield _join(clients, settings, name, "classic", _JOIN_S)
+    # a broker without the newer protocol says nothing
+    yield _join(clients, settings, name, "consumer", max(10.0, 3 * (time.monotonic() - began_s)))
+
+
+def _send(producer: ProducerClient, name: str, value: bytes, timeout_s: float, timestamp_ms: int = 0) -> Any:
+    """Store a record; return its report. Raises KafkaException: it was not stored."""
+    reports: list[Any] = []
+    checked = DeliveryReports()
+    producer.produce(
+        name, value, partition=0, timestamp=timestamp_ms,
+        on_delivery=lambda error, message: reports.append((checked.error(error, message), message)),
+    )  # fmt: skip
+    producer.flush(timeout_s)
+    error, message = reports[0] if reports else (None, None)
+    if error is not None:
+        raise KafkaException(error)
+    return message
+
+
+def append_times(
+    producer: ProducerClient, reader: ConsumerClient, name: str, timeout_s: float, *, now_ms: int
+) -> Capability:
+    """Store a record with a time of an hour ago; the leader's time has to be in the report and in the record."""
+    try:
+        report = _send(producer, name, b"probe", timeout_s, now_ms - _HOUR_MS)
+        reader.assign([TopicPartition(name, 0, OFFSET_BEGINNING)])
+        record, until = None, time.monotonic() + timeout_s
+        while (record is None or record.error() is not None) and time.monotonic() < until:
+            record = reader.poll(0.1)
+        reader.unassign()
+    except KafkaException as error:
+        return _failed(APPEND_TIME, error, "delays, retries, locks")
+    lacking = [
+        where
+        for where, message in (("the answer to the producer", report), ("the stored record", record))
+        if message is None or message.timestamp()[0] != TIMESTAMP_LOG_APPEND_TIME
+    ]
+    seen = f"not in {' and '.join(lacking)}, though the topic has LogAppendTime" if lacking else "kept"
+    return Capability(APPEND_TIME, not lacking, seen, "delays, retries, locks")
+
+
+def _size(producer: ProducerClient, name: str, timeout_s: float) -> Capability:
+    what, needed_by = "records of 1 MiB", "messages of the usual largest size"
+    try:
+        _send(producer, name, bytes(_MIB), timeout_s)
+    except KafkaException as error:
+        return _failed(what, error, needed_by, Severity.WARNING)
+    return Capability(what, works=True, seen="stored", needed_by=needed_by)
+
+
+def _transaction(
+    clients: Clients, settings: Settings, reader: ConsumerClient, name: str, timeout_s: float
+) -> Capability:
+    what, needed_by = "transactions with positions", "dlq apply, worker --exactly-once"
+    producer = None
+    try:
+        producer = clients.producer(settings({"transactional.id": name, "transaction.timeout.ms": 30_000}))
+        producer.init_transactions(timeout_s)
+        producer.begin_transaction()
+        producer.produce(name, b"probe", partition=0)
+        position = TopicPartition(name, 0, 1)
+        producer.send_offsets_to_transaction([position], reader.consumer_group_metadata(), timeout_s)
+        producer.commit_transaction(timeout_s)
+        [committed] = reader.committed([TopicPartition(name, 0)], timeout=timeout_s)
+    except KafkaException as error:
+        return _failed(what, error, needed_by, Severity.WARNING)
+    finally:
+        if producer is not None:
+            close_producer(producer, timeout_s)
+    works = committed.offset == position.offset
+    return Capability(what, works, "committed" if works else "the position is lost", needed_by, Severity.WARNING)
+
+
+def _join(clients: Clients, settings: Settings, name: str, protocol: str, longest_s: float) -> Capability:
+    what, needed_by = f"group.protocol={protocol}", "every group" if protocol == "classic" else "groups that ask for it"
+    severity = Severity.ERROR if protocol == "classic" else Severity.NOTE
+    config = {"group.id": f"{name}.{protocol}", "enable.auto.commit": False, "group.protocol": protocol}
+    consumer = clients.consumer(settings(config))
+    why = f"no partition was assigned within {longest_s:.0f} s"
+    try:
+        consumer.subscribe([name])
+        until = time.monotonic() + longest_s
+        while not consumer.assignment() and time.monotonic() < until:
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is not None:
+                why = message.error().str()
+        works = bool(consumer.assignment())
+    except KafkaException as error:
+        return _failed(what, error, needed_by, severity)
+    finally:
+        consumer.close()
+    return Capability(what, works, "joined" if works else why, needed_by, severity)
+
+
+def _failed(name: str, error: KafkaException, needed_by: str, severity: Severity = Severity.ERROR) -> Capability:
+    """Return what an error says of a capability: nothing, if this principal has not the right, or nobody answered."""
+    code = error.args[0].code()
+    works = None if code in DENIED or code in AWAY else False
+    return Capability(name, works, error.args[0].str(), needed_by, severity)
+
+
+def _deleted(admin: AdminClient, name: str, timeout_s: float) -> str:
+    """Delete the topic and the groups; return what is left, `""`: nothing."""
+    groups = [f"{name}.{kind}" for kind in ("reader", "classic", "consumer")]
+    for future in admin.delete_consumer_groups(groups, request_timeout=timeout_s).values():
+        with suppress(KafkaException):  # a group that never joined does not exist; others end by themselves
+            answer_of(future, timeout_s)
+    [future] = admin.delete_topics([name], request_timeout=timeout_s).values()
+    try:
+        answer_of(future, timeout_s)
+    except KafkaException as error:
+        is_absent = error.args[0].name() == "UNKNOWN_TOPIC_OR_PART"
+        return "" if is_absent else f"{name} ({error.args[0].str()})"
+    return ""
