@@ -192,6 +192,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim.observe.groups import GroupReader
 from rocketshim.errors import BrokerUnavailableError
 from rocketshim.kafka.membership import GroupQuestion
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import LocalCluster
 
 asked = []
@@ -214,7 +215,7 @@ with LocalCluster() as cluster:
     cluster.touch_internal_topics()
     client = cluster.client_config() | {"log_level": "0"}
     question = GroupQuestion(Client, client, "g")
-    reader = GroupReader(cluster.bootstrap, {"log_level": "0"})
+    reader = GroupReader(TopicReader(cluster.bootstrap, client={"log_level": "0"}))
     ask_until(is_answered)
     assert reader.read("g").state == "DEAD"
     cluster.kill(1)

@@ -23,6 +23,7 @@ from rocketshim import DelayWorker, Message, Producer, PushConsumer, WorkerSetti
 from rocketshim.admin.doctor import CHECKS, Severity, examine, gather
 from rocketshim.cli import main
 from rocketshim.core.worker_notes import levels_metadata
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_local.startup_kit import startup_kit
@@ -162,11 +163,11 @@ def sound(broker: Broker, space: str) -> Iterator[list[str]]:
     thread = threading.Thread(target=work)
     thread.start()
     assert names.worker_group == worker.group
-    wait_until(
-        lambda: len(GroupReader(there).read(names.worker_group).partitions) == 32,
-        "the worker's commits",
-        within_s=DEADLINE_S,
-    )
+    with TopicReader(there) as reader:
+        groups = GroupReader(reader)
+        wait_until(
+            lambda: len(groups.read(names.worker_group).partitions) == 32, "the worker's commits", within_s=DEADLINE_S
+        )
     yield ["--namespace", namespace, "--topic", orders, "--delay-levels", LEVELS]
     stopping.set()
     worker.stop()

@@ -14,6 +14,7 @@ from confluent_kafka.admin import AdminClient
 
 from rocketshim import ConsumeFromWhere, PushConsumer
 from rocketshim.cli import main
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames, provision
@@ -155,12 +156,13 @@ def test_a_reader_knows_the_end_of_a_partition_that_was_added_later(
     name, members = topic(1), group()
     fill(broker.bootstrap, name, 3)
     commit(broker.bootstrap, members, TopicPartition(name, 0, 1))
-    reader = GroupReader(broker.bootstrap)
-    assert [each.end for each in reader.read(members).partitions] == [3]
-    add_partitions(admin, name, 2)
-    fill(broker.bootstrap, name, 5, partition=1)
-    commit(broker.bootstrap, members, TopicPartition(name, 1, 2))
-    assert [(each.end, each.behind) for each in reader.read(members).partitions] == [(3, 2), (5, 3)]
+    with TopicReader(broker.bootstrap) as topics:
+        reader = GroupReader(topics)
+        assert [each.end for each in reader.read(members).partitions] == [3]
+        add_partitions(admin, name, 2)
+        fill(broker.bootstrap, name, 5, partition=1)
+        commit(broker.bootstrap, members, TopicPartition(name, 1, 2))
+        assert [(each.end, each.behind) for each in reader.read(members).partitions] == [(3, 2), (5, 3)]
 
 
 def test_a_group_that_nobody_knows_is_a_finding(

@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient
 from rocketshim import DelayWorker, Message, Producer, WorkerSettings
 from rocketshim.cli import main
 from rocketshim.core.worker_notes import levels_metadata
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, TopicNames
@@ -109,7 +110,8 @@ def test_lanes_grow_under_a_running_worker(
         levels = DelayLevels.parse(LEVELS)
         assert stored_in == {levels.partition(1, lane) for lane in range(3)}
         assert is_received({str(number).encode() for number in range(6)})
-        carried = {each.metadata for each in GroupReader(broker.bootstrap).read(worker.group).partitions}
+        with TopicReader(broker.bootstrap) as topics:
+            carried = {each.metadata for each in GroupReader(topics).read(worker.group).partitions}
         assert carried == {levels_metadata(levels)}, "each commit, also in a transaction, carries the level table"
     reader.close()
     assert names.schedule in sent[0].offset_msg_id

@@ -11,6 +11,7 @@ from subprocess import Popen
 import pytest
 from confluent_kafka import Message
 
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader
 from rocketshim_topics import Message as Outgoing
 
@@ -103,7 +104,8 @@ def test_a_killed_worker_repeats_at_most_what_it_had_not_committed(
         wait_until(lambda: stage.end(target) > 200, "deliveries", within_s=DEADLINE_S)
         worker.kill()
         worker.wait()
-        standing = GroupReader(stage.bootstrap).read(stage.names.worker_group)
+        with TopicReader(stage.bootstrap) as reader:
+            standing = GroupReader(reader).read(stage.names.worker_group)
         committed = {each.partition: each.position or 0 for each in standing.partitions}
         started(stage, *options)
     found = stage.read_until(target, len(sent))

@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # the stubs lack this name
 
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log
@@ -26,7 +25,6 @@ from rocketshim.errors import ConfigError, GroupActiveError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import ConsumerClient, LastClientError, confluent_clients
 from rocketshim.kafka.lookups import ask_again, stored_among
-from rocketshim.kafka.positions import EARLIEST, LATEST
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, typed_error
 from rocketshim.observe.snapshot import GroupStanding
@@ -35,7 +33,7 @@ from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import COORDINATOR_AWAY
 
-__all__ = ["GroupResetter", "PlannedReset", "ResetFacts", "ResetPlan", "ResetTarget", "plan_reset"]
+__all__ = ["GroupResetter", "PlannedReset", "ResetPlan", "ResetTarget", "plan_reset"]
 
 _TIMEOUT_S: Final = 30.0
 _CLOCKS_MS: Final = 10_000
@@ -77,20 +75,22 @@ class ResetPlan:
     refused: str | None = None  # why the plan may not be applied; None: it may
 
 
-@dataclass(frozen=True, slots=True)
-class ResetFacts:
-    """What is known of the group and of the partitions to reset."""
-
-    standing: GroupStanding  # state of the group
-    lows: Mapping[TopicPartitionKey, int]  # earliest and end offsets of the partitions that exist
-    ends: Mapping[TopicPartitionKey, int]
-    at_time: Mapping[TopicPartitionKey, int]  # first offset of the asked time; absent or negative: no record is as late
-    log: GroupLogStanding | None  # the group's log; None: it has none
-    now_ms: int  # the brokers' clock, epoch ms; this machine's if the group's log has no member
-
-
-def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], target: ResetTarget) -> ResetPlan:
+def plan_reset(
+    standing: GroupStanding,
+    partitions: Collection[TopicPartitionKey],
+    target: ResetTarget,
+    *,
+    bounds: Mapping[TopicPartitionKey, tuple[int, int]],
+    at_time: Mapping[TopicPartitionKey, int],
+    log: GroupLogStanding | None,
+    now_ms: int,
+) -> ResetPlan:
     """Plan new positions for these partitions. Pure.
+
+    * `bounds`: earliest and end offsets of the partitions that exist.
+    * `at_time`: first offset of the asked time; absent: no record is as late.
+    * `log`: the group's log; None: it has none.
+    * `now_ms`: the brokers' clock, epoch ms; this machine's if the group's log has no member.
 
     Raises:
         ConfigError: an offset lies outside of a partition.
@@ -98,9 +98,9 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
     Decides: May the positions of a group be moved? While no member runs. Those of an orderly group are committed
         without a token, and so count for more than later ones in its log.
     """
-    if gone := set(partitions) - (facts.lows.keys() & facts.ends.keys()):
+    if gone := set(partitions) - bounds.keys():
         raise TopicMissingError(f"{min(gone)} was deleted meanwhile; nothing was changed. Run the same command again")
-    committed = {TopicPartitionKey(each.topic, each.partition): each for each in facts.standing.partitions}
+    committed = {TopicPartitionKey(each.topic, each.partition): each for each in standing.partitions}
     resets = []
     for key in sorted(partitions):
         before = committed.get(key)
@@ -108,19 +108,18 @@ def plan_reset(facts: ResetFacts, partitions: Collection[TopicPartitionKey], tar
             PlannedReset(
                 *key,
                 position=None if before is None else before.position,
-                target=_target(key, facts, target),
-                low=facts.lows[key],
-                end=facts.ends[key],
+                target=_target(key, bounds[key], at_time.get(key), target),
+                low=bounds[key][0],
+                end=bounds[key][1],
                 metadata=None if before is None else _of_no_owner(before.metadata),
             )
         )
-    members = _members(facts)
-    refused = _running(facts.standing.group, members)
-    return ResetPlan(facts.standing.group, members, tuple(resets), refused)
+    members = _members(standing, log, now_ms)
+    return ResetPlan(standing.group, members, tuple(resets), _running(standing.group, members))
 
 
-def _target(key: TopicPartitionKey, facts: ResetFacts, target: ResetTarget) -> int:
-    low, end = facts.lows[key], facts.ends[key]
+def _target(key: TopicPartitionKey, bounds: tuple[int, int], at_time: int | None, target: ResetTarget) -> int:
+    low, end = bounds
     if target.offset is not None:
         if not low <= target.offset <= end:
             raise ConfigError(
@@ -129,18 +128,16 @@ def _target(key: TopicPartitionKey, facts: ResetFacts, target: ResetTarget) -> i
             )
         return target.offset
     if target.at_ms is not None:
-        found = facts.at_time.get(key, -1)
-        return end if found < 0 else min(max(found, low), end)
+        return end if at_time is None else min(max(at_time, low), end)
     return end if target.latest else low
 
 
-def _members(facts: ResetFacts) -> tuple[str, ...]:
+def _members(standing: GroupStanding, log: GroupLogStanding | None, now_ms: int) -> tuple[str, ...]:
     """Return the running members; those in the log only as long as their leases may last, by the brokers' clock."""
-    found = set(facts.standing.members or ())
-    if facts.log is not None and facts.log.last_append_ms is not None:
-        idle_ms = facts.now_ms - facts.log.last_append_ms - _CLOCKS_MS
-        log = facts.log.log
-        names = {each.owner.client_id for each in log.members if each.end_ms - log.log_ms > idle_ms}
+    found = set(standing.members or ())
+    if log is not None and log.last_append_ms is not None:
+        idle_ms = now_ms - log.last_append_ms - _CLOCKS_MS
+        names = {each.owner.client_id for each in log.log.members if each.end_ms - log.log.log_ms > idle_ms}
         found |= {name for name in names if not any(member.startswith(f"{name}@") for member in found)}
     return tuple(sorted(found))
 
@@ -175,7 +172,6 @@ class GroupResetter:
         self._bootstrap = bootstrap
         self._names = names
         self._client = dict(client or {})
-        self._groups = GroupReader(bootstrap, self._client)
 
     def plan(self, group: str, topics: Sequence[tuple[str, int | None]], target: ResetTarget) -> ResetPlan:
         """Plan new positions.
@@ -186,19 +182,12 @@ class GroupResetter:
         Raises:
             ConfigError: an offset lies outside of a partition, or nothing is selected.
         """
-        standing = self._groups.read(group)
         with TopicReader(self._bootstrap, client=self._client) as reader:
-            known = reader.topics()
-        partitions = self._selected(standing, topics, known)
-        try:
-            lows = self._groups.offsets(partitions, EARLIEST)
-            ends = self._groups.offsets(partitions, LATEST)
-            at_time = {}
-            if target.at_ms is not None:
-                spec = OffsetSpec.for_timestamp(target.at_ms)
-                at_time = self._groups.offsets(partitions, spec)
-        except KafkaException as error:
-            raise typed_error(error, f"topics of group {group}", self._groups.text()) from error
+            standing, known = GroupReader(reader).read(group), reader.topics()
+            partitions = self._selected(standing, topics, known)
+            bounds = reader.bounds_of_existing(partitions)
+            at_ms = target.at_ms
+            at_time = {} if at_ms is None else reader.offsets_at_times(dict.fromkeys(bounds, at_ms))
         log = None
         if self._names.group_log(group) in known:
             namespace = self._names.namespace
@@ -206,7 +195,7 @@ class GroupResetter:
             log = group_log(connection, group)
         has_members = log is not None and bool(log.log.members)
         now_ms = self._brokers_now_ms() if has_members and self._names.schedule in known else _wall_ms()
-        return plan_reset(ResetFacts(standing, lows, ends, at_time, log, now_ms), partitions, target)
+        return plan_reset(standing, partitions, target, bounds=bounds, at_time=at_time, log=log, now_ms=now_ms)
 
     def _brokers_now_ms(self) -> int:
         """Return the brokers' clock by a probe in the schedule topic; if it cannot be written, this machine's clock."""

@@ -22,7 +22,7 @@ from rocketshim.cli.options import OUTPUT, Connected, Json, Quiet, seconds
 from rocketshim.cli.records import console, echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim.observe.groups import GroupReader, count, oldest_ms
+from rocketshim.observe.groups import GroupReader, count
 from rocketshim.observe.snapshot import GroupStanding, conflicts
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
@@ -130,9 +130,8 @@ def _read(groups: GroupReader, group: str) -> GroupStanding:
 def ls(*, at: Connected, as_json: Json = False) -> None:
     """List the consumer groups of the cluster: state, members, and whether they have a retry topic."""
     names = at.names
-    found = GroupReader(at.bootstrap, at.client).listed()
     with at.reader() as reader:
-        topics = reader.topics()
+        found, topics = GroupReader(reader).listed(), reader.topics()
     table = Table("group", "state", "members", "retry topic", box=None, pad_edge=False)
     for each in found:
         retries = None
@@ -177,10 +176,10 @@ def lag(
     --count. Exit code 2 if the group has committed nothing, if retention deleted offsets that it had not read, or if
     the lag is above --max-lag.
     """
-    groups = GroupReader(at.bootstrap, at.client)
     with at.reader() as reader:
+        groups = GroupReader(reader)
         while True:
-            standing = _read(groups, group)
+            standing = groups.timed(_read(groups, group))
             rows = _lag_rows(reader, standing, exact=exact)
             findings = _lag_findings(rows, max_lag, counted="records" if exact else "behind")
             if findings or not quiet:
@@ -208,9 +207,7 @@ def _lag_findings(rows: list[dict[str, Any]], max_lag: int | None, *, counted: s
 
 
 def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> list[dict[str, Any]]:
-    waiting = [each for each in standing.partitions if each.behind > 0]
-    records = count(reader, waiting) if exact else None
-    oldest = oldest_ms(reader, waiting)
+    records = count(reader, [each for each in standing.partitions if each.behind > 0]) if exact else None
     return [
         {
             "topic": each.topic,
@@ -219,7 +216,7 @@ def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> l
             "end": each.end,
             "behind": each.behind,
             "records": None if records is None else records[TopicPartitionKey.of(each)],
-            "oldest_ms": oldest.get(TopicPartitionKey.of(each)),
+            "oldest_ms": each.first_unread_ms,
             "lost": each.lost,
             "member": each.member,
         }
@@ -262,7 +259,8 @@ def subscriptions(*, group: GroupName, at: Connected, as_json: Json = False) -> 
 
     Each partition shows the subscription of its last commit. After a change it shows the old one until the next commit.
     """
-    standing = _read(GroupReader(at.bootstrap, at.client), group)
+    with at.reader() as reader:
+        standing = _read(GroupReader(reader), group)
     found = conflicts(standing, retry_topic=at.names.retry(group))
     if as_json:
         rows = [

@@ -78,7 +78,8 @@ def _described(console: Console, group: str) -> tuple[GroupStanding | None, str 
     if console.clients is not None and console.clients.admin is None:
         return None, None
     try:
-        return GroupReader(console.settings.bootstrap, console.settings.client).read(group), None
+        with console.reader() as reader:
+            return GroupReader(reader).read(group), None
     except RocketshimError as error:
         return None, str(error)
 

@@ -33,6 +33,7 @@ __all__ = [
     "PROTECTED_PRODUCER",
     "WORKER_SESSION_MS",
     "check_bootstrap",
+    "check_group",
     "client_settings",
     "flat",
     "kafka_hint",
@@ -186,7 +187,7 @@ def merge(
         user, allow_code_settings = {name: user[name] for name in user.keys() - {_TYPED}}, True
     is_consumer = "group.id" in required
     if is_consumer:
-        _check_group(required["group.id"])
+        check_group(required["group.id"])
     for key, value in flat(user).items():
         name = _ALIASES.get(key, key)
         if not is_consumer and CONSUMER_ONLY.fullmatch(name):
@@ -248,7 +249,7 @@ def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != _NESTED} | dict(nested)
 
 
-def _check_group(group: str) -> None:
+def check_group(group: str) -> None:
     """Refuse a name with which confluent_kafka ends the process: in C it is no text, or nothing is left of it."""
     try:
         is_name = bool(group.encode().partition(b"\0")[0].strip())

@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self
 
@@ -90,6 +91,13 @@ class TopicReader:
             merge(self._client, defaults=defaults, required=required)
         )
 
+    def admin(self, complaints: LastClientError) -> Any:
+        """Return a new admin client of the same cluster, whose log goes to `complaints`; a Kafka in memory has none."""
+        make = self._clients.admin
+        defaults = {**complaints.settings, "client.id": "rocketshim-read"}
+        required = {"bootstrap.servers": self._bootstrap}
+        return None if make is None else make(merge(self._client, defaults=defaults, required=required))
+
     def topics(self) -> dict[str, int]:
         """Return every visible topic of the cluster, with its number of partitions."""
         return {name: len(topic.partitions) for name, topic in self._metadata().topics.items()}
@@ -152,6 +160,16 @@ class TopicReader:
             for request in (partial(self._at_times, dict.fromkeys(wanted, at)) for at in (OFFSET_BEGINNING, OFFSET_END))
         )
         return {key: (low, ends[key]) for key, low in lows.items() if key in ends}
+
+    def bounds_of_existing(self, partitions: Iterable[TopicPartitionKey]) -> dict[TopicPartitionKey, tuple[int, int]]:
+        """Return the bounds of the partitions that exist; one whose leader does not answer is an error."""
+        wanted = list(partitions)
+        found = self.bounds_of(wanted)
+        for key in wanted:
+            if key not in found:
+                with suppress(TopicMissingError):
+                    found[key] = self.bounds(*key)
+        return found
 
     def bounds_of_all(self, partitions: Sequence[TopicPartitionKey]) -> dict[TopicPartitionKey, tuple[int, int]]:
         """Return the bounds of all these partitions; one whose leader does not answer is an error, as in `bounds`."""

@@ -1,7 +1,7 @@
 """Read the state of a consumer group: its committed positions, its lag, and what its members subscribe to.
 
 The reader does not join the group and commits nothing. Positions and their metadata come from `OffsetFetch`, members
-from `DescribeGroups`, end offsets from `ListOffsets` as a `read_committed` reader sees them. `PartitionStanding.behind`
+from `DescribeGroups`, bounds from `ListOffsets` as a `read_committed` reader sees them. `PartitionStanding.behind`
 is an upper bound; `count` reads the records to count them.
 
 Each request blocks for about 10 s at most.
@@ -9,7 +9,8 @@ Each request blocks for about 10 s at most.
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,47 +24,29 @@ from rocketshim.errors import (
     NotAuthorizedError,
     RocketshimError,
 )
-from rocketshim.kafka.client_config import merge
-from rocketshim.kafka.clients import Clients, LastClientError, answer_time_s, confluent_admin, confluent_clients
+from rocketshim.kafka.client_config import check_group
+from rocketshim.kafka.clients import LastClientError, answer_time_s
 from rocketshim.kafka.lookups import LOOK_AGAIN_S
 from rocketshim.kafka.membership import described_groups
-from rocketshim.kafka.positions import (
-    EARLIEST,
-    LATEST,
-    group_positions,
-    listed_groups,
-    listed_offsets,
-    visible_partitions,
-)
+from rocketshim.kafka.positions import listed_groups
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
 
-__all__ = ["GroupReader", "count", "described_group", "oldest_ms", "operations_of", "owners_of", "typed_error"]
-
-_Offsets = dict[TopicPartitionKey, int]
+__all__ = ["GroupReader", "count", "described_group", "operations_of", "owners_of", "typed_error"]
 
 
 class GroupReader:
-    """Reads the state of consumer groups.
+    """Reads the state of consumer groups, by a `TopicReader` and an admin client with the same settings.
 
-    Args:
-        clients: creates the clients that ask for positions; None: confluent_kafka.
-
-    Thread-safety: none; one owner thread.
+    Thread-safety: none; the thread that owns the reader.
     """
 
-    def __init__(
-        self, bootstrap: str, client: Mapping[str, Any] | None = None, *, clients: Clients | None = None
-    ) -> None:
-        self._clients = clients or confluent_clients()
+    def __init__(self, reader: TopicReader) -> None:
+        self._reader = reader
         self._complaints = LastClientError()
-        defaults = {**self._complaints.settings, "client.id": "rocketshim-read"}
-        self._settings = partial(merge, client or {}, defaults=defaults)
-        self._bootstrap = bootstrap
-        settings = self._settings(required={"bootstrap.servers": bootstrap})
-        self._make_admin = partial(self._clients.admin or confluent_admin, settings)
+        self._make_admin = partial(reader.admin, self._complaints)
         self.admin = self._make_admin()
         self._timeout_s = 0.0  # not known yet
 
@@ -84,19 +67,29 @@ class GroupReader:
         A client asks for the positions of one group only. Everything else is requested for all groups together.
         """
         found: dict[str, GroupStanding | RocketshimError] = {}
-        settings = {}
         for group in groups:
-            required = {"bootstrap.servers": self._bootstrap, "group.id": group, "enable.auto.commit": False}
             try:
-                settings[group] = self._settings(required=required)
+                check_group(group)
             except ConfigError as error:
                 found[group] = error
-        failed: dict[str, KafkaException] = {}
-        try:
-            found |= self._standings(settings, failed)
-        except KafkaException as error:
-            raise typed_error(error, "the topics of the groups", self.text()) from error
-        return found | {group: typed_error(error, f"group {group}", self.text()) for group, error in failed.items()}
+        described = self._described([group for group in groups if group not in found], found)  # fails soon without ACL
+        topics = self._reader.topics() if described else {}
+        partitions = [
+            TopicPartitionKey(name, number)
+            for name, count in topics.items()
+            if not name.startswith("__")
+            for number in range(count)
+        ]
+        committed: dict[str, dict[TopicPartitionKey, TopicPartition]] = {}
+        for group in described:
+            with _named(group, found):
+                committed[group] = self._reader.committed(group, partitions)
+        bounds = self._reader.bounds_of({key for commits in committed.values() for key in commits})
+        for group, commits in committed.items():
+            with _named(group, found):
+                missing = self._reader.bounds_of_existing(commits.keys() - bounds.keys())
+                found[group] = self._standing(group, described[group], commits, {**bounds, **missing})
+        return found
 
     def listed(self) -> list[GroupStanding]:
         """Return every consumer group that the principal may see, by name."""
@@ -112,6 +105,24 @@ class GroupReader:
             for name, found in described.items()
         ]
 
+    def timed(
+        self, standing: GroupStanding, topic: str | None = None, *, denied: set[str] | None = None
+    ) -> GroupStanding:
+        """Return a group with the append times of its first unread records.
+
+        * `topic`: only of this topic; None: of all.
+        * `denied`: as of `TopicReader.first_records`.
+        """
+        wanted = [each for each in standing.partitions if topic in {None, each.topic}]
+        found = self._reader.first_records(_waiting(wanted), denied=denied)
+        times = {key: record.timestamp()[1] for key, (record,) in found.items()}
+        return replace(
+            standing,
+            partitions=tuple(
+                replace(each, first_unread_ms=times.get(TopicPartitionKey.of(each))) for each in standing.partitions
+            ),
+        )
+
     @property
     def timeout_s(self) -> float:
         """How long to wait for each answer, in seconds; the first use waits for the cluster's first answer."""
@@ -123,64 +134,25 @@ class GroupReader:
         """Return what Kafka's client last reported about its connections, to append to an error; `""` if nothing."""
         return self._complaints.text(self.admin)
 
-    def offsets(self, partitions: Iterable[TopicPartitionKey], spec: Any, *, committed: bool = True) -> _Offsets:
-        """Return the offsets of the partitions that exist.
+    def _standing(
+        self,
+        group: str,
+        described: Any,
+        commits: dict[TopicPartitionKey, TopicPartition],
+        bounds: Mapping[TopicPartitionKey, tuple[int, int]],
+    ) -> GroupStanding:
+        again = overtaken(commits, {key: low for key, (low, _) in bounds.items()})
+        commits.update(self._reader.committed(group, again))
+        owners, partitions = owners_of(described), []
+        for key, each in sorted(commits.items()):
+            low, end = bounds.get(key, (None, None))
+            partitions.append(PartitionStanding(*key, each.offset, low, end, owners.get(key), each.metadata))
+        return replace(described_group(group, described), partitions=tuple(partitions))
 
-        * `committed`: return them as a `read_committed` reader sees them.
-        """
-        return listed_offsets(self.admin, partitions, spec, committed=committed, timeout_s=self.timeout_s)
-
-    def _standings(
-        self, settings: Mapping[str, dict[str, Any]], failed: dict[str, KafkaException]
-    ) -> dict[str, GroupStanding]:
-        """Return the state of groups, by the settings of a client of each; add the errors of the others to `failed`."""
-        if not settings:
-            return {}
-        described = self._described(list(settings), failed)  # first, because it fails immediately if an ACL is missing
-        partitions = visible_partitions(self.admin, self.timeout_s) if described else []
-        committed: dict[str, dict[TopicPartitionKey, TopicPartition]] = {}
-        for group in described:
-            try:
-                committed[group] = self._committed(settings[group], partitions)
-            except KafkaException as error:
-                failed[group] = error
-        wanted = {key for found in committed.values() for key in found}
-        refused: dict[TopicPartitionKey, KafkaException] = {}
-        lows, ends = (
-            listed_offsets(self.admin, wanted, spec, timeout_s=self.timeout_s, failed=refused)
-            for spec in (EARLIEST, LATEST)
-        )
-        standings = {}
-        for group, found in committed.items():
-            errors = [refused[key] for key in found if key in refused]
-            if errors:
-                failed[group] = errors[0]
-                continue
-            try:
-                found.update(self._committed(settings[group], [TopicPartition(*key) for key in overtaken(found, lows)]))
-            except KafkaException as error:
-                failed[group] = error
-            else:
-                standings[group] = _standing(group, described[group], found, lows, ends)
-        return standings
-
-    def _committed(
-        self, settings: dict[str, Any], partitions: list[TopicPartition]
-    ) -> dict[TopicPartitionKey, TopicPartition]:
-        """Return what a group has committed; a client asks for the positions of one group only."""
-        if not partitions:
-            return {}
-        consumer = self._clients.consumer(settings)
-        try:
-            found = group_positions(consumer, partitions, self.timeout_s)
-        finally:
-            consumer.close()
-        return {TopicPartitionKey.of(each): each for each in found}
-
-    def _described(self, groups: list[str], failed: dict[str, KafkaException]) -> dict[str, Any]:
+    def _described(self, groups: list[str], failed: dict[str, GroupStanding | RocketshimError]) -> dict[str, Any]:
         """Describe groups; add the errors of the others to `failed`."""
         found: dict[str, Any] = {}
-        deadline_s = time.monotonic() + self.timeout_s
+        deadline_s = time.monotonic() + (self.timeout_s if groups else 0)
         while groups:
             answers = described_groups(self._make_admin, groups, self.timeout_s, include_authorized_operations=True)
             groups = []
@@ -190,21 +162,19 @@ class GroupReader:
                 elif answer.args[0].code() in COORDINATOR_AWAY and time.monotonic() <= deadline_s:
                     groups.append(group)
                 else:
-                    failed[group] = answer
+                    failed[group] = typed_error(answer, f"group {group}", self.text())
             if groups:
                 time.sleep(LOOK_AGAIN_S)
         return found
 
 
-def _standing(
-    group: str, described: Any, committed: Mapping[TopicPartitionKey, TopicPartition], lows: _Offsets, ends: _Offsets
-) -> GroupStanding:
-    owners = owners_of(described)
-    partitions = tuple(
-        PartitionStanding(*key, each.offset, lows.get(key), ends.get(key), owners.get(key), each.metadata)
-        for key, each in sorted(committed.items())
-    )
-    return replace(described_group(group, described), partitions=partitions)
+@contextmanager
+def _named(group: str, failed: dict[str, GroupStanding | RocketshimError]) -> Iterator[None]:
+    """Keep the error of a group, which names it."""
+    try:
+        yield
+    except RocketshimError as error:
+        failed[group] = type(error)(f"group {group}: {error}")
 
 
 def overtaken(
@@ -243,17 +213,6 @@ def count(reader: TopicReader, standings: Iterable[PartitionStanding]) -> Counte
     """Count the waiting records of each partition by reading every one of them."""
     waiting = reader.read_spans(_waiting(standings))
     return Counter(TopicPartitionKey(message.topic(), message.partition()) for message in waiting)
-
-
-def oldest_ms(
-    reader: TopicReader, standings: Iterable[PartitionStanding], *, denied: set[str] | None = None
-) -> dict[TopicPartitionKey, int]:
-    """Return the time of the first waiting record of each partition, epoch ms; absent: the partition has none.
-
-    * `denied`: as of `TopicReader.first_records`.
-    """
-    found = reader.first_records(_waiting(standings), denied=denied)
-    return {key: record.timestamp()[1] for key, (record,) in found.items()}
 
 
 def _waiting(standings: Iterable[PartitionStanding]) -> dict[TopicPartitionKey, tuple[int, int]]:

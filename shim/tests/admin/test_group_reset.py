@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding
-from rocketshim.admin.group_reset import ResetFacts, ResetPlan, ResetTarget, plan_reset
+from rocketshim.admin.group_reset import ResetPlan, ResetTarget, plan_reset
 from rocketshim.core.start_position import CommitMetadata, decode_metadata, encode_metadata
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.locks.fold import GroupLog
@@ -19,43 +19,47 @@ NOW_MS = 1_000_000_000
 KEY = TopicPartitionKey("t", 0)
 
 
-def facts(low: int = 0, end: int = 9, **changes: Any) -> ResetFacts:
+def facts(low: int = 0, end: int = 9, **changes: Any) -> dict[str, Any]:
     before = PartitionStanding("t", 0, position=5, low=low, end=end, member=None, metadata="kept")
     values: dict[str, Any] = {
         "standing": GroupStanding("g", "EMPTY", changes.pop("members", ()), (before,)),
-        "lows": {KEY: low},
-        "ends": {KEY: end},
+        "bounds": {KEY: (low, end)},
         "at_time": {},
         "log": None,
         "now_ms": NOW_MS,
     }
-    return ResetFacts(**(values | changes))
+    return values | changes
 
 
-def planned(known: ResetFacts, **target: Any) -> ResetPlan:
-    return plan_reset(known, [KEY], ResetTarget(**target))
+def planned(known: dict[str, Any], **target: Any) -> ResetPlan:
+    return plan_reset(
+        known["standing"],
+        [KEY],
+        ResetTarget(**target),
+        **{name: each for name, each in known.items() if name != "standing"},
+    )
 
 
-@given(low=st.integers(0, 50), count=st.integers(0, 50), found=st.integers(-1, 120))
-def test_every_target_lies_between_the_first_record_and_the_end(low: int, count: int, found: int) -> None:
-    known = facts(low, low + count, at_time={KEY: found})
+@given(low=st.integers(0, 50), count=st.integers(0, 50), found=st.none() | st.integers(0, 120))
+def test_every_target_lies_between_the_first_record_and_the_end(low: int, count: int, found: int | None) -> None:
+    known = facts(low, low + count, at_time={} if found is None else {KEY: found})
     for target in ({}, {"latest": True}, {"at_ms": 5}):
         [reset] = planned(known, **target).resets
         assert low <= reset.target <= low + count
         assert (reset.position, reset.metadata) == (5, "kept")
     assert planned(known).resets[0].target == low
     assert planned(known, latest=True).resets[0].target == low + count
-    if low <= found <= low + count:
+    if found is not None and low <= found <= low + count:
         assert planned(known, at_ms=5).resets[0].target == found
 
 
 def test_a_topic_that_is_deleted_while_the_plan_is_made_is_an_error_that_names_it() -> None:
     with pytest.raises(TopicMissingError, match="t/0 was deleted meanwhile; nothing was changed"):
-        planned(facts(lows={}))
+        planned(facts(bounds={}))
 
 
 def test_a_time_after_the_last_record_is_the_end() -> None:
-    assert planned(facts(at_time={KEY: -1}), at_ms=5).resets[0].target == 9
+    assert planned(facts(at_time={}), at_ms=5).resets[0].target == 9
 
 
 @pytest.mark.parametrize("offset", [1, 10])

@@ -26,6 +26,7 @@ from rocketshim.cli.trace import _show
 from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.groups import GroupReader
 from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import Envelope, TopicNames
@@ -152,7 +153,8 @@ def test_the_oldest_unread_records_of_all_partitions_are_read_together() -> None
     partitions = [PartitionStanding("orders", n, positions[n], low=0, end=ends[n], member=None) for n in range(3)]
     with TopicReader("memory:1", clients=kafka.clients(blocking=False)) as reader:
         reader.bounds = None  # type: ignore[assignment,method-assign]  # that would be two requests for each partition
-        rows = _lag_rows(reader, GroupStanding("g", "EMPTY", (), tuple(partitions)), exact=False)
+        standing = GroupReader(reader).timed(GroupStanding("g", "EMPTY", (), tuple(partitions)))
+        rows = _lag_rows(reader, standing, exact=False)
     assert [row["oldest_ms"] for row in rows] == [times[1], times[2], None]
 
 

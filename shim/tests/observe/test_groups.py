@@ -13,6 +13,7 @@ from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.errors import BrokerUnavailableError, ConfigError, NotAuthorizedError, RocketshimError
 from rocketshim.kafka import clients
 from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader
 from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, conflicts
 
@@ -107,9 +108,11 @@ class Cluster:
         return 0
 
 
-def reader_of(cluster: Cluster) -> GroupReader:
-    made = cast("Any", Positions)
-    return GroupReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made, admin=lambda _: cluster))
+def reader_of(cluster: Cluster, positions: "type[Positions] | None" = None) -> GroupReader:
+    made = cast("Any", positions or Positions)
+    return GroupReader(
+        TopicReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made, admin=lambda _: cluster))
+    )
 
 
 def test_a_list_that_lacks_the_groups_of_one_broker_is_an_error() -> None:
@@ -158,15 +161,6 @@ class Answering(Cluster):
             group: refused(KafkaError.GROUP_AUTHORIZATION_FAILED) for group in groups if group == "denied"
         }
 
-    def list_topics(self, **_: object) -> Any:
-        self.requests["topics"] += 1
-        return SimpleNamespace(topics={"orders": SimpleNamespace(partitions={0: None, 1: None})})
-
-    def list_offsets(self, requested: dict[TopicPartition, Any], **_: object) -> "dict[TopicPartition, Future[Any]]":
-        self.requests["offsets"] += 1
-        away = refused(KafkaError.LEADER_NOT_AVAILABLE)
-        return {each: away if each.partition else answered(SimpleNamespace(offset=7)) for each in requested}
-
 
 def answered(value: Any) -> "Future[Any]":
     answer: Future[Any] = Future()
@@ -181,14 +175,36 @@ def refused(code: int) -> "Future[Any]":
 
 
 class Positions:
-    """The client of a group; the group named `away` has a position on the partition without a leader."""
+    """The client of a reader, or of a group; the group `away` has a position on the partition without a leader."""
 
     open_now = most_open = 0
+    requests: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.is_away = settings["group.id"] == "away"
         Positions.open_now += 1
         Positions.most_open = max(Positions.most_open, Positions.open_now)
+
+    def list_topics(self, *_: object, **__: object) -> Any:
+        self.requests["topics"] += 1
+        topic = SimpleNamespace(partitions={0: None, 1: None}, error=None)
+        return SimpleNamespace(topics={"orders": topic})
+
+    def offsets_for_times(self, partitions: list[TopicPartition], **_: object) -> list[Any]:
+        self.requests["offsets"] += 1
+        away = KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+        return [
+            SimpleNamespace(
+                topic=each.topic, partition=each.partition, offset=7, error=away if each.partition else None
+            )
+            for each in partitions
+        ]
+
+    def get_watermark_offsets(self, *_: object, **__: object) -> Any:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+
+    def poll(self, _: float) -> None:
+        """Nothing is reported."""
 
     def committed(self, partitions: list[TopicPartition], **_: object) -> list[TopicPartition]:
         number = int(self.is_away)
@@ -204,6 +220,8 @@ class Positions:
 def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_client() -> None:
     groups = [f"g{number}" for number in range(100)]
     admin = Answering()
+    Positions.requests.clear()
+    Positions.open_now = Positions.most_open = 0
     reader = reader_of(admin)
     found = reader.read_each([*groups, "denied", "away", " "])
     [standing] = {replace(cast("GroupStanding", found[group]), group="g") for group in groups}
@@ -211,8 +229,8 @@ def test_the_states_of_many_groups_are_read_with_a_request_for_all_and_one_open_
     assert isinstance(found["denied"], NotAuthorizedError)
     assert isinstance(found["away"], RocketshimError)
     assert isinstance(found[" "], ConfigError)
-    assert (Positions.most_open, Positions.open_now) == (1, 0)
-    assert admin.requests == {"describe": 1, "topics": 3, "offsets": 2}
+    assert (Positions.most_open, Positions.open_now) == (2, 1), "one is the reader's"
+    assert (admin.requests, Positions.requests) == ({"describe": 1}, {"topics": 1, "offsets": 4})
 
 
 def test_a_group_that_moves_on_before_retention_deletes_has_lost_nothing() -> None:
@@ -228,9 +246,7 @@ def test_a_group_that_moves_on_before_retention_deletes_has_lost_nothing() -> No
                 each.offset = 8 if each.offset == 3 and len(self.asked) > 1 else each.offset
             return found
 
-    made = cast("Any", Moving)
-    reader = GroupReader("127.0.0.1:1", clients=Clients(consumer=made, producer=made, admin=lambda _: Answering()))
-    [partition] = reader.read("g").partitions
+    [partition] = reader_of(Answering(), Moving).read("g").partitions
     assert (partition.position, partition.low, partition.lost) == (8, 7, 0)
     assert Moving.asked == [2, 1]
 
@@ -246,4 +262,4 @@ def test_commits_of_other_programs_and_on_the_retry_topic_are_not_conflicts() ->
 @pytest.mark.parametrize("group", [" ", "\udcff"])
 def test_what_is_no_name_of_a_group_is_refused_before_the_cluster_is_asked(group: str) -> None:
     with pytest.raises(ConfigError, match="is not the name of a group"):
-        GroupReader("127.0.0.1:1").read(group)
+        GroupReader(TopicReader("127.0.0.1:1")).read(group)

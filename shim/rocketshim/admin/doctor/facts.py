@@ -52,8 +52,8 @@ class KeySample:
 class Facts:
     """Everything that the checks evaluate.
 
-    * `standings`: group to its state and positions; the worker's group is included.
-    * `unread_retries_ms`: group without a member to the time of its oldest waiting retry, epoch ms.
+    * `standings`: group to its state and positions, without a member also the times of its unread retries; the worker's
+      group is included.
     * `parked_not_allowed`: how many of them have a target that is not on the allow-list of the workers that had them.
     * `marks_lost`: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
       the first records of the redrive log, which are gone.
@@ -73,7 +73,6 @@ class Facts:
     roles: tuple[str, ...] = ()  # roles whose ACLs the principal should have
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # physical name to facts, for topics that exist
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
-    unread_retries_ms: Mapping[str, int] = field(default_factory=dict)
     queues: tuple[DelayQueue, ...] = ()  # the queues with waiting records, with the next few that leave
     parked: int | None = None  # number of records parked within a day and not sent again since, 1,000 at most
     parked_not_allowed: int = 0

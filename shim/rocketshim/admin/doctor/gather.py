@@ -31,10 +31,10 @@ from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, ConfigError, RocketshimError, TopicMissingError
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients, confluent_clients
-from rocketshim.kafka.positions import LATEST, answer_of
+from rocketshim.kafka.positions import LATEST, answer_of, listed_offsets
 from rocketshim.kafka.topic_reader import LITTLE_AHEAD, TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
-from rocketshim.observe.groups import GroupReader, oldest_ms, operations_of
+from rocketshim.observe.groups import GroupReader, operations_of
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import HEADROOM_BYTES, Layout, TopicState
@@ -112,7 +112,6 @@ def gather(
             roles=tuple(roles),
             topics=described,
             standings=standings,
-            unread_retries_ms=cluster.unread_retries_ms(standings),
             queues=cluster.queues(levels, described.get(names.schedule)),
             parked=parked,
             parked_not_allowed=not_allowed,
@@ -169,9 +168,9 @@ class _ClusterReader:
         self._client = client
         self.unread: list[str] = []
         self._brokers_ahead_ms = 0
-        self._groups = GroupReader(bootstrap, client)
-        self._admin = self._groups.admin
         self.reader = TopicReader(bootstrap, client={**LITTLE_AHEAD, **client}, patience_s=_TIMEOUT_S)
+        self._groups = GroupReader(self.reader)
+        self._admin = self._groups.admin
 
     def now_ms(self) -> int:
         """Return the brokers' clock, as far as it was measured, otherwise this machine's; epoch ms."""
@@ -251,33 +250,24 @@ class _ClusterReader:
         }
 
     def standings(self, groups: list[str]) -> dict[str, GroupStanding]:
-        """Return the state and positions of groups."""
+        """Return the state and positions of groups; of those without a member, also the times of unread retries."""
         standings: dict[str, GroupStanding] = {}
         nothing: dict[str, GroupStanding | RocketshimError] = {}
         for group, found in self._request("groups", partial(self._groups.read_each, groups), nothing).items():
-            if isinstance(found, GroupStanding):
+            if not isinstance(found, GroupStanding):
+                self.unread.append(str(found))
+            elif found.members:
                 standings[group] = found
             else:
-                self.unread.append(f"group {group}: {found}")
+                standings[group] = self._request("retries", partial(self._with_retries, found), found)
         return standings
 
-    def unread_retries_ms(self, standings: Mapping[str, GroupStanding]) -> dict[str, int]:
-        """Return, for each group without a member, when its oldest unread retry was stored."""
-        idle = {self._names.retry(group): group for group, standing in standings.items() if not standing.members}
-        waiting = [
-            each
-            for standing in standings.values()
-            for each in standing.partitions
-            if idle.get(each.topic) == standing.group and each.behind > 0
-        ]
-        denied: set[str] = set()
-        nothing: dict[TopicPartitionKey, int] = {}
-        found = self._request("retries", partial(oldest_ms, self.reader, waiting, denied=denied), nothing)
-        self.unread += [f"retries of {idle[topic]}: the principal may not read {topic}" for topic in sorted(denied)]
-        oldest: dict[str, int] = {}
-        for key, at_ms in found.items():
-            oldest[idle[key.topic]] = min(at_ms, oldest.get(idle[key.topic], at_ms))
-        return oldest
+    def _with_retries(self, standing: GroupStanding) -> GroupStanding:
+        retry, denied = self._names.retry(standing.group), set[str]()
+        found = self._groups.timed(standing, retry, denied=denied)
+        if denied:
+            self.unread.append(f"retries of {standing.group}: the principal may not read {retry}")
+        return found
 
     def queues(self, levels: DelayLevels, schedule: TopicFacts | None) -> tuple[DelayQueue, ...]:
         """Return the queues with waiting records, each with the next few that leave."""
@@ -340,8 +330,8 @@ class _ClusterReader:
         led = [key for name, topic in topics.items() for key in _led(name, topic)]
 
         def request() -> dict[str, int]:
-            stable = self._groups.offsets(led, LATEST)
-            ends = self._groups.offsets(led, LATEST, committed=False)
+            stable = {key: end for key, (_, end) in self.reader.bounds_of(led).items()}
+            ends = listed_offsets(self._admin, stable, LATEST, committed=False, timeout_s=self._groups.timeout_s)
             hidden = [TopicPartition(*key, at) for key, at in stable.items() if at < ends.get(key, at)]
             return self._ages_ms(hidden) if hidden else {}
 

@@ -79,8 +79,12 @@ def lost_records(facts: Facts) -> Iterator[Finding]:
 
 def unread_retries(facts: Facts) -> Iterator[Finding]:
     """Check that groups with waiting retries have a member."""
-    for group, oldest_ms in sorted(facts.unread_retries_ms.items()):
-        waiting_ms = facts.now_ms - oldest_ms
+    for group in sorted(facts.groups):
+        standing = facts.standings.get(group)
+        retries = None if standing is None or standing.members else standing.topics().get(facts.names.retry(group))
+        if retries is None or retries.first_unread_ms is None:
+            continue
+        waiting_ms = facts.now_ms - retries.first_unread_ms
         if waiting_ms > _MAX_IDLE_MS:
             yield Finding(
                 "retries-unread",
