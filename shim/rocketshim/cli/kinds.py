@@ -23,7 +23,8 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import OUTPUT, SELECTION, Connected, ConnectedWithLevels, Json
 from rocketshim.cli.records import CELLS, counting, require_topic, show_causes, show_one, show_rows, split_partition
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, TopicMissingError
+from rocketshim.kafka.acls import OR_HIDDEN
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim_topics import TopicNames
@@ -288,7 +289,9 @@ def _groups_topic(reader: TopicReader, physical: str, group: str) -> str:
 
 
 def _shared_topic(reader: TopicReader, physical: str) -> str:
-    return require_topic(reader, physical, f"there is no topic {physical}; create it with: {init_command(physical)}")
+    if not reader.topics().get(physical):
+        raise TopicMissingError(f"there is no topic {physical}; create it with: {init_command(physical)}. {OR_HIDDEN}")
+    return physical
 
 
 @contextmanager
