@@ -296,9 +296,10 @@ class GroupLogThread:
         kind, append_ms = message.timestamp()
         if kind != TIMESTAMP_LOG_APPEND_TIME:
             raise TopicMismatchError(
-                f"{self._topic}: message.timestamp.type is CreateTime, it must be LogAppendTime, because "
-                "append times measure leases. Fix it, or delete the topic while no member runs: "
-                f"{init_command(self._topic, '--fix')}"
+                f"a record of {self._topic} has CreateTime: append times measure leases. Set "
+                "message.timestamp.type=LogAppendTime, or delete the topic while no member runs: "
+                f"{init_command(self._topic, '--fix')}. If it is set, the brokers do not obey it, and cannot be used: "
+                "rocketshim doctor --probe"
             )
         offset = message.offset()
         try:

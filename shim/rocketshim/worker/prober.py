@@ -132,8 +132,9 @@ class Prober:
             kind, append_ms = message.timestamp()
             if kind != TIMESTAMP_LOG_APPEND_TIME:
                 raise TopicMismatchError(
-                    f"{self.topic} has message.timestamp.type=CreateTime: delays would count from the senders' clocks, "
-                    f"which nothing checks. Set it to LogAppendTime: {init_command(self.topic, '--fix')}"
+                    f"a record of {self.topic} got CreateTime: delays would count from the senders' clocks, which "
+                    f"nothing checks. Set message.timestamp.type=LogAppendTime: {init_command(self.topic, '--fix')}. "
+                    "If it is set, the brokers do not obey it, and cannot be used: rocketshim doctor --probe"
                 )
             self.confirmed_ns = now_ns
             self.stored_ns = max(self.stored_ns, sent_ns)
