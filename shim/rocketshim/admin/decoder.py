@@ -273,13 +273,7 @@ class DeadLetterRecord:
 
 
 class Decoder:
-    """Decodes the dead letters of one topic.
-
-    Args:
-        fetch: reads a record of another topic; None: dead letters are not completed.
-
-    Thread-safety: none.
-    """
+    """Decodes the dead letters of one topic; without `fetch`, which reads another topic, none is completed."""
 
     def __init__(self, names: TopicNames, topic: str, *, fetch: Fetch | None = None) -> None:
         self.topic = topic

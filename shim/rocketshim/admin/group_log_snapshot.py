@@ -50,13 +50,7 @@ def group_log(settings: ConnectionSettings, group: str, clients: Clients | None 
 
 
 def read_group_log(consumer: ConsumerClient, topic: str, complaints: LastClientError) -> GroupLogStanding:
-    """Read and fold the whole log.
-
-    * `consumer`: created with `log_reader_config`; its assignment is replaced.
-
-    Raises:
-        TopicMissingError: the group has no log: it has never consumed in order or with an allocation strategy.
-    """
+    """Read and fold the whole log by a consumer of `log_reader_config`, whose assignment is replaced."""
     try:
         found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
         if found is None or not found.partitions:

@@ -92,9 +92,6 @@ def plan_reset(
     * `log`: the group's log; None: it has none.
     * `now_ms`: the brokers' clock, epoch ms; this machine's if the group's log has no member.
 
-    Raises:
-        ConfigError: an offset lies outside of a partition.
-
     Decides: May the positions of a group be moved? While no member runs. Those of an orderly group are committed
         without a token, and so count for more than later ones in its log.
     """
@@ -178,9 +175,6 @@ class GroupResetter:
 
         * `topics`: physical topics, each with a partition, or None for all of them; empty: those that the group has
           committed, without its retry topic.
-
-        Raises:
-            ConfigError: an offset lies outside of a partition, or nothing is selected.
         """
         with TopicReader(self._bootstrap, client=self._client) as reader:
             standing, known = GroupReader(reader).read(group), reader.topics()
@@ -211,13 +205,7 @@ class GroupResetter:
         return _wall_ms() + ahead[0]
 
     def apply(self, plan: ResetPlan) -> None:
-        """Commit the positions of a plan, in one request.
-
-        Raises:
-            GroupActiveError: the plan is refused, or a member has joined since; nothing was changed.
-            NotAuthorizedError: a right is missing; the message names the positions that were set.
-            ClusterError: the coordinator refused, or did not answer; run the same command again.
-        """
+        """Commit the positions of a plan, in one request; an error names those that were set."""
         if plan.refused is not None:
             raise GroupActiveError(f"{plan.refused}. Nothing was changed")
         complaints = LastClientError()

@@ -26,9 +26,6 @@ def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
     """Return the id of the message at `topic/partition/offset`; an id is returned as it is.
 
     The record need not exist any more, if a record that was made from it does. None: neither does.
-
-    Raises:
-        ConfigError: the text has a partition and an offset but no topic.
     """
     if re.fullmatch(r"\d+/\d+", what):
         raise ConfigError(

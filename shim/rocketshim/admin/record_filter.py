@@ -27,11 +27,7 @@ def selecting(where: str | None, tags: str | None) -> Callable[[Any], bool]:
 
 
 class RecordFilter:
-    """The records that the user selected by options.
-
-    Raises:
-        ConfigError, FilterSyntaxError: an option's value is not valid.
-    """
+    """The records that the user selected by options."""
 
     def __init__(
         self, *, where: str | None = None, tags: str | None = None, key: str | None = None, since: str | None = None

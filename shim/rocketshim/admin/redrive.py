@@ -447,10 +447,7 @@ class Redriver:
     def run(self) -> None:
         """Send the remaining letters until all are processed or `progress.stopped_by` has a reason.
 
-        Raises:
-            NotAuthorizedError: the principal may not write to a topic. What was sent before is marked.
-            RedriveError: another process redrives the same topic now, the redrive log has lost records since the plan
-                was made, or the cluster keeps failing; the message tells which. What was sent is marked.
+        After an error, what was sent is marked.
         """
         if not self._reader.topics().get(self._journal.topic):
             raise TopicMissingError(
@@ -643,11 +640,7 @@ class Redriver:
         self._report("failed")
 
     def _transact(self, batch: list[tuple[PlannedLetter, OutgoingRecord | None]]) -> None:
-        """Send letters and their mark in one transaction.
-
-        Raises:
-            _RefusedError: a record was refused, and nothing is stored.
-        """
+        """Send letters and their mark in one transaction; if a record was refused, nothing is stored."""
         if not batch:
             return
         transactions, began_ms = self._transactions, self._now_ms()

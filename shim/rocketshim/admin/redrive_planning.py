@@ -89,11 +89,7 @@ def _classified(
 
 
 def read_plan(path: Path) -> RedrivePlan:
-    """Return the plan in a file.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a plan as it was made; the error names it.
-    """
+    """Return the plan in a file; refuse one that is not as it was made."""
     try:
         return RedrivePlan.from_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -119,9 +115,6 @@ def planned_redriver(
     * `progress`: its letters; the caller may read it at any time between calls.
     * `writes`: whether to create the redrive log if it is missing; False for a dry run.
     * `by`: who applies the plan, for the log; None: the user of this process.
-
-    Raises:
-        ConfigError: the plan was made for another cluster.
     """
     names = TopicNames(plan.rules.namespace)
     with TopicReader(bootstrap, client=client, clients=clients) as sources:
@@ -151,11 +144,7 @@ def planned_redriver(
 
 
 def _check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
-    """Refuse a plan for another cluster, or one whose topics are missing.
-
-    Raises:
-        ConfigError: the plan was made for another cluster.
-    """
+    """Refuse a plan for another cluster, or one whose topics are missing."""
     cluster_id, topics = reader.cluster_id(), reader.topics()
     if cluster_id != plan.cluster_id:
         raise ConfigError(f"the plan is for the cluster {plan.cluster_id!r}, but this is the cluster {cluster_id!r}")
@@ -187,10 +176,8 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
     """Return the schedule record that redrives a parked record; it is due immediately, because it has waited already.
 
     It keeps its identity, without the worker's notes, and `HOP_ID` names the parked record. A parked record need not be
-    decodable, so each header is read separately.
-
-    Raises:
-        MessageError: the record names no target, so the worker would only park it again.
+    decodable, so each header is read separately. A record without a target is refused: the worker would only park it
+    again.
 
     Decides: Where does a parked record go when it is sent again? To the finest delay queue, where the worker evaluates
         it again; nothing leaves that topic by itself.

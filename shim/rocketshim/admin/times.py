@@ -14,9 +14,6 @@ def past_ms(text: str, now_ms: int, option: str) -> int:
     """Return the time that a text names, epoch ms.
 
     * `text`: a duration before now, or a time as for `time_ms`.
-
-    Raises:
-        ConfigError: the text is neither.
     """
     try:
         return max(0, now_ms - parse_duration_ms(text))

@@ -49,11 +49,7 @@ def link(*parts: object, **query: object) -> str:
 
 
 class Templates:
-    """The templates of the console.
-
-    Args:
-        base_path: prefix of every path.
-    """
+    """The templates of the console."""
 
     def __init__(self, base_path: str, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms

@@ -30,11 +30,7 @@ class Selection:
 
     @classmethod
     def of(cls, form: Form, settings: ConsoleSettings) -> Self:
-        """Return the selection of a query or form.
-
-        Raises:
-            ConfigError: it would tell something about headers that are hidden.
-        """
+        """Return the selection of a query or form; refuse one that would tell something about hidden headers."""
         selection = cls(**{field.name: given(form, field.name) for field in fields(cls)})
         if "headers" in settings.hide:
             named = set() if selection.where is None else set(SqlFilter(selection.where).properties)
@@ -73,11 +69,7 @@ def given(fields: Form, name: str) -> str | None:
 
 
 def whole(fields: Form, name: str) -> int | None:
-    """Return a field's whole number; None: it is missing or blank.
-
-    Raises:
-        ConfigError: it is not a number.
-    """
+    """Return a field's whole number; None: it is missing or blank."""
     text = given(fields, name)
     if text is not None and not (text.isascii() and text.isdecimal() and len(text) < 19):
         raise ConfigError(f"{name} is {text!r:.40}; it must be a whole number")
@@ -85,11 +77,7 @@ def whole(fields: Form, name: str) -> int | None:
 
 
 def decimal(fields: Form, name: str) -> float | None:
-    """Return a field's number; None: it is missing or blank.
-
-    Raises:
-        ConfigError: it is not a number.
-    """
+    """Return a field's number; None: it is missing or blank."""
     text = given(fields, name)
     try:
         return None if text is None else float(text)

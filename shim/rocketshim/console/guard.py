@@ -39,12 +39,7 @@ _MOST_BODY_BYTES: Final = 65_536
 
 
 class Guard:
-    """ASGI middleware around the whole application. It puts the `Person` into the request's state.
-
-    Args:
-        settings: hosts, origin and paths.
-        users: sessions of those who log in here, or the users of a proxy.
-    """
+    """ASGI middleware around the whole application. It puts the `Person` into the request's state."""
 
     def __init__(self, app: ASGIApp, *, settings: ConsoleSettings, users: Sessions | ProxyUsers) -> None:
         self._app = app

@@ -53,11 +53,7 @@ class TooManyAttemptsError(Exception):
 
 
 class Token:
-    """One secret, made at start and printed once.
-
-    Args:
-        token: the secret; None: make one.
-    """
+    """One secret, made at start and printed once."""
 
     def __init__(self, token: str | None = None) -> None:
         self.token = token or secrets.token_urlsafe(32)
@@ -70,14 +66,7 @@ class Token:
 
 
 class Users:
-    """The users of a file.
-
-    Args:
-        file: its name, for errors.
-
-    Raises:
-        ConfigError: a line is not valid, or a name occurs twice; the error never contains a hash.
-    """
+    """The users of a file; the error of a line never contains a hash."""
 
     def __init__(self, lines: list[str], file: str = "the users' file") -> None:
         self._users: dict[str, tuple[Role, str]] = {}
@@ -93,11 +82,7 @@ class Users:
 
     @classmethod
     def of(cls, path: Path) -> "Users":
-        """Read the file.
-
-        Raises:
-            ConfigError: it cannot be read, has an invalid line, or others may read it.
-        """
+        """Read the file, which other users of the machine must not be able to read."""
         try:
             is_open = path.stat().st_mode & 0o007
             lines = path.read_text(encoding="utf-8").splitlines()
@@ -117,13 +102,8 @@ class Users:
 class ProxyUsers:
     """Users that a proxy has authenticated. Its headers count only in connections from the proxy.
 
-    A header that is there twice names nobody: the first one may be its client's, which the proxy did not remove.
-
-    Args:
-        header: names the user.
-        groups_header: names the user's groups, separated by commas; None: none are named.
-        operators: the group of those who may write; None: nobody may.
-        trusted: addresses or networks of the proxy.
+    A header that is there twice names nobody: the first one may be its client's, which the proxy did not remove. Only
+    members of the group `operators` may write; without it, nobody may.
     """
 
     def __init__(
@@ -154,9 +134,6 @@ class ProxyUsers:
 class Sessions:
     """Logins and who is logged in.
 
-    Args:
-        logins: checks a name and a secret.
-
     Thread-safety: any thread; one lock. One password is checked at a time, so that guessing cannot use up memory.
     """
 
@@ -168,11 +145,7 @@ class Sessions:
         self._lock = threading.Lock()
 
     def login(self, name: str, secret: str) -> str | None:
-        """Return the id of a new session; None: name or secret are wrong.
-
-        Raises:
-            TooManyAttemptsError: 20 logins failed within a minute.
-        """
+        """Return the id of a new session; None: name or secret are wrong. Refuse all after 20 failures in a minute."""
         with self._lock:
             now_ms = self._now_ms()
             self._failures = [at_ms for at_ms in self._failures if now_ms - at_ms < _FAILURES_MS]
@@ -205,11 +178,7 @@ class Sessions:
 
 
 def user_line(name: str, role: str, password: str) -> str:
-    """Return the line of a user for the users' file.
-
-    Raises:
-        ConfigError: name or role are not valid, or the password is too short.
-    """
+    """Return the line of a user for the users' file."""
     if not name or ":" in name or not name.isprintable() or name != name.strip() or name.startswith("#"):
         raise ConfigError("the name must be printable, without a colon")
     if role not in {"viewer", "operator"}:

@@ -126,19 +126,7 @@ class ReadLimits:
 class BoundedReading:
     """The matching records of some spans, newest first; iterate over it once.
 
-    Args:
-        spans: what to read (`TopicReader.spans`, or the `rest` of another reading).
-        limits: limits; default none.
-        matching: returns whether a record is a result; default: every record is.
-        monotonic_ns: the clock of `limits.time_s`.
-
-    Attributes:
-        ending: how the reading ended; None: it has not ended.
-        error: the error with `Ending.ERROR`. Iteration ends then; nothing is raised.
-        rest: what was not read. When a record is yielded, it is no longer in `rest`.
-        read_count: number of records read, matching or not.
-        size_bytes: bytes of keys, values and headers of the records read.
-        records: the results, or what was collected from them; set by `read_newest`.
+    An error of the cluster ends the iteration; nothing is raised. When a record is yielded, it is no longer in `rest`.
 
     Thread-safety: none; the thread that owns the reader.
     """
@@ -152,11 +140,11 @@ class BoundedReading:
         matching: Callable[[Any], bool] = lambda _: True,
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.ending: Ending | None = None
+        self.ending: Ending | None = None  # None: it has not ended
         self.error: RocketshimError | None = None
         self.rest: Spans = {key: span for key, span in spans.items() if span[0] < span[1]}
         self.read_count = self.size_bytes = 0
-        self.records: Any = ()
+        self.records: Any = ()  # the results, or what `read_newest` collected from them
         self._reader = reader
         self._limits = limits
         self._matching = matching
@@ -259,14 +247,9 @@ def read_newest(
 ) -> BoundedReading:
     """Read the newest matching records.
 
-    * `topics`: physical names; one, if there is a cursor.
-    * `since_ms`: ignore records stored before, epoch ms; None: none.
+    * `topics`: physical names; one, if there is a cursor to continue at.
     * `spans`: read only these offsets; None: all of the topics.
-    * `cursor`: continue there; None: at the end of the topics.
     * `collect`: makes of the records what the page needs, one after the other, so that not all are in memory.
-
-    Raises:
-        ConfigError: the cursor is not valid.
     """
     if cursor is not None:
         spans = _spans(topics[0], cursor)

@@ -27,19 +27,14 @@ __all__ = ["PlanFiles", "Run", "Runs"]
 class PlanFiles:
     """The plans in a folder, each named by its id: the same files that `rocketshim dlq plan --out` writes.
 
-    Args:
-        folder: created when the first plan is stored; only its owner may read it.
+    The folder is created when the first plan is stored; only its owner may read it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def save(self, plan: RedrivePlan) -> None:
-        """Store a plan. The file appears complete or not at all.
-
-        Raises:
-            ConfigError: the folder cannot be written, for example because its disk is full.
-        """
+        """Store a plan. The file appears complete or not at all."""
         part: Path | None = None
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,11 +49,7 @@ class PlanFiles:
             raise ConfigError(f"the plan cannot be stored in {self._folder} ({error.strerror})") from error
 
     def load(self, plan_id: str) -> RedrivePlan | None:
-        """Return a plan; None: there is none with this id.
-
-        Raises:
-            ConfigError: its file was changed, or cannot be read.
-        """
+        """Return a plan; None: there is none with this id. A file that was changed is an error."""
         path = self._folder / f"{plan_id}.json"
         if re.fullmatch(r"[0-9a-f]{20}", plan_id) is None or not path.is_file():
             return None
@@ -122,9 +113,6 @@ class Runs:
         self, plan: RedrivePlan, *, by: str, most: int | None, rate_per_s: float | None, stop_ratio: float
     ) -> Run:
         """Begin to apply a plan in a thread of its own.
-
-        Raises:
-            ConfigError: a number is out of range, or a plan of the same topic is being applied.
 
         Decides: Who wins if two redrives of one topic run? In one console the first; else the later one, which fences
             the other (`admin.redrive.Journal.refuse_if_taken_over`).

@@ -24,11 +24,6 @@ __all__ = ["DelayedReader"]
 class DelayedReader:
     """Reads the delay queues and their waiting records.
 
-    Raises:
-        BrokerUnavailableError: from the methods; no broker answered, or a partition did not answer.
-        NotAuthorizedError: from the methods; the principal may not read the topic or describe the worker's group.
-        TopicMissingError: from the methods; the schedule topic does not exist.
-
     Thread-safety: none; one owner thread, that of the reader.
     """
 

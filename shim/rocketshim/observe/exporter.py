@@ -151,18 +151,11 @@ _KEPT_FAILURES: Final = 3
 class DoctorRounds:
     """Runs the doctor again and again, in a thread.
 
-    Args:
-        examine: runs the doctor once; may raise `RocketshimError`.
-        every_s: time from one run to the next, in seconds.
-
-    Attributes:
-        findings: of the newest run; None: there is none, or the last three runs failed.
-
     Thread-safety: any thread may read `findings`; one thread starts and stops it.
     """
 
     def __init__(self, examine: Callable[[], list[Finding]], every_s: float) -> None:
-        self.findings: tuple[Finding, ...] | None = None
+        self.findings: tuple[Finding, ...] | None = None  # None: no run yet, or the last three failed
         self._examine = examine
         self._every_s = every_s
         self._failures = 0
@@ -196,15 +189,6 @@ class DoctorRounds:
 
 class Exporter:
     """Publishes the state that `HealthServer` serves.
-
-    Args:
-        sampler: takes the snapshots.
-        every_s: time from one round of it to the next, in seconds.
-        doctor: its rounds; None: the doctor does not run.
-        clock: tells the age of the state.
-
-    Attributes:
-        state: the newest state; None before `run`.
 
     Thread-safety: `run` belongs to one thread; any thread may read `state`.
     """

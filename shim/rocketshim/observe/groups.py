@@ -51,11 +51,7 @@ class GroupReader:
         self._timeout_s = 0.0  # not known yet
 
     def read(self, group: str) -> GroupStanding:
-        """Read the state of a group.
-
-        Raises:
-            ConfigError: this is not the name of a group.
-        """
+        """Read the state of a group."""
         found = self.read_each([group])[group]
         if isinstance(found, RocketshimError):
             raise found

@@ -51,13 +51,10 @@ _Commits = dict[TopicPartitionKey, TopicPartition]
 
 
 class OffsetLookup:
-    """Looks up offsets.
+    """Looks up offsets: of these groups, and of those with a retry or dead-letter topic whose name shows the group.
 
-    Args:
-        groups: consumer groups to look up, besides those with a retry or dead-letter topic whose name shows the group.
-        clock: tells what a day ago was.
-        left_out: number of rounds for which groups are left out. A sampler makes a new look-up after each failed round:
-            all of them share one dictionary, so that the rounds succeed although several groups do not answer.
+    * `left_out`: number of rounds for which groups are left out. A sampler makes a new look-up after each failed round:
+      all of them share one dictionary, so that the rounds succeed although several groups do not answer.
 
     Thread-safety: none; one owner thread, which also creates it.
     """

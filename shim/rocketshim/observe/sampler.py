@@ -41,17 +41,9 @@ class Lookup(Protocol):
 
 
 class Sampler:
-    """Takes snapshots. A context manager.
+    """Takes snapshots, and asks the workers, in a thread that goes on for `idle_s` after the last watcher left.
 
-    Args:
-        lookup: makes the look-ups in the thread of the sampler: `partial(OffsetLookup, bootstrap, names, left_out={})`.
-        every_s: time from one round to the next, in seconds; default 5.
-        idle_s: time for which the thread goes on after the last watcher left, in seconds; default 30.
-        clock: dates the snapshots.
-        workers: asks the workers, in the same thread, and raises nothing; default: there is none to ask.
-
-    Attributes:
-        moved_ns: monotonic instant at which the thread last went on: a request or a round had ended.
+    * `lookup`: makes the look-ups in that thread: `partial(OffsetLookup, bootstrap, names, left_out={})`.
 
     Thread-safety: any thread may watch and read. `close` waits for the thread, for a request of 10 s at most.
     """
@@ -80,7 +72,7 @@ class Sampler:
         self._unwatched_since_s = 0.0
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self.moved_ns = self._clock.monotonic_ns()
+        self.moved_ns = self._clock.monotonic_ns()  # when the thread last went on: a request or a round had ended
 
     @contextmanager
     def watch(self) -> Iterator[Self]:
@@ -129,13 +121,7 @@ class Sampler:
             return self._newest
 
     def wait_newer(self, than: Snapshot | None, timeout_s: float) -> Snapshot | None:
-        """Wait for a snapshot that is newer than another one.
-
-        * `than`: a snapshot of this sampler; None: wait for the first.
-
-        Returns:
-            The newest snapshot; None: there was none in time.
-        """
+        """Wait for a snapshot that is newer than another one, or for the first; None: there was none in time."""
         with self._changed:
             self._changed.wait_for(lambda: self._newest is not than or self._is_closed, timeout_s)
             return self._newest if self._newest is not than else None

@@ -54,11 +54,7 @@ class _State(BaseModel):
 
 
 def checked_urls(urls: Iterable[str]) -> tuple[str, ...]:
-    """Return addresses of health servers as they were given.
-
-    Raises:
-        ConfigError: one is not the address of an HTTP server, or has a password, which pages would show.
-    """
+    """Return addresses of health servers as they were given; refuse one with a password, which pages would show."""
     checked = tuple(urls)
     for url in checked:
         try:
@@ -75,13 +71,7 @@ def checked_urls(urls: Iterable[str]) -> tuple[str, ...]:
 
 
 def ask_workers(urls: Sequence[str]) -> tuple[WorkerSnapshot, ...]:
-    """Return what the workers say, in the order of their URLs.
-
-    * `urls`: addresses of health servers, for example `http://worker-1:8080`.
-
-    Returns:
-        A snapshot for each; one that did not answer has an `error`. Nothing is raised.
-    """
+    """Return what the workers say, in the order of their URLs; one that did not answer has an `error`."""
     if not urls:
         return ()
     with ThreadPoolExecutor(min(len(urls), _AT_ONCE), "rocketshim-worker-state") as pool:

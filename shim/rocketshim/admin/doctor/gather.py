@@ -76,10 +76,6 @@ def gather(
 
     * `roles`: roles whose ACLs the principal should have, see `rocketshim.admin.acls`.
     * `client`: librdkafka settings. Settings that have another value in our clients are only evaluated, not used.
-    * `consume_timeout_ms`: see `Facts`.
-
-    Raises:
-        ConfigError: Kafka's client does not accept a setting, or it runs code.
     """
     client = dict(client or {})
     usable = {name: value for name, value in client.items() if name not in _REFUSED}
