@@ -18,7 +18,7 @@ from rocketshim.admin.times import past_ms
 from rocketshim.cli import group_locks
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName, complete_topic
-from rocketshim.cli.options import OUTPUT, Connected, Json, Quiet, seconds
+from rocketshim.cli.options import Connected, Json, Quiet, output, seconds
 from rocketshim.cli.records import console, echo_safe, show_table, split_partition
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -156,9 +156,7 @@ def lag(
     exact: Annotated[
         bool, typer.Option("--count", help="Read and count the waiting records, because offsets have gaps.")
     ] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Repeat until Ctrl-C.", rich_help_panel=OUTPUT)
-    ] = False,
+    follow: Annotated[bool, output("--follow", "-f", help="Repeat until Ctrl-C.")] = False,
     max_lag: Annotated[
         int | None,
         typer.Option("--max-lag", min=0, help="Exit code 2 if the lag of all partitions together is above this."),

@@ -21,7 +21,7 @@ from rocketshim.admin.redrive import read_log
 from rocketshim.admin.statistics import by_cause
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
-from rocketshim.cli.options import OUTPUT, SELECTION, Connected, ConnectedWithLevels, Json
+from rocketshim.cli.options import Connected, ConnectedWithLevels, Json, output, selection
 from rocketshim.cli.records import CELLS, counting, require_topic, show_causes, show_one, show_rows, split_partition
 from rocketshim.errors import ConfigError, TopicMissingError
 from rocketshim.kafka.acls import OR_HIDDEN
@@ -33,83 +33,73 @@ from rocketshim_topics.names import init_command
 
 OfGroup = Annotated[
     str | None,
-    typer.Option(
+    selection(
         "--group",
         "-g",
         help="The consumer group of the dead letters; with --topic, the group that gets them.",
         autocompletion=complete_group,
-        rich_help_panel=SELECTION,
     ),
 ]
 OfTopic = Annotated[
     str | None,
-    typer.Option(
+    selection(
         "--topic",
         "-t",
         help="Another dead-letter topic: Spring's, Connect's, Streams', … (see docs).",
         autocompletion=complete_topic,
-        rich_help_panel=SELECTION,
     ),
 ]
 Group = Annotated[
     str,
-    typer.Option("--group", "-g", help="The consumer group.", autocompletion=complete_group, rich_help_panel=SELECTION),
+    selection("--group", "-g", help="The consumer group.", autocompletion=complete_group),
 ]
 Target = Annotated[
     str | None,
-    typer.Option(
-        "--topic", "-t", help="Only records for this topic: %RETRY%g or rmq.retry.g.", rich_help_panel=SELECTION
-    ),
+    selection("--topic", "-t", help="Only records for this topic: %RETRY%g or rmq.retry.g."),
 ]
 Reason = Annotated[
     str | None,
-    typer.Option("--reason", help="Only records whose reason begins with this text.", rich_help_panel=SELECTION),
+    selection("--reason", help="Only records whose reason begins with this text."),
 ]
 Where = Annotated[
     str | None,
-    typer.Option(
+    selection(
         "--where",
         "-w",
         help="SQL92 condition on headers (cause: FAIL_CLASS, text: FAIL_TEXT): "
         "\"FAIL_CLASS = 'Timeout' AND price > 10\".",
-        rich_help_panel=SELECTION,
     ),
 ]
 Tags = Annotated[
     str | None,
-    typer.Option("--tags", help="Only messages with one of these tags: 'created || paid'.", rich_help_panel=SELECTION),
+    selection("--tags", help="Only messages with one of these tags: 'created || paid'."),
 ]
 Key = Annotated[
     str | None,
-    typer.Option("--key", "-k", help="Only messages with this record key or business key.", rich_help_panel=SELECTION),
+    selection("--key", "-k", help="Only messages with this record key or business key."),
 ]
 Since = Annotated[
     str | None,
-    typer.Option(
+    selection(
         "--since",
         "-s",
         metavar="DURATION|TIME",
         help="Only records stored within this duration, or since this time: 30m, 2h, 2026-11-20T18:00:00Z.",
-        rich_help_panel=SELECTION,
     ),
 ]
 Newest = Annotated[
     int | None,
-    typer.Option(
-        "--newest", min=1, help="Select among the last records of each partition only.", rich_help_panel=SELECTION
-    ),
+    selection("--newest", min=1, help="Select among the last records of each partition only."),
 ]
 Everything = Annotated[
     bool,
-    typer.Option("--all", "-a", help="Also show messages that were sent again or discarded.", rich_help_panel=OUTPUT),
+    output("--all", "-a", help="Also show messages that were sent again or discarded."),
 ]
 Limit = Annotated[
     int,
-    typer.Option("--limit", "-l", min=1, help="Maximum number of messages to show.", rich_help_panel=OUTPUT),
+    output("--limit", "-l", min=1, help="Maximum number of messages to show."),
 ]
-Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Continue with new records until Ctrl-C.", rich_help_panel=OUTPUT)
-]
+Follow = Annotated[bool, output("--follow", "-f", help="Continue with new records until Ctrl-C.")]
 What = Annotated[
     str,
     typer.Argument(metavar="ID|PARTITION/OFFSET", help="The record to show, or the id of its message."),

@@ -58,6 +58,11 @@ SELECTION: Final = "Selection"
 OUTPUT: Final = "Output"
 """The groups of options in each `--help`."""
 
+connection: Final = functools.partial(typer.Option, rich_help_panel=CONNECTION)
+selection: Final = functools.partial(typer.Option, rich_help_panel=SELECTION)
+output: Final = functools.partial(typer.Option, rich_help_panel=OUTPUT)
+"""Declare an option of the group."""
+
 LONGEST_S: Final = 86_400
 """Largest value of an option in seconds. Longer waits, such as `inf`, overflow the system's clocks."""
 
@@ -88,11 +93,11 @@ def seconds(least: float = 0.0) -> Callable[[str], float]:
 
 LogFormatOption = Annotated[
     Literal["text", "json"],
-    typer.Option("--log-format", help="Format of the log lines on standard error.", rich_help_panel=OUTPUT),
+    output("--log-format", help="Format of the log lines on standard error."),
 ]
 LogLevelOption = Annotated[
     Literal["debug", "info", "warning", "error"],
-    typer.Option("--log-level", help="The least level of a log line.", rich_help_panel=OUTPUT),
+    output("--log-level", help="The least level of a log line."),
 ]
 
 
@@ -111,38 +116,32 @@ def checked_bootstrap(context: typer.Context, text: str | None) -> str | None:
 
 Bootstrap = Annotated[
     str,
-    typer.Option(
+    connection(
         "--bootstrap",
         "-b",
         envvar="ROCKETSHIM_BOOTSTRAP",
         metavar="HOST:PORT,…",
         callback=checked_bootstrap,
         help="Addresses of the Kafka brokers.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 """No default: nobody should write to a cluster that they did not name."""
 
 Namespace = Annotated[
     str,
-    typer.Option(
-        "--namespace",
-        "-n",
-        envvar="ROCKETSHIM_NAMESPACE",
-        help="Prefix of rocketshim's own topics; empty: no prefix.",
-        rich_help_panel=CONNECTION,
+    connection(
+        "--namespace", "-n", envvar="ROCKETSHIM_NAMESPACE", help="Prefix of rocketshim's own topics; empty: no prefix."
     ),
 ]
 """Default `""`."""
 
 DelayLevelsText = Annotated[
     str | None,
-    typer.Option(
+    connection(
         "--delay-levels",
         envvar="ROCKETSHIM_DELAY_LEVELS",
         metavar="'1s 5s …'",
         help="The delay-level table. Default: RocketMQ's table of 18 levels.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 """Default None: RocketMQ's table. The text goes through `DelayLevels.parse`, whose error names what is wrong."""
@@ -150,33 +149,29 @@ DelayLevelsText = Annotated[
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be changed, and change nothing.")]
 """Default False."""
 
-Json = Annotated[bool, typer.Option("--json", "-j", help="Print JSON, for programs.", rich_help_panel=OUTPUT)]
+Json = Annotated[bool, output("--json", "-j", help="Print JSON, for programs.")]
 """Default False."""
 
-Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print nothing if there is no finding.", rich_help_panel=OUTPUT)
-]
+Quiet = Annotated[bool, output("--quiet", "-q", help="Print nothing if there is no finding.")]
 """Default False. For cron, which sends a mail if a command prints anything."""
 
 Client = Annotated[
     list[str] | None,
-    typer.Option(
+    connection(
         "--client",
         "-c",
         envvar="ROCKETSHIM_CLIENT",
         metavar="NAME=VALUE|@FILE",
         help="A librdkafka setting (TLS, SASL …), or a file with one NAME=VALUE per line; repeatable.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 """Default None. Put passwords into a file: every user of the machine can read command lines."""
 
 AllowCode = Annotated[
     bool,
-    typer.Option(
+    connection(
         "--allow-code-settings",
         help="Accept client settings that run code or fetch a URL, such as those of OAuth. Only as a typed option.",
-        rich_help_panel=CONNECTION,
     ),
 ]
 """Default False. A profile or a variable cannot set it: others may be able to write those."""
@@ -207,14 +202,13 @@ def _offered_profiles(incomplete: str) -> list[str]:
 
 ProfileName = Annotated[
     str | None,
-    typer.Option(
+    connection(
         "--profile",
         "-p",
         envvar=PROFILE_VARIABLE,
         metavar="NAME",
         help=f"Cluster from the configuration file (~/.config/rocketshim/config.toml, or {CONFIG_VARIABLE}).",
         autocompletion=_offered_profiles,
-        rich_help_panel=CONNECTION,
     ),
 ]
 """Default None: the environment or the file decides. `rocketshim.cli.app` adds its values to the command line."""
