@@ -21,6 +21,7 @@ EVENTS: Final[dict[str, str]] = {
     "consumer.start-chosen": "Where a new group begins on partitions that it has never consumed.",
     "consumer.message-parked": "A message failed and was parked, because no retry can be made from it.",
     "consumer.group-awaited": "The group waits for one of these members, so this one has no partition yet.",
+    "consumer.not-joined": "With group.protocol=consumer, the brokers have assigned nothing for 30 s.",
     "consumer.not-left": "The consumer stopped, but the group may count it as a member until its session ends.",
     "consumer.lock-awaited": "This member has waited for the locks of these queues for 5 s; these members have them.",
     "consumer.locked": "This member has the locks of these queues and begins to read them.",

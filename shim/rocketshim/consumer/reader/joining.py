@@ -22,6 +22,11 @@ __all__ = ["Joining"]
 
 _LOG = safe_logger("rocketshim.consumer")
 _PATIENCE_MS: Final = 5_000  # how long a member joins before the log says which members its group waits for
+_NO_ANSWER_MS: Final = 30_000
+_NO_PROTOCOL: Final = (
+    "group.protocol=consumer needs brokers of Kafka 4.0, and older ones do not answer it: leave it out, or see "
+    "rocketshim doctor --probe"
+)
 _AWAITED: Final = (
     "one of these members does not answer, and the group waits for it: one that has ended without stop() is removed "
     "when its session ends (session.timeout.ms, 45 s by default)"
@@ -53,6 +58,10 @@ class Joining:
         """
         self._since_ms = now_ms if self._since_ms is None else self._since_ms
         self._is_explained = self._is_explained or not is_joining
+        if self._must_ask and not self._is_explained and now_ms - self._since_ms >= _NO_ANSWER_MS:
+            self._is_explained = True
+            facts = {"group": self._group, "waited_s": _NO_ANSWER_MS // 1_000, "hint": _NO_PROTOCOL}
+            _LOG.warning("consumer.not-joined", extra=facts)
         is_late = not self._is_explained and now_ms - self._since_ms >= _PATIENCE_MS
         is_unknown = self._must_ask and not is_member
         if self._question is None or not (is_late or is_unknown):

@@ -159,3 +159,22 @@ def test_a_group_that_waits_for_nobody_is_asked_again(answer: Any, caplog: pytes
     look(5_600)
     assert len(admin.asked) == 2
     assert not awaited(caplog)
+
+
+@pytest.mark.parametrize(("protocol", "count"), [("consumer", 1), ("classic", 0)])
+def test_brokers_that_do_not_know_the_new_protocol_are_said_once(
+    caplog: pytest.LogCaptureFixture, protocol: str, count: int
+) -> None:
+    """They answer nothing at all (Kafka 3.3, librdkafka 2.16)."""
+    asked = joining(lambda _: Admin(), **{"group.protocol": protocol})
+    for now_ms in (0, 29_999, 30_000, 60_000):
+        asked.look(None, now_ms, is_joining=True, is_member=False)
+        events = [getattr(record, "event", None) for record in caplog.records]
+        assert events.count("consumer.not-joined") == (count if now_ms >= 30_000 else 0)
+
+
+def test_a_consumer_that_has_joined_is_not_said_to_wait(caplog: pytest.LogCaptureFixture) -> None:
+    asked = joining(lambda _: Admin())
+    asked.look("me", 0, is_joining=False, is_member=True)
+    asked.look("me", 60_000, is_joining=True, is_member=False)
+    assert [record for record in caplog.records if getattr(record, "event", None) == "consumer.not-joined"] == []
