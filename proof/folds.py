@@ -35,7 +35,7 @@ def said_of(log: GroupLog, folded: Folded, group: str, at_ns: int) -> list[FoldS
             at_ns=at_ns, group=group, next_offset=log.next_offset, queue=queue_text(lock.queue),
             owner=None if lock.owner is None else lock.owner.client_id, token=lock.token,
         )
-        for lock in (log.lock(judgement.queue) for judgement in folded.judgements) if lock.known
+        for lock in (log.lock(effect.queue) for effect in folded.effects) if lock.known
     ]  # fmt: skip
 
 

@@ -71,11 +71,11 @@ def reference_folds(index: Index) -> list[Reference]:
 def _note(reference: Reference, at: int, folded: Folded, log: GroupLog) -> None:
     reference.locks[at] = {lock.queue: lock for lock in log.locks}
     reference.base = log.base if reference.base is None else reference.base
-    if folded.began_anew or reference.records[0].offset > 0:
+    if folded.has_restarted or reference.records[0].offset > 0:
         reference.complete = False
-    for judgement in folded.judgements:
-        if judgement.outcome is LeaseOutcome.GRANTED and judgement.token is not None and folded.owner is not None:
-            reference.grants[judgement.token, queue_text(judgement.queue)] = folded.owner.client_id
+    for effect in folded.effects:
+        if effect.outcome is LeaseOutcome.GRANTED and effect.token is not None and folded.owner is not None:
+            reference.grants[effect.token, queue_text(effect.queue)] = folded.owner.client_id
 
 
 def _folded(records: list[Stored], folder: Folder) -> Iterator[tuple[int, Folded, GroupLog]]:

@@ -90,9 +90,9 @@ def _fold(standing: GroupLogStanding, offset: int, append_ms: int, value: bytes 
     else:
         folded = standing.log.fold(offset, append_ms, record)
         standing.leases_ms[Owner(record.client_id, record.incarnation)] = record.lease_ms
-        for judgement in folded.judgements:
-            if judgement.outcome in {LeaseOutcome.GRANTED, LeaseOutcome.RENEWED}:
-                standing.confirmed[judgement.queue] = offset
+        for effect in folded.effects:
+            if effect.outcome in {LeaseOutcome.GRANTED, LeaseOutcome.RENEWED}:
+                standing.confirmed[effect.queue] = offset
 
 
 def release_record(standing: GroupLogStanding, queue: MessageQueue) -> ReleaseRecord | None:

@@ -39,7 +39,7 @@ An owner renews at least twice per lease. So after one lease a fold knows all qu
 not know only queues whose claim has not been confirmed yet. (A simpler rule would adopt any renewal with a higher
 token. But a renewal may arrive after its lease has ended. A fold that begins after that end would adopt it and hide the
 true owner.) A gap in the offsets (retention was faster than the reader) or a record of an unknown version ends what a
-fold knows: it starts again, as if it began there, and every owner must stop (`Folded.began_anew`).
+fold knows: it starts again, as if it began there, and every owner must stop (`Folded.has_restarted`).
 
 **What an owner may do** it decides on its own monotonic clock, more strictly than the log. `Lease.holds` is the one
 answer; the listener thread asks it before each call, the poll thread before it hands out or commits anything.

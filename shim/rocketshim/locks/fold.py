@@ -21,7 +21,7 @@ from rocketshim_topics.group_log import (
 )
 from rocketshim_topics.message_queue import MessageQueue
 
-__all__ = ["Folded", "GroupLog", "Judgement", "LeaseOutcome", "Member", "Owner", "QueueLock"]
+__all__ = ["Folded", "GroupLog", "LeaseEffect", "LeaseOutcome", "Member", "Owner", "QueueLock"]
 
 _NEVER_MS: Final = 2**62
 
@@ -65,7 +65,7 @@ class QueueLock:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class LeaseEffect:
     """The effect of a record on one queue."""
 
     queue: MessageQueue
@@ -80,15 +80,15 @@ class Judgement:
 class Folded:
     """The effect of a record.
 
-    `began_anew`: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of a
-    queue by this log must stop.
+    `has_restarted`: the fold lost what it knew (gap, unknown version) or all locks ended (higher base). Every owner of
+    a queue by this log must stop.
     """
 
     offset: int
     owner: Owner | None  # its writer; None: the record was void or not readable
     seq: int | None  # the writer's number of the record; None in the same cases
-    judgements: tuple[Judgement, ...]  # one per queue that it names, in its order
-    began_anew: bool
+    effects: tuple[LeaseEffect, ...]  # one per queue that it names, in its order
+    has_restarted: bool
     members_changed: bool = False  # one joined, left or expired, or changed how it shares out queues
 
 
@@ -118,17 +118,17 @@ class LeaseEvent:
 
     @property
     def may_hold_until_ms(self) -> int:
-        """Log time until which this record may have given a lease, judged by this record alone."""
+        """Log time until which this record may have given a lease, by this record alone."""
         return self.log_ms if self.kind == "release" else self.log_ms + self.lease_ms
 
 
 class FoldedQueue:
-    """The state of one queue. `unjudged` is None while the fold knows the state, else the records read so far.
+    """The state of one queue. `unevaluated` is None while the fold knows the state, else the records read so far.
 
     `anchor` and `mark_expired` make it known: a record confirms an earlier one, or all possible leases have expired.
     """
 
-    __slots__ = ("lease_end_ms", "next_offset", "owner", "position_token", "reconsume_counts", "token", "unjudged")
+    __slots__ = ("lease_end_ms", "next_offset", "owner", "position_token", "reconsume_counts", "token", "unevaluated")
 
     def __init__(self, *, known: bool) -> None:
         self.owner: Owner | None = None
@@ -137,13 +137,13 @@ class FoldedQueue:
         self.next_offset: int | None = None
         self.position_token = -1  # of the owner that reported `next_offset`
         self.reconsume_counts: ReconsumeCounts = ()
-        self.unjudged: list[LeaseEvent] | None = None if known else []
+        self.unevaluated: list[LeaseEvent] | None = None if known else []
 
     def owner_at(self, log_ms: int) -> Owner | None:
         """Return the owner, or None if its lease has expired by then."""
         return self.owner if log_ms < self.lease_end_ms else None
 
-    def judge(self, event: LeaseEvent) -> LeaseOutcome:
+    def apply(self, event: LeaseEvent) -> LeaseOutcome:
         """Apply the ordinary rules to a queue whose state is known."""
         owner = self.owner_at(event.log_ms)
         if event.kind == "claim":
@@ -169,26 +169,26 @@ class FoldedQueue:
 
     def anchor(self, event: LeaseEvent) -> bool:
         """Return whether `event` confirms a record read before; if so, the state is known from that record on."""
-        unjudged = self.unjudged or []
-        index = next((i for i, e in enumerate(unjudged) if e.offset == event.confirmed_offset), None)
+        unevaluated = self.unevaluated or []
+        index = next((i for i, e in enumerate(unevaluated) if e.offset == event.confirmed_offset), None)
         if index is None:
             return False
-        confirmed = unjudged[index]
+        confirmed = unevaluated[index]
         if confirmed.kind == "release" or (confirmed.owner, confirmed.token) != (event.owner, event.token):
             return False
-        self.guess_progress(unjudged[: index + 1])
+        self.guess_progress(unevaluated[: index + 1])
         self.owner, self.token, self.lease_end_ms = confirmed.owner, confirmed.token, confirmed.may_hold_until_ms
-        self.unjudged = None
-        for later in unjudged[index + 1 :]:
-            self.judge(later)
+        self.unevaluated = None
+        for later in unevaluated[index + 1 :]:
+            self.apply(later)
         return True
 
     def mark_expired(self) -> None:
         """Free the queue: every lease that may have been granted has expired."""
-        unjudged = self.unjudged or []
-        self.guess_progress(unjudged)
-        self.token = max((e.token for e in unjudged), default=self.token)
-        self.unjudged = None
+        unevaluated = self.unevaluated or []
+        self.guess_progress(unevaluated)
+        self.token = max((e.token for e in unevaluated), default=self.token)
+        self.unevaluated = None
 
     def guess_progress(self, events: Iterable[LeaseEvent]) -> None:
         """Take position and counts from the renewal or release with the highest token.
@@ -213,19 +213,19 @@ class GroupLog:
     """
 
     __slots__ = (
-        "_base", "_complete", "_first_append_ms", "_granting_from_ms", "_last_append_ms", "_log_ms",
-        "_longest_lease_ms", "_members", "_members_until_ms", "_next_offset", "_queues", "_start_log_ms",
+        "_complete", "_first_append_ms", "_granting_from_ms", "_last_append_ms", "_longest_lease_ms", "_members",
+        "_members_until_ms", "_queues", "_start_log_ms", "base", "log_ms", "next_offset",
     )  # fmt: skip
 
     def __init__(self, start_offset: int) -> None:
         if start_offset < 0:
             raise ValueError(f"start_offset={start_offset}: a log begins at 0 or later")
-        self._next_offset = start_offset
+        self.next_offset = start_offset  # of the next record to fold
         self._complete = start_offset == 0
-        self._base: int | None = None
+        self.base: int | None = None  # that claims must carry; while it is not known, none may be written
         self._first_append_ms: int | None = None
         self._last_append_ms: int | None = None
-        self._log_ms = 0
+        self.log_ms = 0  # log time since this fold began; only differences have a meaning
         self._start_log_ms = 0
         self._longest_lease_ms = 0
         self._granting_from_ms = 0
@@ -244,27 +244,27 @@ class GroupLog:
         Decides: Who owns a queue's lock? What a member may rely on decides `locks.holder.QueueLockHolder`.
         """
         restarted = self._advance(offset, append_ms, record.base)
-        if record.base is not None and self._base is not None and record.base > self._base:
+        if record.base is not None and self.base is not None and record.base > self.base:
             self._raise_base(record.base, record.lease_ms)
             restarted = True
         self._longest_lease_ms = max(self._longest_lease_ms, record.lease_ms)
         self._infer_base()
         owner = Owner(record.client_id, record.incarnation)
         members_changed = self._forget_members()
-        judgements: tuple[Judgement, ...] = ()
+        effects: tuple[LeaseEffect, ...] = ()
         match record:
             case ClaimRecord() | RenewRecord() | ReleaseRecord():
-                void = record.base != self._base
-                judgements = tuple(self._judge(event, queue, void) for queue, event in self._events(record, owner))
+                void = record.base != self.base
+                effects = tuple(self._evaluate(event, queue, void) for queue, event in self._events(record, owner))
             case MemberRecord():
                 members_changed |= self._keep_alive(
-                    Member(owner, record.strategy, offset, self._log_ms + record.lease_ms)
+                    Member(owner, record.strategy, offset, self.log_ms + record.lease_ms)
                 )
             case LeaveRecord():
                 members_changed |= self._members.pop(owner, None) is not None
             case _:
                 assert_never(record)
-        return Folded(offset, owner, record.seq, judgements, restarted, members_changed)
+        return Folded(offset, owner, record.seq, effects, restarted, members_changed)
 
     def skip(self, offset: int, append_ms: int) -> Folded:
         """Skip a malformed record: it is void, but it moves log time."""
@@ -280,7 +280,7 @@ class GroupLog:
         self._advance(offset, append_ms, None)
         self._infer_base()
         self._begin()
-        return Folded(offset, None, None, (), began_anew=True, members_changed=self._forget_members())
+        return Folded(offset, None, None, (), has_restarted=True, members_changed=self._forget_members())
 
     def why_lost(self, low_offset: int, high_offset: int) -> str | None:
         """Return why a log with these bounds does not continue what was folded; None: it does.
@@ -288,27 +288,12 @@ class GroupLog:
         It is shorter than that, so it was created again; or records that were not folded are gone. A log that was
         created again *and* has grown past our position is detected by its base instead.
         """
-        if low_offset <= self._next_offset <= high_offset:
+        if low_offset <= self.next_offset <= high_offset:
             return None
-        why = "recreated" if high_offset < self._next_offset else "truncated"
-        return f"{why}: it has {low_offset} to {high_offset}, the next to read is {self._next_offset}"
+        why = "recreated" if high_offset < self.next_offset else "truncated"
+        return f"{why}: it has {low_offset} to {high_offset}, the next to read is {self.next_offset}"
 
     # --- state out ----------------------------------------------------------------------------------------------
-
-    @property
-    def next_offset(self) -> int:
-        """Offset of the next record to fold."""
-        return self._next_offset
-
-    @property
-    def log_ms(self) -> int:
-        """Log time in ms since this fold began; only differences have a meaning."""
-        return self._log_ms
-
-    @property
-    def base(self) -> int | None:
-        """The base that claims must carry; None: not known; only `member` and `leave` records may be written."""
-        return self._base
 
     @property
     def token_floor(self) -> int | None:
@@ -316,7 +301,7 @@ class GroupLog:
 
         When a member has seen the log disappear, its first record carries this number as its base.
         """
-        return None if self._base is None else self._base + self._next_offset
+        return None if self.base is None else self.base + self.next_offset
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -336,7 +321,7 @@ class GroupLog:
         only give an unfair distribution.
         """
         mine = self._members.get(owner)
-        before = self._next_offset if mine is None else mine.since_offset
+        before = self.next_offset if mine is None else mine.since_offset
         others = [m for m in self.members if m.strategy != strategy and m.since_offset < before]
         return min(others, key=lambda m: m.since_offset, default=None)
 
@@ -348,28 +333,28 @@ class GroupLog:
     def lock(self, queue: MessageQueue) -> QueueLock:
         """Return the state of one queue after the last record, also of a queue that was never named."""
         state = self._queues.get(queue) or FoldedQueue(known=self._complete)
-        if state.unjudged is None:
-            owner = state.owner_at(self._log_ms)
+        if state.unevaluated is None:
+            owner = state.owner_at(self.log_ms)
             return QueueLock(
                 queue=queue,
                 known=True,
                 owner=owner,
                 token=state.token,
-                lease_left_ms=state.lease_end_ms - self._log_ms if owner else 0,
+                lease_left_ms=state.lease_end_ms - self.log_ms if owner else 0,
                 next_offset=state.next_offset,
                 reconsume_counts=state.reconsume_counts,
             )
-        known = self._free_from_ms(state) <= self._log_ms
-        running = [e for e in state.unjudged if e.kind == "renew" and e.may_hold_until_ms > self._log_ms]
+        known = self._free_from_ms(state) <= self.log_ms
+        running = [e for e in state.unevaluated if e.kind == "renew" and e.may_hold_until_ms > self.log_ms]
         likely = max(running, key=lambda e: (e.token, e.offset), default=None)
         seen = FoldedQueue(known=False)
-        seen.guess_progress(state.unjudged)
+        seen.guess_progress(state.unevaluated)
         return QueueLock(
             queue=queue,
             known=known,
             owner=likely.owner if likely else None,
-            token=max((e.token for e in state.unjudged), default=None),
-            lease_left_ms=likely.may_hold_until_ms - self._log_ms if likely else 0,
+            token=max((e.token for e in state.unevaluated), default=None),
+            lease_left_ms=likely.may_hold_until_ms - self.log_ms if likely else 0,
             next_offset=seen.next_offset,
             reconsume_counts=seen.reconsume_counts,
         )
@@ -378,11 +363,11 @@ class GroupLog:
         """Return the log time that must pass before a claim of `owner` is granted, as far as is known now; 0: now."""
         state = self._queues.get(queue) or FoldedQueue(known=self._complete)
         free_from_ms = self._granting_from_ms
-        if state.unjudged is not None:
+        if state.unevaluated is not None:
             free_from_ms = max(free_from_ms, self._free_from_ms(state))
         elif state.owner != owner:
             free_from_ms = max(free_from_ms, state.lease_end_ms)
-        return max(0, free_from_ms - self._log_ms)
+        return max(0, free_from_ms - self.log_ms)
 
     def may_claim(self, read_to: int, lease_ms: int) -> bool:
         """Return whether a member that started with this fold, and whose log ended at `read_to` then, may claim at all.
@@ -390,29 +375,29 @@ class GroupLog:
         It may when the fold has read that far and knows the base, and the log either begins at offset 0 or spans one
         lease (the longest seen) of log time since its first record.
         """
-        if self._next_offset < read_to or self._base is None:
+        if self.next_offset < read_to or self.base is None:
             return False
-        return self._complete or self._log_ms - self._start_log_ms >= max(lease_ms, self._longest_lease_ms)
+        return self._complete or self.log_ms - self._start_log_ms >= max(lease_ms, self._longest_lease_ms)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _advance(self, offset: int, append_ms: int, carried_base: int | None) -> bool:
         """Move the position, log time and an unknown base. Return whether records were missing."""
-        if offset < self._next_offset:
-            raise ValueError(f"offset {offset} was folded before; the next one is {self._next_offset}")
+        if offset < self.next_offset:
+            raise ValueError(f"offset {offset} was folded before; the next one is {self.next_offset}")
         if append_ms < 0:
             raise ValueError(f"append_ms={append_ms}: the group log needs LogAppendTime")
-        gap = offset > self._next_offset
+        gap = offset > self.next_offset
         if self._last_append_ms is not None:
-            self._log_ms += min(max(append_ms - self._last_append_ms, 0), LOG_TIME_STEP_MAX_MS)
+            self.log_ms += min(max(append_ms - self._last_append_ms, 0), LOG_TIME_STEP_MAX_MS)
         self._last_append_ms = append_ms
         if gap:
             self._begin()
-        self._next_offset = offset + 1
+        self.next_offset = offset + 1
         if self._first_append_ms is None:
             self._first_append_ms = append_ms
-        if self._base is None:
-            self._base = max(append_ms, carried_base or 0) if offset == 0 else carried_base
+        if self.base is None:
+            self.base = max(append_ms, carried_base or 0) if offset == 0 else carried_base
         return gap
 
     def _keep_alive(self, member: Member) -> bool:
@@ -425,10 +410,10 @@ class GroupLog:
 
     def _forget_members(self) -> bool:
         """Remove expired members; return whether any were removed. Scan only when one of them may have expired."""
-        if self._log_ms < self._members_until_ms:
+        if self.log_ms < self._members_until_ms:
             return False
         before = len(self._members)
-        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > self._log_ms}
+        self._members = {owner: each for owner, each in self._members.items() if each.end_ms > self.log_ms}
         self._members_until_ms = min((each.end_ms for each in self._members.values()), default=_NEVER_MS)
         return len(self._members) < before
 
@@ -437,57 +422,57 @@ class GroupLog:
 
         This happens in a log whose beginning is missing and in which no record names a base.
         """
-        if self._base is None and 0 < self._longest_lease_ms <= self._log_ms - self._start_log_ms:
-            self._base = self._first_append_ms
+        if self.base is None and 0 < self._longest_lease_ms <= self.log_ms - self._start_log_ms:
+            self.base = self._first_append_ms
 
     def _raise_base(self, base: int, lease_ms: int) -> None:
         """Adopt a higher base: all tokens given out so far become invalid."""
         if self._complete:
             self._queues.clear()
-            self._granting_from_ms = self._log_ms + lease_ms
+            self._granting_from_ms = self.log_ms + lease_ms
         else:
             self._begin()
-        self._base = base
+        self.base = base
 
     def _begin(self) -> None:
         """Forget everything that a fold starting here would not know."""
         self._complete = False
-        self._start_log_ms = self._log_ms
+        self._start_log_ms = self.log_ms
         self._granting_from_ms = 0
         self._queues.clear()
 
     def _free_from_ms(self, state: FoldedQueue) -> int:
         """Return the log time from which a queue whose state is not known is certainly free."""
         before_ms = self._start_log_ms + (self._longest_lease_ms or LEASE_MAX_MS)
-        return max([before_ms, *(event.may_hold_until_ms for event in state.unjudged or ())])
+        return max([before_ms, *(event.may_hold_until_ms for event in state.unevaluated or ())])
 
-    def _judge(self, event: LeaseEvent, queue: MessageQueue, void: bool) -> Judgement:
+    def _evaluate(self, event: LeaseEvent, queue: MessageQueue, void: bool) -> LeaseEffect:
         state = self._queues.get(queue)
         if void:
             seen = state or FoldedQueue(known=True)
             token = None if event.kind == "claim" else event.token
-            return _judgement(queue, LeaseOutcome.VOID, token, seen)
+            return _effect(queue, LeaseOutcome.VOID, token, seen)
         if state is None:
             state = self._queues[queue] = FoldedQueue(known=self._complete)
-        if state.unjudged is not None and self._free_from_ms(state) <= event.log_ms:
+        if state.unevaluated is not None and self._free_from_ms(state) <= event.log_ms:
             state.mark_expired()
-        if state.unjudged is not None and not state.anchor(event):
-            state.unjudged.append(event)
+        if state.unevaluated is not None and not state.anchor(event):
+            state.unevaluated.append(event)
             outcome = LeaseOutcome.UNKNOWN
         elif event.kind == "claim" and event.log_ms < self._granting_from_ms:
             outcome = LeaseOutcome.REFUSED
         else:
-            outcome = state.judge(event)
+            outcome = state.apply(event)
         token = event.token if event.kind != "claim" or outcome is LeaseOutcome.GRANTED else None
-        return _judgement(queue, outcome, token, state)
+        return _effect(queue, outcome, token, state)
 
     def _events(
         self, record: ClaimRecord | RenewRecord | ReleaseRecord, owner: Owner
     ) -> Iterable[tuple[MessageQueue, LeaseEvent]]:
-        offset = self._next_offset - 1
+        offset = self.next_offset - 1
         if isinstance(record, ClaimRecord):
             token = record.base + offset
-            claim = LeaseEvent("claim", offset, self._log_ms, owner, record.lease_ms, token)
+            claim = LeaseEvent("claim", offset, self.log_ms, owner, record.lease_ms, token)
             for claimed in record.queues:
                 yield claimed.queue, claim
             return
@@ -497,7 +482,7 @@ class GroupLog:
                 LeaseEvent(
                     kind=record.kind,
                     offset=offset,
-                    log_ms=self._log_ms,
+                    log_ms=self.log_ms,
                     owner=owner,
                     lease_ms=record.lease_ms,
                     token=entry.token,
@@ -508,5 +493,5 @@ class GroupLog:
             )
 
 
-def _judgement(queue: MessageQueue, outcome: LeaseOutcome, token: int | None, state: FoldedQueue) -> Judgement:
-    return Judgement(queue, outcome, token, state.next_offset, state.reconsume_counts, state.position_token)
+def _effect(queue: MessageQueue, outcome: LeaseOutcome, token: int | None, state: FoldedQueue) -> LeaseEffect:
+    return LeaseEffect(queue, outcome, token, state.next_offset, state.reconsume_counts, state.position_token)

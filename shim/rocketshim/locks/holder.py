@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, TypedDict
 
-from rocketshim.locks.fold import Folded, GroupLog, Judgement, LeaseOutcome, Owner
+from rocketshim.locks.fold import Folded, GroupLog, LeaseEffect, LeaseOutcome, Owner
 from rocketshim.locks.lease import (
     LOG_TIME_STEP_MAX_MS,
     Lease,
@@ -112,7 +112,7 @@ class Slot:
         if following is None:
             raise ValueError(f"a queue that is {self.state.name} cannot be {event.name}")
         self.state = following
-        if not self.believing:
+        if not self.is_believed:
             self.lease.until_ms = 0
 
     def stop(self, reason: StopReason) -> Lease:
@@ -121,7 +121,7 @@ class Slot:
         return self.lease
 
     @property
-    def believing(self) -> bool:
+    def is_believed(self) -> bool:
         """Whether this member relies on its lease."""
         return self.state in _BELIEVING
 
@@ -162,8 +162,23 @@ class QueueLockHolder:
     """
 
     __slots__ = (
-        "_began_ms", "_claims_from_ms", "_closing", "_ends_from_ms", "_floor", "_folded_ms", "_heartbeat_ms",
-        "_in_flight", "_left", "_now_ms", "_read_to", "_seq", "_settings", "_slots", "_strategy", "_wanted", "owner",
+        "_began_ms",
+        "_claims_from_ms",
+        "_ends_from_ms",
+        "_floor",
+        "_folded_ms",
+        "_heartbeat_ms",
+        "_in_flight",
+        "_is_closing",
+        "_now_ms",
+        "_read_to",
+        "_seq",
+        "_settings",
+        "_slots",
+        "_strategy",
+        "_wanted",
+        "has_left",
+        "owner",
     )  # fmt: skip
 
     def __init__(self, owner: Owner, settings: QueueLockSettings, strategy: str | None = None) -> None:
@@ -178,8 +193,8 @@ class QueueLockHolder:
         self._heartbeat_ms: int | None = None
         self._claims_from_ms: int | None = None
         self._floor: int | None = None
-        self._closing = False
-        self._left = False
+        self._is_closing = False
+        self.has_left = False  # everything was released and the `leave` record was returned
         self._wanted: frozenset[MessageQueue] = frozenset()
         self._slots: dict[MessageQueue, Slot] = {}
         self._in_flight: dict[int, int] = {}  # by number of a claim or renewal: when it was sent
@@ -206,7 +221,7 @@ class QueueLockHolder:
 
         Raise ValueError if the holder is closed and queues are wanted.
         """
-        if queues and self._closing:
+        if queues and self._is_closing:
             raise ValueError("a closed holder cannot want a queue")
         actions = self._pass_time(now_ms)
         self._wanted = frozenset(queues)
@@ -220,7 +235,7 @@ class QueueLockHolder:
     def close(self, now_ms: int) -> list[QueueLockAction]:
         """Release everything; then `tick` sends the `leave` record. Safe to call twice."""
         actions = self.want((), now_ms)
-        self._closing = True
+        self._is_closing = True
         return actions
 
     def observe(self, folded: Folded, now_ms: int) -> list[QueueLockAction]:
@@ -230,18 +245,18 @@ class QueueLockHolder:
         """
         actions = self._pass_time(now_ms)
         self._folded_ms = now_ms
-        if folded.began_anew:
+        if folded.has_restarted:
             actions += self._lapse_all(StopReason.LOG_LOST)
         if folded.owner == self.owner and folded.seq is not None:
             sent_ms = self._in_flight.pop(folded.seq, None)
-            for judgement in folded.judgements:
-                actions += self._own(judgement, folded.offset, folded.seq, sent_ms)
+            for effect in folded.effects:
+                actions += self._own(effect, folded.offset, folded.seq, sent_ms)
         else:
-            for judgement in folded.judgements:
-                slot = self._slots.get(judgement.queue)
-                if judgement.outcome is LeaseOutcome.GRANTED and slot is not None and slot.believing:
+            for effect in folded.effects:
+                slot = self._slots.get(effect.queue)
+                if effect.outcome is LeaseOutcome.GRANTED and slot is not None and slot.is_believed:
                     actions += self._lapse(slot, StopReason.LOST)
-        self._forget_idle(None if folded.began_anew else [judgement.queue for judgement in folded.judgements])
+        self._forget_idle(None if folded.has_restarted else [effect.queue for effect in folded.effects])
         return actions
 
     def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
@@ -288,7 +303,7 @@ class QueueLockHolder:
             raise ValueError(f"{lease.queue} was not stopped: stop, drain, commit, release")
         actions = self._pass_time(now_ms)
         if slot.state in (LockState.DRAINING, LockState.LAPSED):
-            if slot.believing:
+            if slot.is_believed:
                 self.progress(lease, next_offset, reconsume_counts)
                 actions.append(self._release(slot.lease_entry(), slot.base))
             slot.advance(LockEvent.RELEASE)
@@ -321,7 +336,7 @@ class QueueLockHolder:
         Returned records count as sent at this time: send them immediately.
         """
         actions = self._pass_time(now_ms)
-        if self._left:
+        if self.has_left:
             return actions
         if self._heartbeat_ms is None or now_ms >= self._heartbeat_ms:
             self._heartbeat_ms = now_ms + self._settings.heartbeat_every_ms
@@ -330,18 +345,18 @@ class QueueLockHolder:
         claimable = [queue for queue, at_ms in self._claimable(log) if at_ms <= now_ms]
         for batch in in_batches(((queue, 1) for queue in claimable), _ENTRIES_PER_RECORD):
             actions.append(self._claim(batch, log, now_ms))
-        if self._closing and all(slot.state is LockState.IDLE for slot in self._slots.values()):
-            self._left = True
+        if self._is_closing and all(slot.state is LockState.IDLE for slot in self._slots.values()):
+            self.has_left = True
             actions.append(LeaveRecord(**self._stamp(), base=log.base))
         return actions
 
     def next_wakeup_ms(self, log: GroupLog) -> int | None:
         """Return when `tick` has something to do next, if no record comes before; None: never (the member has left)."""
-        if self._left:
+        if self.has_left:
             return None
         instants = [self._now_ms if self._heartbeat_ms is None else self._heartbeat_ms]
         for slot in self._slots.values():
-            if slot.believing:
+            if slot.is_believed:
                 instants += [slot.lease.until_ms, self._renewal_due_ms(slot)]
             elif slot.state is LockState.CLAIMING:
                 instants.append(slot.sent_ms + self._settings.lock_hold_ms)
@@ -353,27 +368,22 @@ class QueueLockHolder:
     def lease_of(self, queue: MessageQueue) -> Lease | None:
         """Return the lease of a queue that this member relies on; None: there is none. Check `holds` before its use."""
         slot = self._slots.get(queue)
-        return slot.lease if slot is not None and slot.believing else None
+        return slot.lease if slot is not None and slot.is_believed else None
 
     @property
     def has_leases(self) -> bool:
         """Whether this member relies on a lease."""
-        return any(slot.believing for slot in self._slots.values())
+        return any(slot.is_believed for slot in self._slots.values())
 
     @property
     def is_waiting(self) -> bool:
         """Whether a wanted queue has no lease: another member's record may free it."""
-        return any(queue not in self._slots or not self._slots[queue].believing for queue in self._wanted)
+        return any(queue not in self._slots or not self._slots[queue].is_believed for queue in self._wanted)
 
     @property
     def awaited(self) -> list[MessageQueue]:
         """The wanted queues whose locks another member may have; not those that this one has not released yet."""
         return [queue for queue in self._wanted if queue not in self._slots or self._slots[queue].state in _WITHOUT]
-
-    @property
-    def left(self) -> bool:
-        """Whether everything was released and the `leave` record was handed out."""
-        return self._left
 
     # --- inside: time and claims --------------------------------------------------------------------------------
 
@@ -386,12 +396,12 @@ class QueueLockHolder:
             return actions
         hold_ms = self._settings.lock_hold_ms
         for slot in self._slots.values():
-            if slot.believing and now_ms >= slot.lease.until_ms:
+            if slot.is_believed and now_ms >= slot.lease.until_ms:
                 actions += self._lapse(slot, StopReason.UNCONFIRMED)
             elif slot.state is LockState.CLAIMING and now_ms >= slot.sent_ms + hold_ms:
                 slot.advance(LockEvent.REFUSE)  # if it is read back now, it is too late to be trusted
         self._in_flight = {seq: sent_ms for seq, sent_ms in self._in_flight.items() if now_ms < sent_ms + hold_ms}
-        since_ms = [slot.confirmed_ms for slot in self._slots.values() if slot.believing]
+        since_ms = [slot.confirmed_ms for slot in self._slots.values() if slot.is_believed]
         since_ms += [slot.sent_ms for slot in self._slots.values() if slot.state is LockState.CLAIMING]
         self._ends_from_ms = min([*since_ms, *self._in_flight.values()], default=_NEVER_MS) + hold_ms
         self._forget_idle()
@@ -431,7 +441,7 @@ class QueueLockHolder:
 
     def _renewals(self, now_ms: int) -> Iterator[RenewRecord]:
         """Renew all owned queues as soon as one of them needs it."""
-        owned = {queue: slot for queue, slot in self._slots.items() if slot.believing}
+        owned = {queue: slot for queue, slot in self._slots.items() if slot.is_believed}
         if all(now_ms < self._renewal_due_ms(slot) for slot in owned.values()):
             return
         entries: list[tuple[LeaseEntry, int]] = []
@@ -457,13 +467,13 @@ class QueueLockHolder:
 
     # --- inside: own records read back --------------------------------------------------------------------------
 
-    def _own(self, judgement: Judgement, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
-        slot = self._slots.get(judgement.queue)
-        match judgement.outcome:
+    def _own(self, effect: LeaseEffect, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
+        slot = self._slots.get(effect.queue)
+        match effect.outcome:
             case LeaseOutcome.GRANTED:
-                return self._granted(judgement, offset, seq, sent_ms)
+                return self._granted(effect, offset, seq, sent_ms)
             case LeaseOutcome.RENEWED:
-                if slot is not None and slot.believing and slot.lease.token == judgement.token:
+                if slot is not None and slot.is_believed and slot.lease.token == effect.token:
                     slot.confirmed_offset = offset
                     if sent_ms is not None:
                         slot.confirm(sent_ms, self._settings.lock_hold_ms)
@@ -473,17 +483,17 @@ class QueueLockHolder:
                     return []
                 if slot.state is LockState.CLAIMING and slot.claim_seq == seq:
                     slot.advance(LockEvent.REFUSE)
-                elif slot.believing and slot.lease.token == judgement.token:
+                elif slot.is_believed and slot.lease.token == effect.token:
                     return self._lapse(slot, StopReason.LOST)
                 return []
 
-    def _granted(self, judgement: Judgement, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
-        queue, token = judgement.queue, judgement.token
+    def _granted(self, effect: LeaseEffect, offset: int, seq: int, sent_ms: int | None) -> list[QueueLockAction]:
+        queue, token = effect.queue, effect.token
         if token is None:
             raise ValueError(f"a granted claim of {queue} made no token")
         slot = self._slots.get(queue)
         wanted = queue in self._wanted
-        if slot is not None and slot.believing:  # an older claim that we had given up has replaced our token
+        if slot is not None and slot.is_believed:  # an older claim that we had given up has replaced our token
             return self._lapse(slot, StopReason.LOST)
         if slot is not None and slot.state is LockState.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
             if wanted:
@@ -492,14 +502,14 @@ class QueueLockHolder:
                     queue,
                     token,
                     0,
-                    next_offset=judgement.next_offset,
-                    reconsume_counts=judgement.reconsume_counts,
-                    position_token=judgement.position_token,
+                    next_offset=effect.next_offset,
+                    reconsume_counts=effect.reconsume_counts,
+                    position_token=effect.position_token,
                 )
                 slot.base, slot.confirmed_offset = token - offset, offset
                 slot.sent_ms = sent_ms
                 slot.confirm(sent_ms, self._settings.lock_hold_ms)
-                slot.next_offset, slot.reconsume_counts = None, judgement.reconsume_counts
+                slot.next_offset, slot.reconsume_counts = None, effect.reconsume_counts
                 slot.claim_after_ms, slot.renews_now = None, False
                 return [slot.lease]
             slot.advance(LockEvent.REFUSE)
@@ -510,7 +520,7 @@ class QueueLockHolder:
             queue_id=queue.queue_id,
             token=token,
             confirmed_offset=offset,
-            reconsume_counts=judgement.reconsume_counts,
+            reconsume_counts=effect.reconsume_counts,
         )
         return [self._release(unused, token - offset)]
 
@@ -522,7 +532,7 @@ class QueueLockHolder:
     def _lapse_all(self, reason: StopReason) -> list[QueueLockAction]:
         actions: list[QueueLockAction] = []
         for slot in self._slots.values():
-            if slot.believing:
+            if slot.is_believed:
                 actions += self._lapse(slot, reason)
             elif slot.state is LockState.CLAIMING:
                 slot.advance(LockEvent.REFUSE)

@@ -117,11 +117,11 @@ class GroupLogThread:
         self._checks = MemberChecks(owner, strategy, settings.lock_lease_ms)
         self._lock_watch = LockWatch(reader.topic, settings.lock_lease_ms)
         self._log = GroupLog(0)
-        self._reading = False
+        self._is_reading = False
         self._begin_at_ms = 0
         self._check_at_ms = 0
         self._wakeup_ms = 0
-        self._changed = False  # a command came or a send failed since the last tick
+        self._has_changed = False  # a command came or a send failed since the last tick
         self._commands: SimpleQueue[Callable[[int], None]] = SimpleQueue()  # the thread calls them with the time in ms
         self._close_by_ms: int | None = None
         self._thread: threading.Thread | None = None
@@ -190,7 +190,7 @@ class GroupLogThread:
         """Read and write until `stop`, or until an error ends the thread; then `error` has the reason."""
         try:
             self.open()
-            while not self.over:
+            while not self.is_over:
                 self.turn(self._wait_s())
         except BaseException as error:  # noqa: BLE001 - the top of a thread: it is kept and logged, and every lease ends
             self.error = error
@@ -205,14 +205,14 @@ class GroupLogThread:
         self._reader.open()
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Return whether the thread must end: it has left the group, its time to stop is over, or it has failed."""
         if self.error is not None:
             return True
         if self._close_by_ms is None:
             return False
-        left = self._holder.left and not self._writer.is_waiting
-        has_nothing = not self._reading and not self._holder.has_leases
+        left = self._holder.has_left and not self._writer.is_waiting
+        has_nothing = not self._is_reading and not self._holder.has_leases
         return left or has_nothing or self._now_ms() >= self._close_by_ms
 
     def turn(self, wait_s: float) -> None:
@@ -221,7 +221,7 @@ class GroupLogThread:
         while self._commands.qsize():
             self._obey(self._commands.get())
         self._lock_watch.look(self._holder, self._log, self._now_ms())
-        if not self._reading:
+        if not self._is_reading:
             self._begin()
             return
         now_ms = self._now_ms()
@@ -239,7 +239,7 @@ class GroupLogThread:
                 self._lost(why)
                 return
         self._process_reports()
-        if messages or self._changed or self._now_ms() >= self._wakeup_ms:
+        if messages or self._has_changed or self._now_ms() >= self._wakeup_ms:
             self._tick()
 
     def close(self) -> None:
@@ -254,28 +254,28 @@ class GroupLogThread:
 
     def _wait_s(self) -> float:
         """Return how long nothing is due, in seconds."""
-        until_ms = min(self._wakeup_ms, self._check_at_ms) if self._reading else self._begin_at_ms
+        until_ms = min(self._wakeup_ms, self._check_at_ms) if self._is_reading else self._begin_at_ms
         return max(0.0, (until_ms - self._now_ms()) / 1_000)
 
     def _obey(self, command: Callable[[int], None]) -> None:
-        self._changed = True
+        self._has_changed = True
         command(self._now_ms())
 
     def _tick(self) -> None:
         """Do what is due and note when something is due next. It visits every queue, so not every iteration does it."""
-        self._changed = False
+        self._has_changed = False
         self._perform(self._holder.tick(self._log, self._now_ms()))
         wakeup_ms = self._holder.next_wakeup_ms(self._log)
         self._wakeup_ms = _NEVER_MS if wakeup_ms is None else wakeup_ms
 
     def _wait(self, wait_s: float) -> list[Any]:
-        if self._writer.is_waiting and self._reading:
+        if self._writer.is_waiting and self._is_reading:
             return self._reader.read(min(wait_s, _AT_THE_CONSUMER_S))
         if wait_s > 0:
             longest_s = _AWAITING_LOCK_S if self._holder.is_waiting else _IDLE_S
             with suppress(Empty):
                 self._obey(self._commands.get(timeout=min(wait_s, longest_s)))
-        return self._reader.read(0) if self._reading else []
+        return self._reader.read(0) if self._is_reading else []
 
     def _begin(self) -> None:
         """Begin a fold at the log's first record; if the cluster does not answer, try again later."""
@@ -287,7 +287,7 @@ class GroupLogThread:
         if beginning is None:
             return
         self._log = GroupLog(beginning.low)
-        self._reading = True
+        self._is_reading = True
         self._check_at_ms = self._now_ms() + self._settings.heartbeat_every_ms
         self._perform(self._holder.begin(beginning.high, self._now_ms(), beginning.token_floor))
         self._tick()
@@ -318,7 +318,7 @@ class GroupLogThread:
     def _observe(self, folded: Folded) -> None:
         if folded.owner == self.owner and folded.seq is not None:
             self._writer.was_read(folded.seq)
-        if folded.began_anew:
+        if folded.has_restarted:
             _LOG.warning("group.log-began-anew", extra={"topic": self._topic, "offset": folded.offset})
         self._perform(self._holder.observe(folded, self._now_ms()))
         if folded.members_changed:
@@ -329,7 +329,7 @@ class GroupLogThread:
 
     def _lost(self, why: str) -> None:
         _LOG.error("group.log-lost", extra={"topic": self._topic, "why": why})
-        self._reading = False
+        self._is_reading = False
         self._begin_at_ms = 0
         self._perform(self._holder.log_lost(self._log.token_floor, self._now_ms()))
         self._writer.forget_sent()
@@ -349,7 +349,7 @@ class GroupLogThread:
 
     def _process_reports(self) -> None:
         for seq in self._writer.take_failed(self._now_ms()):
-            self._changed = True
+            self._has_changed = True
             self._perform(self._holder.send_failed(seq, self._now_ms()))
 
 
@@ -360,10 +360,13 @@ class MemberChecks:
         self._owner = owner
         self._strategy = strategy
         self._lease_ms = lease_ms
-        self._other_leases: set[Owner] = set()
-        self._other_strategies: set[Owner] = set()
-        self._namesakes: set[Owner] = set()
+        self._logged: set[tuple[str, Owner]] = set()
         self._has_joined = False
+
+    def _is_first(self, difference: str, owner: Owner) -> bool:
+        is_first = (difference, owner) not in self._logged
+        self._logged.add((difference, owner))
+        return is_first
 
     def check_strategies(self, log: GroupLog) -> None:
         """Check how the live members allocate queues. Two strategies are unfair, but safe: they are logged.
@@ -379,24 +382,16 @@ class MemberChecks:
                 f"{conflict.strategy or _BY_KAFKA}, this member by {self._strategy or _BY_KAFKA}: configure the same "
                 "in the whole group"
             )
-        if conflict.owner not in self._other_strategies:
-            self._other_strategies.add(conflict.owner)
-            _LOG.error(
-                "group.strategies-differ",
-                extra={"client_id": conflict.owner.client_id, "theirs": conflict.strategy, "mine": self._strategy},
-            )
+        if self._is_first("strategy", conflict.owner):
+            facts = {"client_id": conflict.owner.client_id, "theirs": conflict.strategy, "mine": self._strategy}
+            _LOG.error("group.strategies-differ", extra=facts)
 
     def check_lease(self, record: GroupRecord) -> None:
         """Log a lease of another length: such leases are safe, except for the wait after the log was lost."""
-        if record.lease_ms == self._lease_ms:
-            return
         owner = Owner(record.client_id, record.incarnation)
-        if owner not in self._other_leases:
-            self._other_leases.add(owner)
-            _LOG.warning(
-                "group.leases-differ",
-                extra={"client_id": owner.client_id, "theirs_ms": record.lease_ms, "mine_ms": self._lease_ms},
-            )
+        if record.lease_ms != self._lease_ms and self._is_first("lease", owner):
+            facts = {"client_id": owner.client_id, "theirs_ms": record.lease_ms, "mine_ms": self._lease_ms}
+            _LOG.warning("group.leases-differ", extra=facts)
 
     def check_client_id(self, record: GroupRecord) -> None:
         """Log another member with this member's client id. Shares go by client id, so one of the two gets no queue.
@@ -408,8 +403,7 @@ class MemberChecks:
         owner = Owner(record.client_id, record.incarnation)
         if owner == self._owner:
             self._has_joined = True
-        elif self._has_joined and owner not in self._namesakes:
-            self._namesakes.add(owner)
+        elif self._has_joined and self._is_first("client id", owner):
             _LOG.error("group.client-id-shared", extra={"client_id": owner.client_id})
 
 

@@ -102,14 +102,14 @@ class Log:
         return self.fold.fold(self.fold.next_offset, T0 + self.now_ms, record)
 
     def outcome(self, record: GroupRecord) -> LeaseOutcome:
-        (judgement,) = self.append(record).judgements
-        return judgement.outcome
+        (effect,) = self.append(record).effects
+        return effect.outcome
 
     def granted(self, record: ClaimRecord) -> int:
-        (judgement,) = self.append(record).judgements
-        assert judgement.outcome is LeaseOutcome.GRANTED
-        assert judgement.token is not None
-        return judgement.token
+        (effect,) = self.append(record).effects
+        assert effect.outcome is LeaseOutcome.GRANTED
+        assert effect.token is not None
+        return effect.token
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def lease_left(lock: QueueLock) -> int:
 
 def test_a_claim_of_several_queues_is_evaluated_per_queue(log: Log) -> None:
     log.append(claim(A, Q1))
-    outcomes = [j.outcome for j in log.append(claim(B, Q, Q1)).judgements]
+    outcomes = [j.outcome for j in log.append(claim(B, Q, Q1)).effects]
     assert outcomes == [LeaseOutcome.GRANTED, LeaseOutcome.REFUSED]
 
 
@@ -218,8 +218,8 @@ def test_position_and_counts_stay_with_the_queue_for_its_next_owner(log: Log) ->
     token = log.granted(claim(A))
     log.append(renew(A, lease_entry(token, next_offset=118, counts=((118, 4), (120, 1)))))
     log.append(release(A, lease_entry(token, counts=((118, 5),))))  # None: no new position
-    (judgement,) = log.append(claim(B)).judgements
-    assert (judgement.next_offset, judgement.reconsume_counts) == (118, ((118, 5),))
+    (effect,) = log.append(claim(B)).effects
+    assert (effect.next_offset, effect.reconsume_counts) == (118, ((118, 5),))
 
 
 # --- log time -----------------------------------------------------------------------------------------------------
@@ -251,7 +251,7 @@ def test_a_leader_clock_that_steps_an_hour_back_does_not_freeze_the_log(log: Log
 def test_a_malformed_record_is_void_but_moves_time(log: Log) -> None:
     log.append(claim(A))
     folded = log.fold.skip(2, T0 + 4_000)
-    assert (folded.owner, folded.seq, folded.judgements, folded.began_anew) == (None, None, (), False)
+    assert (folded.owner, folded.seq, folded.effects, folded.has_restarted) == (None, None, (), False)
     assert log.fold.lock(Q).lease_left_ms == LEASE - 4_000
 
 
@@ -293,7 +293,7 @@ def test_records_written_for_a_former_log_are_void(log: Log) -> None:
 def test_a_higher_base_ends_every_lock_and_grants_nothing_for_one_lease(log: Log) -> None:
     token = log.granted(claim(A))
     folded = log.append(member(B, base=T0 + 1_000))
-    assert folded.began_anew
+    assert folded.has_restarted
     assert log.fold.base == T0 + 1_000
     assert log.fold.lock(Q).owner is None
     assert log.outcome(renew(A, lease_entry(token), base=T0 + 1_000)) is LeaseOutcome.VOID
@@ -309,9 +309,9 @@ def test_tokens_keep_growing_when_the_topic_is_created_again_with_an_earlier_clo
     floor = log.fold.token_floor
     again = GroupLog(0)
     again.fold(0, T0 - 3_600_000, member(A, base=floor))
-    (judgement,) = again.fold(1, T0 - 3_600_000, claim(A, base=again.base or 0)).judgements
-    assert judgement.token is not None
-    assert judgement.token > token
+    (effect,) = again.fold(1, T0 - 3_600_000, claim(A, base=again.base or 0)).effects
+    assert effect.token is not None
+    assert effect.token > token
 
 
 # --- members ------------------------------------------------------------------------------------------------------
@@ -408,14 +408,14 @@ def test_the_bounds_of_the_log_reveal_truncation_and_re_creation(log: Log) -> No
 def test_a_gap_ends_what_the_fold_knows(log: Log) -> None:
     log.append(claim(A))
     folded = log.fold.fold(9, T0, member(A))
-    assert folded.began_anew
+    assert folded.has_restarted
     assert not log.fold.lock(Q).known
     assert not log.fold.may_claim(0, LEASE)
 
 
 def test_an_unknown_version_ends_what_the_fold_knows_until_one_lease_has_passed(log: Log) -> None:
     log.append(claim(A))
-    assert log.fold.unreadable(2, T0).began_anew
+    assert log.fold.unreadable(2, T0).has_restarted
     log.append(member(B))
     assert not log.fold.lock(Q).known
     assert log.outcome(claim(B)) is LeaseOutcome.UNKNOWN
@@ -571,7 +571,7 @@ def test_a_fold_with_a_former_logs_base_restarts_at_the_true_base() -> None:
     log = Log(500)
     log.append(claim(A, base=T0 - 9_000))  # a late record for a former log
     folded = log.append(member(B, base=T0))
-    assert folded.began_anew
+    assert folded.has_restarted
     assert log.fold.base == T0
     assert log.fold.lock(Q).token is None
 
@@ -728,9 +728,9 @@ def test_at_each_position_an_expired_owner_is_none_and_only_its_own_record_makes
     for offset, (append_ms, record) in enumerate(log):
         before = {lock.queue: lock.owner for lock in fold.locks}
         result = fold.fold(offset, append_ms, record)
-        for judgement in result.judgements:
-            if judgement.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
-                ends[judgement.queue] = fold.log_ms + record.lease_ms
+        for effect in result.effects:
+            if effect.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
+                ends[effect.queue] = fold.log_ms + record.lease_ms
         for lock in fold.locks:
             assert (lock.owner is not None) == (lock.lease_left_ms > 0)
             if lock.owner is not None:
@@ -743,11 +743,11 @@ def test_tokens_of_a_queue_only_grow(log: list[Entry]) -> None:
     fold = GroupLog(0)
     newest: dict[MessageQueue, int] = {}
     for offset, (append_ms, record) in enumerate(log):
-        for judgement in fold.fold(offset, append_ms, record).judgements:
-            if judgement.outcome is LeaseOutcome.GRANTED:
-                assert judgement.token is not None
-                assert judgement.token > newest.get(judgement.queue, -1)
-                newest[judgement.queue] = judgement.token
+        for effect in fold.fold(offset, append_ms, record).effects:
+            if effect.outcome is LeaseOutcome.GRANTED:
+                assert effect.token is not None
+                assert effect.token > newest.get(effect.queue, -1)
+                newest[effect.queue] = effect.token
         assert fold.token_floor is None or fold.token_floor > max(newest.values(), default=-1)
 
 
@@ -760,8 +760,8 @@ def test_tokens_keep_growing_across_a_re_creation(first: list[Entry], second: li
     base = again.base
     assert base is not None
     for offset, (append_ms, record) in enumerate(second, 1):
-        for judgement in again.fold(offset, append_ms, record.model_copy(update={"base": base})).judgements:
-            assert judgement.outcome is not LeaseOutcome.GRANTED or (judgement.token or 0) > highest
+        for effect in again.fold(offset, append_ms, record.model_copy(update={"base": base})).effects:
+            assert effect.outcome is not LeaseOutcome.GRANTED or (effect.token or 0) > highest
 
 
 # Honest members: each reads the log up to some offset, writes what that allows, and its record arrives later.
@@ -781,9 +781,9 @@ class Honest:
             offset = self.view.next_offset
             result = self.view.fold(offset, *log[offset])
             if result.owner == self.owner:
-                for judgement in result.judgements:
-                    if judgement.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
-                        self.confirmed[judgement.queue] = offset
+                for effect in result.effects:
+                    if effect.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
+                        self.confirmed[effect.queue] = offset
 
     def write(self, kind: str, queue: MessageQueue) -> None:
         lock = self.view.lock(queue)
@@ -834,7 +834,7 @@ def test_folds_that_begin_later_never_contradict_the_complete_fold(log: list[Ent
     for offset, (append_ms, record) in enumerate(log[start:], start):
         truth = whole.fold(offset, append_ms, record)
         seen = later.fold(offset, append_ms, record)
-        for true, late in zip(truth.judgements, seen.judgements, strict=True):
+        for true, late in zip(truth.effects, seen.effects, strict=True):
             assert late.outcome in (true.outcome, LeaseOutcome.UNKNOWN)
         for queue in (Q, Q1):
             lock, true_lock = later.lock(queue), whole.lock(queue)
@@ -866,9 +866,9 @@ def test_after_one_lease_every_fold_knows_every_renewed_or_unclaimed_queue(
                 records.append(claim(A, queue) if lock.owner is None else renew(A, entry))
         for record in records:
             log.append((now_ms, record))
-            for judgement in view.fold(len(log) - 1, now_ms, record).judgements:
-                if judgement.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
-                    confirmed[judgement.queue] = len(log) - 1
+            for effect in view.fold(len(log) - 1, now_ms, record).effects:
+                if effect.outcome in (LeaseOutcome.GRANTED, LeaseOutcome.RENEWED):
+                    confirmed[effect.queue] = len(log) - 1
     later = GroupLog(start)
     for offset, entry_ in enumerate(log[start:], start):
         later.fold(offset, *entry_)

@@ -206,7 +206,7 @@ def test_a_record_of_another_member_does_not_scan_every_owned_queue() -> None:
     for _ in range(100):
         bench.now_ms = Instant(bench.now_ms + 1)
         record = MemberRecord(client_id="b", incarnation="1", seq=1, lease_ms=LEASE)
-        assert not bench.append(record).judgements
+        assert not bench.append(record).effects
     assert Instant.compared <= 400
     bench.keep_back = True
     bench.now_ms = int(bench.now_ms) + HOLD
@@ -290,8 +290,8 @@ def test_a_confirmation_that_is_read_too_late_does_not_count() -> None:
     (renewal,) = bench.of(RenewRecord)
     assert isinstance(renewal, RenewRecord)
     bench.now_ms += HOLD - RENEW  # frozen meanwhile
-    (judgement,) = bench.append(renewal).judgements
-    assert judgement.outcome is LeaseOutcome.RENEWED  # by the log the queue is still ours
+    (effect,) = bench.append(renewal).effects
+    assert effect.outcome is LeaseOutcome.RENEWED  # by the log the queue is still ours
     assert bench.token() is None
     assert [reason is None for _, reason in bench.done] == [True, False]
 
@@ -469,7 +469,7 @@ def test_a_lock_that_the_log_gives_to_another_member_stops_immediately() -> None
         _json(claim | {"base": bench.log.base, "queues": [{"topic": "orders", "queue_id": 0}]})
     )
     folded = bench.log.fold(bench.log.next_offset, T0 + bench.now_ms + 100_000, record)
-    assert folded.judgements[0].outcome is LeaseOutcome.GRANTED
+    assert folded.effects[0].outcome is LeaseOutcome.GRANTED
     bench.take(bench.holder.observe(folded, bench.now_ms))
     assert bench.stops() == [(Q, token or 0, StopReason.LOST)]
     assert bench.token() is None
@@ -496,7 +496,7 @@ def test_a_release_written_in_our_name_stops_the_queue_immediately() -> None:
     entry = {"topic": "orders", "queue_id": 0, "token": token, "confirmed_offset": 1}
     fields = {"v": 1, "kind": "release", "client_id": "a", "incarnation": "i1", "seq": 2**40, "lease_ms": LEASE}
     folded = bench.append(decode_group_record(_json(fields | {"base": bench.log.base, "queues": [entry]})))
-    assert folded.judgements[0].outcome is LeaseOutcome.RELEASED
+    assert folded.effects[0].outcome is LeaseOutcome.RELEASED
     assert bench.stops() == [(Q, token, StopReason.LOST)]
 
 
@@ -540,7 +540,7 @@ def test_a_queue_won_but_no_longer_wanted_is_released_unused_with_its_counts() -
     assert not bench.holder._slots
     (release,) = bench.of(ReleaseRecord)
     assert isinstance(release, ReleaseRecord)
-    assert bench.append(release).judgements[0].outcome is LeaseOutcome.RELEASED
+    assert bench.append(release).effects[0].outcome is LeaseOutcome.RELEASED
 
 
 def test_close_releases_everything_before_it_sends_leave() -> None:
@@ -550,10 +550,10 @@ def test_close_releases_everything_before_it_sends_leave() -> None:
     bench.take(bench.holder.close(bench.now_ms))
     bench.take(bench.holder.close(bench.now_ms))
     bench.tick()
-    assert not bench.holder.left
+    assert not bench.holder.has_left
     bench.take(bench.holder.release(bench.lease(token), None, (), bench.now_ms))
     bench.tick()
-    assert bench.holder.left
+    assert bench.holder.has_left
     assert [type(a) for a in bench.sent[-2:]] == [ReleaseRecord, LeaveRecord]
     assert bench.log.members == ()
     assert bench.holder.next_wakeup_ms(bench.log) is None

@@ -383,10 +383,10 @@ def test_closing_releases_leaves_and_ends(fleet: Fleet) -> None:
     a = fleet.members["a"]
     a.close_within(5)
     fleet.turn()
-    assert not a.over
+    assert not a.is_over
     a.release(fleet.lease("a"), 5, ())
     fleet.turn()
-    assert a.over
+    assert a.is_over
     assert fleet.kinds()[-2:] == ["release", "leave"]
 
 
@@ -395,7 +395,7 @@ def test_closing_does_not_release_a_queue_that_a_listener_still_processes(fleet:
     fleet.turn()
     fleet.members["a"].close_within(1)
     fleet.wait(1_000)
-    assert fleet.members["a"].over
+    assert fleet.members["a"].is_over
     assert "release" not in fleet.kinds()
     assert "leave" not in fleet.kinds()
 

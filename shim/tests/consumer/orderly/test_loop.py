@@ -962,7 +962,7 @@ def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage, mo
         closing.set()
 
     def run() -> None:
-        while not a.log.over:
+        while not a.log.is_over:
             a.log.turn(a.log._wait_s())
         a.log.close()
 
