@@ -260,10 +260,9 @@ class QueueLockHolder:
         return actions
 
     def log_lost(self, token_floor: int | None, now_ms: int) -> list[QueueLockAction]:
-        """End all beliefs: the fold was given up. A new fold and `begin` follow.
+        """End all beliefs: the log was created again, or truncated before it was read. A new fold and `begin` follow.
 
-        The fold is given up when the log was created again, or truncated before it was read. `token_floor` is that of
-        the fold.
+        `token_floor` is that of the former fold.
         """
         actions = self._pass_time(now_ms)
         actions += self._lapse_all(StopReason.LOG_LOST)
@@ -364,11 +363,6 @@ class QueueLockHolder:
         return min(instants)
 
     # --- state out ----------------------------------------------------------------------------------------------
-
-    def lease_of(self, queue: MessageQueue) -> Lease | None:
-        """Return the lease of a queue that this member relies on; None: there is none. Check `holds` before its use."""
-        slot = self._slots.get(queue)
-        return slot.lease if slot is not None and slot.is_believed else None
 
     @property
     def has_leases(self) -> bool:
@@ -493,7 +487,7 @@ class QueueLockHolder:
             raise ValueError(f"a granted claim of {queue} made no token")
         slot = self._slots.get(queue)
         wanted = queue in self._wanted
-        if slot is not None and slot.is_believed:  # an older claim that we had given up has replaced our token
+        if slot is not None and slot.is_believed:  # an older claim, which counted as refused, has replaced our token
             return self._lapse(slot, StopReason.LOST)
         if slot is not None and slot.state is LockState.CLAIMING and slot.claim_seq == seq and sent_ms is not None:
             if wanted:

@@ -71,8 +71,8 @@ def test_heartbeats_move_log_time_and_keep_membership(heartbeat: int) -> None:
 
 def valid_token(holder: QueueLockHolder, queue: MessageQueue, now_ms: int) -> int | None:
     """Return the token with which a member may process and commit a queue; None: it may not."""
-    lease = holder.lease_of(queue)
-    return lease.token if lease is not None and lease.holds(now_ms) else None
+    slot = holder._slots.get(queue)
+    return slot.lease.token if slot is not None and slot.lease.holds(now_ms) else None
 
 
 class Bench:
@@ -146,9 +146,7 @@ class Bench:
 
     def until_ms(self) -> int:
         """The end of the belief in `Q`."""
-        lease = self.holder.lease_of(Q)
-        assert lease is not None
-        return lease.until_ms
+        return self.holder._slots[Q].lease.until_ms
 
 
 def test_a_member_of_a_new_group_heartbeats_claims_and_starts_immediately() -> None:
