@@ -55,16 +55,16 @@ class AssignedPartition:
     """One assignment of one partition."""
 
     __slots__ = (
-        "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "committed", "committed_metadata",
-        "gone", "hop_prefix", "metadata", "number", "paused", "queue", "skipped_to",
+        "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "gone", "hop_prefix", "metadata",
+        "number", "paused", "queue", "sent", "sent_metadata", "skipped_to", "stored",
     )  # fmt: skip
 
-    def __init__(self, topic: str, number: int, queue: LevelQueue[Any], committed: int, metadata: str = "") -> None:
+    def __init__(self, topic: str, number: int, queue: LevelQueue[Any], start: int, metadata: str = "") -> None:
         self._topic = topic
-        self.metadata = self.committed_metadata = metadata
+        self.metadata = self.sent_metadata = metadata
         self.number = number
         self.queue = queue
-        self.committed = committed  # or being committed
+        self.sent = self.stored = start  # positions: of the last commit, and of the last that is known to be stored
         self.awaits_commit = False  # the answer of an asynchronous one
         self.paused = False
         self.gone = False  # revoked: results that arrive for it are dropped
@@ -94,15 +94,18 @@ class AssignedPartition:
     def uncommitted(self) -> int | None:
         """The position that the next commit has to store; None: it is committed, and with the metadata of now."""
         position = self.position
-        if position is not None and position > self.committed:
+        if position is not None and position > self.sent:
             return position
-        return self.committed if self.committed_metadata != self.metadata and self.committed >= 0 else None
+        return self.sent if self.sent_metadata != self.metadata and self.sent >= 0 else None
 
-    def commit_failed(self, position: int) -> None:
-        """Have the next commit store this position again."""
-        self.committed_metadata = ""
-        if position == self.position:
-            self.committed = min(self.committed, position - 1)
+    def confirm(self, position: int) -> None:
+        """Note that a position is stored."""
+        self.stored = max(self.stored, position)
+        self.sent = max(self.sent, self.stored)
+
+    def refuse(self) -> None:
+        """Note that a commit has failed: the next one stores the position again."""
+        self.sent, self.sent_metadata = self.stored, ""
 
 
 class Assignment:
@@ -240,7 +243,7 @@ class Assignment:
             asked = [TopicPartition(self.topic, number) for number in sorted(self._unknown)]
             try:
                 for item in check_answers(consumer.committed(asked, timeout=self._look_s)):
-                    self.held[item.partition].committed = max(self.held[item.partition].committed, item.offset)
+                    self.held[item.partition].confirm(item.offset)
                 self._unknown.clear()
                 self._look_s = _LOOK_S
             except KafkaException as error:
@@ -316,13 +319,16 @@ class Assignment:
                 each.awaits_commit = False
         if error is None and all(item.error is None for item in partitions):
             self.committed()
-            return
-        self.not_committed()
+        else:
+            self.not_committed()
         for item in partitions:
-            if error is not None or item.error is not None:
-                if (assigned := self.held.get(item.partition)) is not None:
-                    assigned.commit_failed(item.offset)
-                self._alarm("worker.commit-failed", partition=item.partition, error=str(error or item.error))
+            assigned, failure = self.held.get(item.partition), error or item.error
+            if failure is not None:
+                self._alarm("worker.commit-failed", partition=item.partition, error=str(failure))
+            if assigned is not None and failure is not None:
+                assigned.refuse()
+            elif assigned is not None:
+                assigned.confirm(item.offset)
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
@@ -358,7 +364,7 @@ class Assignment:
         asked = [TopicPartition(self.topic, each.number) for each in finished]
         for item in consumer.position(asked) if asked else ():
             assigned = self.held[item.partition]
-            if item.offset > max(assigned.position or -1, assigned.committed):  # negative: nothing was read yet
+            if item.offset > max(assigned.position or -1, assigned.sent):  # negative: nothing was read yet
                 assigned.skipped_to = item.offset
 
     def throttle(self, consumer: ConsumerClient, now_ns: int) -> None:
@@ -402,7 +408,7 @@ class Assignment:
         starts: list[TopicPartition] = []
         for number in numbers:
             assigned, (low, high) = self.held[number], bounds[number]
-            at = positions[number] if positions[number] >= 0 else assigned.committed  # negative: nothing read yet
+            at = positions[number] if positions[number] >= 0 else assigned.stored  # negative: nothing read yet
             starts.append(TopicPartition(self.topic, number, at if low <= at <= high else low))
             if starts[-1].offset != at:
                 self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)

@@ -497,11 +497,13 @@ class AtLeastOnce:
             return
         self._point("after-commit")
         for each, position in moved:
-            each.committed, each.committed_metadata = position, each.metadata
+            each.sent, each.sent_metadata = position, each.metadata
             each.awaits_commit = asynchronous
+            if not asynchronous:
+                each.confirm(position)
 
     def _commit_at_last(self, consumer: ConsumerClient, offsets: list[TopicPartition]) -> None:
-        """Commit before the partitions are given up; nothing repeats this commit, so it does that itself.
+        """Commit before the partitions are revoked; nothing repeats this commit, so it does that itself.
 
         While a JoinGroup is open (up to the session time-out of a member that was killed), the broker reads nothing
         else on the connection to the coordinator. A commit that waits behind it carries the old generation.

@@ -591,7 +591,8 @@ class ExactlyOnce:
         for flight in transaction.flights:
             self._confirm(flight)
         for assigned, position in transaction.all_positions().items():
-            assigned.committed, assigned.committed_metadata = max(assigned.committed, position), assigned.metadata
+            assigned.confirm(position)
+            assigned.sent_metadata = assigned.metadata
             assigned.backoffs = 0
         for batch in transaction.batches:
             self._writer.count_stored(batch, now_ns)
@@ -744,7 +745,7 @@ class ExactlyOnce:
             committed = {each for each in flights if found[each.assigned.number] >= each.due.run.next_offset}
             for flight in flights:
                 assigned = flight.assigned
-                assigned.committed = max(assigned.committed, found[assigned.number])
+                assigned.confirm(found[assigned.number])
                 if flight in committed:
                     self._confirm(flight)
                 else:

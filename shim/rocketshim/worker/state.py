@@ -1,4 +1,4 @@
-"""What the worker tells of itself: its counters, its alarms, which it also logs, its state, and its metrics.
+"""What the worker reports of itself: its counters, its alarms, which it also logs, its state, and its metrics.
 
 `rocketshim.health` serves the state and the metrics, and defines live and ready.
 """
@@ -230,12 +230,12 @@ def queue_state(consumer: ConsumerClient, topic: str, assigned: AssignedPartitio
         _, high = consumer.get_watermark_offsets(TopicPartition(topic, assigned.number), cached=True)
     except (KafkaException, TypeError):
         high = -1
-    done = assigned.committed if position is None else position
+    done = assigned.stored if position is None else position
     return QueueState(
         partition=assigned.number,
         delay_ms=assigned.queue.delay_ms,
         position=position,
-        committed=assigned.committed,
+        committed=assigned.stored,
         backlog=max(0, high - done) if high >= 0 and done >= 0 else None,
         held=assigned.queue.waiting_count,
         next_due_in_ms=None if due_ns is None else (due_ns - now_ns) // 1_000_000,

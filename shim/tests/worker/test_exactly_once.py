@@ -305,7 +305,7 @@ def test_a_late_commit_of_the_consumer_moves_no_position_back(sim: Any, monkeypa
     sim.clock.advance(5_000)  # it has waited before it is seen, so that a probe is written behind it
     sim.until(worker, lambda: len(values(sim)) == 1)
     sim.run(worker, 1_000)
-    assert worker._assignment.held[0].committed == len(sim.kafka.records("SCHEDULE_TOPIC_XXXX", 0)) == 2
+    assert worker._assignment.held[0].stored == len(sim.kafka.records("SCHEDULE_TOPIC_XXXX", 0)) == 2
     sim.schedule()
     sim.until(worker, lambda: len(values(sim)) == 2)
     done = sim.position()

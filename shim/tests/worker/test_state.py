@@ -164,6 +164,8 @@ def test_positions_that_cannot_be_committed_make_it_unready(sim: Any) -> None:
     state = worker.state
     assert state is not None
     assert state.is_ready(sim.clock.monotonic_ns())
+    assert (state.queues[0].position or 0) > 0
+    assert state.queues[0].committed == sim.position() == 0
     sim.run(worker, 60_000)
     assert not worker.state.is_ready(sim.clock.monotonic_ns())
     assert worker.state.is_live(sim.clock.monotonic_ns())
@@ -230,10 +232,10 @@ def test_a_commit_that_is_refused_for_its_partition_alone_has_failed(sim: Any) -
     delivery.commit([assigned], asynchronous=False)
     delivery._consumer = worker._consumer
     assert worker.counts.alarms["worker.commit-failed"] == 1
-    assert assigned.committed < 7
+    assert assigned.stored < 7
     assert worker._assignment.commits_fail_since_ns() is not None
     delivery.commit([assigned], asynchronous=False)
-    assert assigned.committed == 7
+    assert assigned.stored == 7
     assert worker._assignment.commits_fail_since_ns() is None
 
 
