@@ -443,14 +443,14 @@ def test_two_members_with_one_client_id_are_logged(
 def test_a_killed_predecessor_with_the_same_client_id_is_no_other_member() -> None:
     checks = MemberChecks(Owner("same", "b"), "AVG", 60_000)
     records = [MemberRecord(client_id="same", incarnation=each, seq=1, lease_ms=60_000) for each in ("a", "b")]
-    assert [_said(checks, record) for record in records] == [False, False]
-    assert _said(checks, records[0])
+    assert [_is_logged(checks, record) for record in records] == [False, False]
+    assert _is_logged(checks, records[0])
 
 
-def _said(checks: MemberChecks, record: MemberRecord) -> bool:
-    before = len(checks._namesakes)
+def _is_logged(checks: MemberChecks, record: MemberRecord) -> bool:
+    before = len(checks._logged)
     checks.check_client_id(record)
-    return len(checks._namesakes) > before
+    return len(checks._logged) > before
 
 
 def test_a_queue_with_a_lost_lease_is_not_committed_and_starts_again_with_a_new_one(
