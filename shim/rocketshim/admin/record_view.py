@@ -66,6 +66,7 @@ class RecordView:
     plan: str | None = None  # id of the plan that redrove or discarded it; None: no plan did
     dialect: str | None = None  # name of the other project's format; None: rocketshim's own
     due_ms: int | None = None  # when it is due, epoch ms of the broker's clock; None: it does not wait
+    late_ms: int | None = None  # how long after its due time it was delivered; None: not known
 
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True, levels: DelayLevels | None = None) -> "RecordView":

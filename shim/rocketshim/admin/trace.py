@@ -1,4 +1,6 @@
-"""The history of one message, assembled from records that were read. Pure.
+"""The history of one message: find its records in the topics of a cluster, and put them in order.
+
+The search reads whole topics: the records of a message share their id, and no index of ids exists.
 
 Records of one message have the same id. Each hop names in `HOP_ID` the record that it was made from. From the first
 failure on, `ORIGIN_MESSAGE_ID` names the record of the first delivery. A named record that was not read is reported as
@@ -6,25 +8,33 @@ failure on, `ORIGIN_MESSAGE_ID` names the record of the first delivery. A named 
 No remaining record names the records in between, but the failure counts tell which attempts are missing.
 """
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from rocketshim.admin.record_view import RecordView
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
+from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels, Envelope, Origin, TopicNames
+from rocketshim_topics.hops import due_ms
 from rocketshim_topics.levels import time_in_queue_ms
+from rocketshim_topics.names import check_topic
 from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX
 
-__all__ = ["Missing", "TraceStep", "life", "missing_text", "step_text"]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceStep:
-    """One record in the history of a message."""
-
-    entry: RecordView  # the record
-    due_ms: int | None  # when it is due, for a record of the schedule topic; None elsewhere
-    late_ms: int | None  # for a delivered record, how long after its due time it was stored; None if that is not known
+__all__ = [
+    "Missing",
+    "history",
+    "life",
+    "message_id",
+    "missing_text",
+    "own_topics",
+    "records_of",
+    "step_text",
+    "topics_named",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +56,10 @@ def life(
     schedule: str,
     levels: DelayLevels,
     low_offset: Callable[[str, int], int],
-) -> list[TraceStep | Missing]:
-    """Return every record of one message in the order in which they were stored, each after its predecessors.
+) -> list[RecordView | Missing]:
+    """Return every record of one message in the order in which they were stored, each after its predecessors. Pure.
+
+    A record that waits has its due time (`due_ms`), a delivered one how late it was (`late_ms`).
 
     A repeated record in `entries` counts once. Clocks that stamp records differ by some ms.
     """
@@ -60,7 +72,7 @@ def life(
 
     ordered = sorted(found.values(), key=order)
     reported: set[str] = set(found)
-    result: list[TraceStep | Missing] = []
+    result: list[RecordView | Missing] = []
     failures = 0
     for entry in ordered:
         envelope = entry.envelope
@@ -73,20 +85,16 @@ def life(
                 attempts = (failures + 1, new_failures - 1) if has_gap else None
                 result.append(Missing(source, _is_expired(source, low_offset), attempts))
         failures = new_failures
-        due_ms = _due_ms(entry, levels) if entry.topic == schedule else None
-        late_ms = None
-        if due_ms is None and origin is not None and origin.topic == schedule:
-            late_ms = entry.stored_ms - _due_ms(origin, levels)
-        result.append(TraceStep(entry, due_ms, late_ms))
+        waits = entry.topic == schedule
+        is_delivered = not waits and origin is not None and origin.topic == schedule
+        due = _due_ms(entry, levels) if waits else None
+        late_ms = entry.stored_ms - _due_ms(origin, levels) if origin is not None and is_delivered else None
+        result.append(replace(entry, due_ms=due, late_ms=late_ms))
     return result
 
 
 def _due_ms(entry: RecordView, levels: DelayLevels) -> int:
-    envelope = entry.envelope
-    if envelope.deliver_at_ms is not None:
-        return envelope.deliver_at_ms
-    delay_ms = envelope.delay_ms
-    return entry.stored_ms + (time_in_queue_ms(levels, entry.partition) if delay_ms is None else delay_ms)
+    return due_ms(entry.envelope, entry.stored_ms, time_in_queue_ms(levels, entry.partition))
 
 
 def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
@@ -97,15 +105,15 @@ def _is_expired(at: str, low_offset: Callable[[str, int], int]) -> bool:
     return origin.offset < low_offset(origin.topic, origin.partition)
 
 
-def step_text(hop: TraceStep, names: TopicNames) -> str:
+def step_text(hop: RecordView, names: TopicNames) -> str:
     """Return what a record in the history of a message means, for a person."""
-    envelope = hop.entry.envelope
+    envelope = hop.envelope
     cause = f"{envelope.fail_class}: {envelope.fail_text}" if envelope.fail_class else ""
-    name = hop.entry.topic
-    if hop.entry.malformed is not None and name != names.parked:
-        return f"malformed: {hop.entry.malformed}"
+    name = hop.topic
+    if hop.malformed is not None and name != names.parked:
+        return f"malformed: {hop.malformed}"
     if hop.due_ms is not None:
-        wait_ms, target = hop.due_ms - hop.entry.stored_ms, _physical(envelope.real_topic, names)
+        wait_ms, target = hop.due_ms - hop.stored_ms, _physical(envelope.real_topic, names)
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
         if envelope.unhandled_since_ms is not None:
             return f"sent on by a member that could not handle it, {wait}"
@@ -145,3 +153,87 @@ def missing_text(hop: Missing) -> str:
         return why
     first, last = hop.attempts
     return f"{why}; no record is left of {f'attempt {first}' if first == last else f'attempts {first} to {last}'}"
+
+
+Watch = Callable[[Iterator[Any]], Iterator[Any]]
+"""A function that records pass through as they are read, for example to show progress."""
+
+
+def message_id(reader: TopicReader, names: TopicNames, what: str) -> str | None:
+    """Return the id of the message at `topic/partition/offset`; an id is returned as it is.
+
+    The record need not exist any more, if a record that was made from it does. None: neither does.
+    """
+    if re.fullmatch(r"\d+/\d+", what):
+        raise ConfigError(
+            f"{what!r} names no topic: write topic/partition/offset, such as {names.dead_letter('GROUP')}/{what}"
+        )
+    if what.count("/") != 2:
+        return what
+    try:
+        at = Origin.parse(what)
+    except ValueError as error:
+        raise ConfigError(f"{what!r} is neither an id nor topic/partition/offset") from error
+    message = reader.fetch(at.topic, at.partition, at.offset)
+    if message is not None:
+        return RecordView.of(message, trusted=names.is_ours(at.topic)).id
+    for entry in map(RecordView.of, reader.read(own_topics(reader, names))):
+        if what in {entry.envelope.hop_id, entry.envelope.origin_message_id, entry.id}:
+            return entry.id
+    return None
+
+
+def own_topics(reader: TopicReader, names: TopicNames) -> list[str]:
+    """Return the existing topics of rocketshim in the namespace that have messages, and not the logs."""
+    of_groups = (names.retry_prefix, names.dead_letter_prefix)
+    ours = [
+        name
+        for name in reader.topics()
+        if name in {names.schedule, names.parked} or (name.startswith(of_groups) and names.is_ours(name))
+    ]
+    if not ours:
+        raise TopicMissingError(f"there is no topic of rocketshim in the namespace {names.namespace!r}. {OR_HIDDEN}")
+    return ours
+
+
+def topics_named(entries: Iterable[RecordView], wanted: str) -> set[str]:
+    """Return the source and target topics that the records of a message name."""
+    named: set[str] = set()
+    for entry in entries:
+        envelope = entry.envelope
+        named |= {name for name in (envelope.retry_topic, envelope.real_topic) if name and not name.startswith("%")}
+    parts = wanted.split("/")
+    if len(parts) == 3:  # a record without an id of its own has its coordinates as its id
+        named.add(parts[0])
+    return named
+
+
+def records_of(
+    reader: TopicReader, names: TopicNames, wanted: str, sources: set[str], *, watch: Watch = iter
+) -> list[RecordView]:
+    """Return every record with this id, from rocketshim's topics and then from the topics that those records name.
+
+    Decides: Where is a message found, and in which order is its history? `admin.trace.life` puts its records in order.
+    """
+    found = [entry for entry in map(RecordView.of, watch(reader.read(own_topics(reader, names)))) if entry.id == wanted]
+    known = reader.topics()
+    for name in sorted(source for source in sources | topics_named(found, wanted) if known.get(source)):
+        for message in watch(reader.read([name])):
+            entry = RecordView.of(message, trusted=False)
+            if entry.id == wanted:
+                found.append(entry)
+    return found
+
+
+def history(
+    reader: TopicReader, names: TopicNames, levels: DelayLevels, entries: Iterable[RecordView]
+) -> list[RecordView | Missing]:
+    """Return the records of one message in the order in which they were stored, with what is missing between them."""
+    return life(entries, schedule=names.schedule, levels=levels, low_offset=partial(_low_offset, reader))
+
+
+def _low_offset(reader: TopicReader, topic: str, partition: int) -> int:
+    try:
+        return reader.bounds(check_topic(topic), partition)[0]
+    except (ConfigError, TopicMissingError, NotAuthorizedError):
+        return 0  # there is no such topic, or it is hidden: retention is not the cause

@@ -7,9 +7,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from rocketshim.admin.message_search import history, message_id, records_of
-from rocketshim.admin.record_view import time_text
-from rocketshim.admin.trace import Missing, TraceStep, missing_text, step_text
+from rocketshim.admin.record_view import RecordView, time_text
+from rocketshim.admin.trace import Missing, history, message_id, missing_text, records_of, step_text
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.options import ConnectedWithLevels, Json
 from rocketshim.cli.records import console, counting, echo_safe
@@ -55,7 +54,7 @@ def trace(
         _show(wanted, hops, names)
 
 
-def _show(wanted: str, hops: list[TraceStep | Missing], names: TopicNames) -> None:
+def _show(wanted: str, hops: list[RecordView | Missing], names: TopicNames) -> None:
     table = Table(title=wanted, title_justify="left", box=None, pad_edge=False)
     for column in ("stored (UTC)", "topic/partition/offset", "failures", "what"):
         table.add_column(column, overflow="fold")
@@ -63,18 +62,18 @@ def _show(wanted: str, hops: list[TraceStep | Missing], names: TopicNames) -> No
         if isinstance(hop, Missing):
             table.add_row("?", hop.at, "", Text.assemble(("missing", "bold"), f": {missing_text(hop)}"))
         else:
-            count = str(hop.entry.envelope.reconsume_times or 0)
-            table.add_row(time_text(hop.entry.stored_ms), hop.entry.at, count, step_text(hop, names))
+            count = str(hop.envelope.reconsume_times or 0)
+            table.add_row(time_text(hop.stored_ms), hop.at, count, step_text(hop, names))
     console().print(table)
-    failed = [hop for hop in hops if isinstance(hop, TraceStep) and hop.entry.envelope.fail_stack]
+    failed = [hop for hop in hops if isinstance(hop, RecordView) and hop.envelope.fail_stack]
     if failed:
         typer.echo()
-        echo_safe(f"stack trace of the last failure, from {failed[-1].entry.at}:")
-        for line in (failed[-1].entry.envelope.fail_stack or "").rstrip("\n").split("\n"):
+        echo_safe(f"stack trace of the last failure, from {failed[-1].at}:")
+        for line in (failed[-1].envelope.fail_stack or "").rstrip("\n").split("\n"):
             echo_safe(f"  {line}")
 
 
-def _json(hop: TraceStep | Missing) -> dict[str, Any]:
+def _json(hop: RecordView | Missing) -> dict[str, Any]:
     if isinstance(hop, Missing):
         return {"missing": hop.at, "expired": hop.expired, "attempts": hop.attempts}
-    return {**hop.entry.as_json(body=False), "due_ms": hop.due_ms, "late_ms": hop.late_ms}
+    return {**hop.as_json(body=False), "late_ms": hop.late_ms}

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from rocketshim.admin.trace import Missing, TraceStep, missing_text, step_text
+from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.trace import Missing, missing_text, step_text
 from rocketshim_topics import Origin, TopicNames
 from rocketshim_topics.durations import duration_text
 
@@ -56,10 +57,10 @@ class Biography:
     height: int
 
 
-def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biography:
+def biography(hops: Sequence[RecordView | Missing], names: TopicNames) -> Biography:
     """Lay out the history of a message.
 
-    * `hops`: what `rocketshim.admin.message_search.history` returns.
+    * `hops`: what `rocketshim.admin.trace.history` returns.
     """
     used = [_lane(_topic(hop), names) for hop in hops]
     lanes = [Lane(name, _TOP + _ROW * row) for row, name in enumerate(name for name in _LANES if name in used)]
@@ -72,7 +73,7 @@ def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biograp
             text = f"missing: {missing_text(hop)}"
             steps.append(Step(number, x, y, lane, "missing", "?", hop.at, None, None, None, text, ""))
             continue
-        entry, kind = hop.entry, _kind(hop, lane)
+        entry, kind = hop, _kind(hop, lane)
         wait_ms = 0 if last_ms is None else (entry.stored_ms - last_ms) // 1_000 * 1_000
         wait = duration_text(wait_ms) if wait_ms > 0 else ""
         last_ms = entry.stored_ms
@@ -82,9 +83,9 @@ def biography(hops: Sequence[TraceStep | Missing], names: TopicNames) -> Biograp
     return Biography(lanes, steps, _LEFT + _COLUMN * len(steps), _TOP + _ROW * len(lanes))
 
 
-def _topic(hop: TraceStep | Missing) -> str:
-    if isinstance(hop, TraceStep):
-        return hop.entry.topic
+def _topic(hop: RecordView | Missing) -> str:
+    if isinstance(hop, RecordView):
+        return hop.topic
     try:
         return Origin.parse(hop.at).topic
     except ValueError:
@@ -100,9 +101,9 @@ def _lane(topic: str, names: TopicNames) -> str:
     return "source"
 
 
-def _kind(hop: TraceStep, lane: str) -> Kind:
+def _kind(hop: RecordView, lane: str) -> Kind:
     if lane in {"dead", "parked"}:
         return "dead"
     if hop.due_ms is not None:
-        return "failed" if hop.entry.envelope.fail_class else "waits"
+        return "failed" if hop.envelope.fail_class else "waits"
     return "made"

@@ -9,9 +9,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from rocketshim.admin.decoder import Decoder
-from rocketshim.admin.message_search import history, own_topics, topics_named
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.redrive import read_log
+from rocketshim.admin.trace import history, own_topics, topics_named
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Console
 from rocketshim.console.reading import BoundedReading, read_newest

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rocketshim.admin.record_view import RecordView
-from rocketshim.admin.trace import TraceStep, life
+from rocketshim.admin.trace import life
 from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -67,7 +67,7 @@ class Audit:
         """Add a record; one that was added before counts once."""
         self._records[record.id][record.at] = record
 
-    def history(self, uniq_key: str) -> list[TraceStep]:
+    def history(self, uniq_key: str) -> list[RecordView]:
         """Return the records of a message in the order in which the brokers stored them."""
         steps = life(
             self._records[uniq_key].values(),
@@ -75,7 +75,7 @@ class Audit:
             levels=self._levels,
             low_offset=lambda *_: 0,
         )
-        return [step for step in steps if isinstance(step, TraceStep)]
+        return [step for step in steps if isinstance(step, RecordView)]
 
     def lateness_ms(self, sent: Iterable[str]) -> list[int]:
         """Return the lateness of every delivery of these messages in ms, sorted."""

@@ -346,9 +346,9 @@ def _show_history(stage: _Stage, sent: dict[str, Flight], audit: Audit, console:
         table.add_column(column, justify="right" if column in {"after", "failures"} else "left", overflow="fold")
     steps = audit.history(uniq_key)
     for step in steps:
-        after_s = (step.entry.stored_ms - steps[0].entry.stored_ms) / 1_000
-        failures = step.entry.envelope.reconsume_times or 0
-        table.add_row(f"{after_s:.3f} s", step.entry.at, f"{failures}", step_text(step, stage.names))
+        after_s = (step.stored_ms - steps[0].stored_ms) / 1_000
+        failures = step.envelope.reconsume_times or 0
+        table.add_row(f"{after_s:.3f} s", step.at, f"{failures}", step_text(step, stage.names))
     console.print(table)
 
 

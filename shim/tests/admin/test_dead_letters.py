@@ -13,7 +13,7 @@ from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_view import RecordView, time_text
 from rocketshim.admin.redrive_planning import redriven_parked
 from rocketshim.admin.statistics import by_cause, fingerprint
-from rocketshim.admin.trace import Missing, TraceStep, life, step_text
+from rocketshim.admin.trace import Missing, life, step_text
 from rocketshim.errors import MessageError, TopicMissingError
 from rocketshim.kafka.clients import Clients
 from rocketshim.kafka.topic_reader import TopicReader
@@ -65,8 +65,8 @@ def test_a_malformed_record_is_found_by_its_id_in_the_history_of_its_message() -
         [schedule, RecordView.of(parked_record)],
         schedule=names.schedule, levels=DelayLevels.parse("1s"), low_offset=lambda *_: 0,
     )  # fmt: skip
-    assert [hop.entry.id for hop in hops if isinstance(hop, TraceStep)] == ["m1", "m1"]
-    assert [step_text(hop, names) for hop in hops if isinstance(hop, TraceStep)] == [
+    assert [hop.id for hop in hops if isinstance(hop, RecordView)] == ["m1", "m1"]
+    assert [step_text(hop, names) for hop in hops if isinstance(hop, RecordView)] == [
         "malformed: bad-number:DELAY_MS",
         "parked: bad-number:DELAY_MS",
     ]
@@ -162,7 +162,7 @@ def test_the_sample_of_a_cause_does_not_depend_on_the_order_of_reading() -> None
 
 def lived(
     entries: list[RecordView], low: Callable[[str, int], int] = lambda _topic, _partition: 0
-) -> list[TraceStep | Missing]:
+) -> list[RecordView | Missing]:
     return life(entries, schedule="schedule", levels=DelayLevels.parse("1s"), low_offset=low)
 
 
@@ -171,12 +171,12 @@ def test_a_trace_is_in_order_with_due_times_and_lateness() -> None:
     arrives = entry("orders", 7, 604, hop_id="schedule/0/0")
     again = entry("schedule", 1, 610, hop_id="orders/0/7", real_topic="%RETRY%g", reconsume_times=1)
     hops = lived([again, arrives, waits, arrives])
-    assert [hop.entry.at for hop in hops if isinstance(hop, TraceStep)] == [
+    assert [hop.at for hop in hops if isinstance(hop, RecordView)] == [
         "schedule/0/0",
         "orders/0/7",
         "schedule/0/1",
     ]
-    assert [(hop.due_ms, hop.late_ms) for hop in hops if isinstance(hop, TraceStep)] == [
+    assert [(hop.due_ms, hop.late_ms) for hop in hops if isinstance(hop, RecordView)] == [
         (600, None),
         (None, 4),
         (1_610, None),
@@ -188,7 +188,7 @@ def test_a_trace_is_in_order_with_due_times_and_lateness() -> None:
 )
 def test_a_step_tells_how_long_a_record_waits(stored_ms: int, text: str) -> None:
     (hop,) = lived([entry("schedule", 0, stored_ms, deliver_at_ms=600, real_topic="orders")])
-    assert isinstance(hop, TraceStep)
+    assert isinstance(hop, RecordView)
     assert step_text(hop, TopicNames()) == text
 
 
@@ -196,7 +196,7 @@ def test_a_step_tells_how_long_a_record_waits(stored_ms: int, text: str) -> None
 def test_a_record_that_was_not_read_is_reported_as_missing(low: int, expired: bool) -> None:
     hops = lived([entry("orders", 7, 604, hop_id="schedule/0/0")], lambda _topic, _partition: low)
     assert hops[0] == Missing("schedule/0/0", expired)
-    assert isinstance(hops[1], TraceStep)
+    assert isinstance(hops[1], RecordView)
 
 
 @pytest.mark.parametrize(
@@ -225,19 +225,19 @@ def test_records_deleted_by_retention_are_reported_as_far_as_the_others_name_the
     reported = [each for each in found if isinstance(each, Missing)]
     assert [(each.at, each.attempts) for each in reported] == missing
     assert all(each.expired for each in reported)
-    assert len([each for each in found if isinstance(each, TraceStep)]) == len(records[kept])
+    assert len([each for each in found if isinstance(each, RecordView)]) == len(records[kept])
 
 
 def test_a_record_stands_behind_the_one_that_it_was_made_from_though_their_clocks_differ() -> None:
     retry, dead = entry("retry", 0, 1_001), entry("dlq", 7, 1_000, hop_id="retry/0/0")
-    assert [step.entry.topic for step in lived([dead, retry]) if isinstance(step, TraceStep)] == ["retry", "dlq"]
+    assert [step.topic for step in lived([dead, retry]) if isinstance(step, RecordView)] == ["retry", "dlq"]
 
 
 def test_the_trace_of_an_orderly_dead_letter_has_no_missing_records() -> None:
     """An orderly consumer retries a message in place, so there are no records of its attempts."""
     first = entry("orders", 7, 100)
     dead = entry("dlq", 0, 600, hop_id="orders/0/7", origin_message_id="orders/0/7", reconsume_times=17)
-    assert [type(each) for each in lived([first, dead])] == [TraceStep, TraceStep]
+    assert [type(each) for each in lived([first, dead])] == [RecordView, RecordView]
     assert lived([dead])[0] == Missing("orders/0/7", expired=False)
 
 

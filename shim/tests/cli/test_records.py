@@ -13,10 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rocketshim.admin.group_reset import ResetPlan
-from rocketshim.admin.message_search import message_id, own_topics
 from rocketshim.admin.record_filter import RecordFilter, selecting
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.trace import TraceStep
+from rocketshim.admin.trace import message_id, own_topics
 from rocketshim.cli import group, main
 from rocketshim.cli import records as letters
 from rocketshim.cli.group import _lag_findings, _lag_rows
@@ -290,7 +289,7 @@ def test_a_trace_ends_with_the_stack_trace_of_the_last_failure(capsys: pytest.Ca
     first = replace(_letter(7), envelope=Envelope(fail_class="OSError", fail_stack="first\n"))
     last = replace(_letter(8), envelope=Envelope(fail_class="OSError", fail_stack=STACK))
     delivered = replace(_letter(9), envelope=Envelope())
-    _show("id", [TraceStep(each, None, None) for each in (first, last, delivered)], TopicNames())
+    _show("id", [first, last, delivered], TopicNames())
     *_, title, frame, name, forged = capsys.readouterr().out.splitlines()
     assert title == "stack trace of the last failure, from t/0/8:"
     assert (frame, name, forged) == (

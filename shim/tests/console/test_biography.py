@@ -7,8 +7,8 @@ from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.admin.message_search import history
 from rocketshim.admin.record_view import RecordView
+from rocketshim.admin.trace import history
 from rocketshim.console.biography import biography
 from rocketshim.console.context import Templates
 from rocketshim.kafka.topic_reader import TopicReader

@@ -77,4 +77,4 @@ def test_the_same_record_read_twice_counts_once() -> None:
 
 def test_the_history_of_a_message_is_in_storage_order() -> None:
     steps = audit(DIES, RETURNS, FAILS, ARRIVES, WAITS).history("m1")
-    assert [step.entry for step in steps] == [WAITS, ARRIVES, FAILS, RETURNS, DIES]
+    assert [step.at for step in steps] == [each.at for each in (WAITS, ARRIVES, FAILS, RETURNS, DIES)]
