@@ -207,7 +207,7 @@ def session_timeouts(facts: Facts) -> Iterator[Finding]:
 def capabilities(facts: Facts) -> Iterator[Finding]:
     """Check that the cluster does what it says, if it was measured."""
     for each in facts.capabilities:
-        if each.works:
+        if each.works or each.severity is Severity.NOTE:  # no feature needs it, unless it is asked for
             continue
         check, severity = "cluster-lacks", each.severity
         fix = "use another cluster for this"
