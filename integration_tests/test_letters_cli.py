@@ -140,13 +140,12 @@ def test_the_commands_of_a_person_on_call(
 
 
 FOLLOWED = {
-    "dlq": (["dlq", "ls", "--group", "{group}"], lambda names, group: names.dead_letter(group), "id"),
-    "retry": (["retry", "ls", "--group", "{group}"], lambda names, group: names.retry(group), "id"),
-    "parked": (["parked", "ls"], lambda names, _: names.parked, "uniq_key"),
+    "dlq": (["dlq", "ls", "--group", "{group}"], lambda names, group: names.dead_letter(group)),
+    "retry": (["retry", "ls", "--group", "{group}"], lambda names, group: names.retry(group)),
+    "parked": (["parked", "ls"], lambda names, _: names.parked),
     "delayed": (
         ["delayed", "ls", "--topic", "orders", "--where", "UNIQ_KEY <> 'other'"],
         lambda names, _: names.schedule,
-        "uniq_key",
     ),
 }
 
@@ -159,7 +158,7 @@ def test_following_shows_what_comes_until_ctrl_c(
     names, members = TopicNames(namespace), group()
     layout = Layout(names, DelayLevels.default())
     provision.ensure_topics(admin, [*layout.shared(), *layout.for_group(members, with_log=False)])
-    words, place, id_name = FOLLOWED[what]
+    words, place = FOLLOWED[what]
     topic = place(names, members)
     producer = KafkaProducer({"bootstrap.servers": broker.bootstrap})
     words = [word.format(group=members) for word in words]
@@ -179,7 +178,7 @@ def test_following_shows_what_comes_until_ctrl_c(
                 headers.pop()
             producer.produce(topic, b"body", headers=headers, partition=number % 2 if what == "delayed" else 0)
             assert producer.flush(60) == 0
-            assert json.loads(child.stdout.readline())[id_name] == f"m{number}"
+            assert json.loads(child.stdout.readline())["id"] == f"m{number}"
         child.send_signal(signal.SIGINT)
         assert child.wait(60) == 130
         assert (child.stdout.read(), child.stderr.read() if child.stderr else "") == ("", "")
