@@ -209,13 +209,14 @@ def capabilities(facts: Facts) -> Iterator[Finding]:
     for each in facts.capabilities:
         if each.works or each.severity is Severity.NOTE:  # no feature needs it, unless it is asked for
             continue
-        check, severity = "cluster-lacks", each.severity
-        fix = "use another cluster for this"
-        if each.works is None:
-            check, severity = "not-measured", Severity.NOTE
+        is_unknown = each.works is None
+        check, fix = "cluster-lacks", "use another cluster for this"
+        if is_unknown:
+            check = "not-measured"
             fix = "run the doctor as a principal that may create topics, and write and read them"
         elif each.name == APPEND_TIME:
             check = "append-time-not-kept"
+        severity = Severity.NOTE if is_unknown else each.severity
         yield Finding(check, severity, each.name, each.seen, f"needed by: {each.needed_by}", fix)
 
 
