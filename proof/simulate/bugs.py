@@ -172,7 +172,7 @@ def _commit_of_what_was_taken(self: Any) -> Any:
 
 def _skips_what_is_pending(original: Any) -> Any:
     def skip_to(self: Any, position: int) -> None:
-        if self._pending_count:
+        if self.pending_count:
             self._tracker.skip_to(position)
         else:
             original(self, position)

@@ -38,21 +38,8 @@ class Chunk:
     """
 
     __slots__ = (
-        "awaiting_hop",
-        "calls",
-        "expired",
-        "in_work",
-        "messages",
-        "outcomes",
-        "outcomes_taken",
-        "queue",
-        "reported",
-        "run",
-        "seen_calls",
-        "seen_in_work",
-        "seen_ms",
-        "size_bytes",
-        "todo",
+        "awaiting_hop", "calls", "expired", "in_work", "messages", "outcomes", "outcomes_taken", "queue", "reported",
+        "run", "seen_calls", "seen_in_work", "seen_ms", "size_bytes", "todo",
     )  # fmt: skip
 
     def __init__(self, queue: "ProcessQueue", messages: Sequence[Any], run: Run, size_bytes: int) -> None:
@@ -98,20 +85,8 @@ class ProcessQueue:
     """
 
     __slots__ = (
-        "_awaiting_hop_count",
-        "_bytes",
-        "_chunks",
-        "_head_taken",
-        "_newest",
-        "_pending",
-        "_pending_bytes",
-        "_pending_count",
-        "_tracker",
-        "_withheld",
-        "dropped",
-        "epoch",
-        "key",
-        "msg_count",
+        "_awaiting_hop_count", "_chunks", "_head_taken", "_newest", "_pending", "_pending_bytes", "_tracker",
+        "_withheld", "dropped", "epoch", "key", "msg_bytes", "msg_count", "pending_count",
     )  # fmt: skip
 
     def __init__(self, key: TopicPartitionKey, epoch: int = 0) -> None:
@@ -119,10 +94,10 @@ class ProcessQueue:
         self.epoch = epoch
         self.dropped = False
         self.msg_count = 0
-        self._bytes = 0  # of all messages that are not done
+        self.msg_bytes = 0  # of the values of all messages that are not done
         self._pending: deque[Sequence[Any]] = deque()  # runs as they were put
         self._head_taken = 0  # number of messages of the first run that are taken
-        self._pending_count = self._pending_bytes = 0
+        self.pending_count = self._pending_bytes = 0  # of what was put and not taken
         self._newest = -1
         self._chunks: dict[Chunk, None] = {}
         self._awaiting_hop_count = 0
@@ -144,10 +119,10 @@ class ProcessQueue:
             raise ValueError(f"offsets {first} to {last} of {self.key} do not rise above {self._newest}")
         self._newest = last
         self._pending.append(messages)
-        self._pending_count += len(messages)
+        self.pending_count += len(messages)
         size_bytes = sum(map(len, messages))
         self._pending_bytes += size_bytes
-        self._bytes += size_bytes
+        self.msg_bytes += size_bytes
         self.msg_count += len(messages)
 
     @property
@@ -161,7 +136,7 @@ class ProcessQueue:
         The client reads on at this position, and everything that it has returned was put. While a message is pending,
         after `withhold` and after `drop` nothing changes.
         """
-        if position > self._newest + 1 and not (self._pending_count or self._withheld or self.dropped):
+        if position > self._newest + 1 and not (self.pending_count or self._withheld or self.dropped):
             self._newest = position - 1
             self._tracker.skip_to(position)
 
@@ -169,11 +144,11 @@ class ProcessQueue:
         """Move up to `limit` pending messages into flight, in order; None when none is pending or may begin."""
         if limit < 1:
             raise ValueError(f"limit={limit}: a chunk has at least one message")
-        if self.dropped or self._withheld or not self._pending_count:
+        if self.dropped or self._withheld or not self.pending_count:
             return None
         messages = self._next_pending(limit)
-        self._pending_count -= len(messages)
-        size_bytes = sum(map(len, messages)) if self._pending_count else self._pending_bytes  # all that was pending
+        self.pending_count -= len(messages)
+        size_bytes = sum(map(len, messages)) if self.pending_count else self._pending_bytes  # all that was pending
         self._pending_bytes -= size_bytes
         chunk = Chunk(self, messages, self._tracker.deliver(messages), size_bytes)
         self._chunks[chunk] = None
@@ -231,33 +206,26 @@ class ProcessQueue:
             raise ValueError("the chunk was reported before")
         if chunk.todo_count and not self.dropped:
             raise ValueError(f"{chunk.todo_count} messages of the chunk were not begun: they cannot be done")
-        messages = chunk.messages
         refused = {message.offset() or 0: message for message in failed}
-        as_whole = chunk.expired is None and chunk.run.unfinished == len(messages) > 0 and not self.dropped
-        offsets = [] if as_whole else [message.offset() or 0 for message in messages]
-        if as_whole:
+        is_whole = chunk.expired is None and chunk.run.unfinished == len(chunk.messages) > 0 and not self.dropped
+        if is_whole:
             self._tracker.finish_all(chunk.run, refused)
-        elif not refused.keys() <= set(offsets):
+        elif not refused.keys() <= {message.offset() or 0 for message in chunk.messages}:
             raise ValueError(f"offsets {list(refused)} are not all in the chunk of the run at {chunk.run.first_offset}")
-        chunk.reported = True
         chunk.in_work = chunk.seen_in_work = None
-        if self.dropped:
-            return []
-        del self._chunks[chunk]
-        if as_whole:
+        to_send: list[Any] = []
+        if is_whole:
             to_send = [refused[offset] for offset in sorted(refused)]
-            self.msg_count -= len(messages) - len(to_send)
-            self._bytes -= chunk.size_bytes - sum(map(len, to_send))
-        else:
-            sent_before = chunk.expired or set()
-            kept = sent_before | refused.keys()
-            unfinished = list(compress(messages, map(kept.__contains__, offsets)))  # in C, like the next line
-            done = list(filterfalse(kept.__contains__, offsets))
-            self._finish(chunk, done, chunk.size_bytes - sum(map(len, unfinished)))
-            to_send = [message for message in unfinished if message.offset() not in sent_before]
-        self._await_hop(chunk, to_send)
-        chunk.messages = ()  # a hop that cannot be stored keeps only its own message in memory, not its neighbours
-        chunk.todo = iter(())
+            self.msg_count -= len(chunk.messages) - len(to_send)
+            self.msg_bytes -= chunk.size_bytes - sum(map(len, to_send))
+            self._await_hop(chunk, to_send)
+        elif not self.dropped:
+            to_send = self.report_part(chunk, (), refused.values())
+        chunk.reported = True
+        self._chunks.pop(chunk, None)
+        if not self.dropped:
+            chunk.messages = ()  # a hop that cannot be stored keeps only its own message in memory, not its neighbours
+            chunk.todo = iter(())
         return to_send
 
     def report_part(self, chunk: Chunk, still_open: Collection[int], failed: Iterable[Any]) -> list[Any]:
@@ -271,13 +239,15 @@ class ProcessQueue:
         if chunk.todo_count:
             raise ValueError(f"{chunk.todo_count} messages of the chunk were not begun: they cannot be done")
         completed = [message for message in chunk.messages if message.offset() not in still_open]
+        offsets = [message.offset() or 0 for message in completed]
         sent_before = chunk.expired or set()
         kept = sent_before | {message.offset() or 0 for message in failed}
-        unfinished = [message for message in completed if message.offset() in kept]
-        done = [message for message in completed if message.offset() not in kept]
+        unfinished = list(compress(completed, map(kept.__contains__, offsets)))  # in C, like the next line
+        done = list(filterfalse(kept.__contains__, offsets))
         chunk.messages = [message for message in chunk.messages if message.offset() in still_open]
-        chunk.size_bytes -= sum(map(len, completed))
-        self._finish(chunk, [message.offset() or 0 for message in done], sum(map(len, done)))
+        size_bytes = sum(map(len, completed))
+        chunk.size_bytes -= size_bytes
+        self._finish(chunk, done, size_bytes - sum(map(len, unfinished)))
         to_send = [message for message in unfinished if message.offset() not in sent_before]
         self._await_hop(chunk, to_send)
         return to_send
@@ -400,19 +370,9 @@ class ProcessQueue:
         self._chunks.clear()
         self._awaiting_hop_count = 0
         self._tracker = OffsetTracker()  # the old one would keep its messages as long as a thread keeps a chunk
-        self._pending_count = self._pending_bytes = self._head_taken = 0
+        self.pending_count = self._pending_bytes = self._head_taken = 0
         self.msg_count = 0
-        self._bytes = 0
-
-    @property
-    def msg_bytes(self) -> int:
-        """Bytes of the values of all messages that are not done."""
-        return self._bytes
-
-    @property
-    def pending_count(self) -> int:
-        """Number of messages that were put and not taken."""
-        return self._pending_count
+        self.msg_bytes = 0
 
     @property
     def chunks(self) -> Sequence[Chunk]:
@@ -434,7 +394,7 @@ class ProcessQueue:
     def span(self) -> int:
         """Distance in offsets from the oldest message that is not done to the newest one put; 0 when none is open."""
         lowest = self._tracker.lowest_unfinished
-        if self._pending_count:
+        if self.pending_count:
             return self._newest - (lowest if lowest is not None else self._pending[0][self._head_taken].offset() or 0)
         return self._tracker.span
 
@@ -448,7 +408,7 @@ class ProcessQueue:
             return
         self._tracker.finish_many(chunk.run, offsets)
         self.msg_count -= len(offsets)
-        self._bytes -= size_bytes
+        self.msg_bytes -= size_bytes
 
     def _alive(self) -> None:
         if self.dropped:
