@@ -17,8 +17,7 @@ Messages that were not reached are put back.
 * By key a run may have several answers that stop, each for its own keys: the listener thread moves messages of a
   stopped key behind those that it answers. Backlogs whose wait is over and messages without a backlog take turns in a
   run, so that neither waits for all of the other. They also take turns in beginning a run, because a slow listener
-  answers only the first message of each. Waiting backlogs cost nothing (a heap); no operation iterates over all of
-  them.
+  answers only the first message of each.
 
 The rules of answers (`ConsumeMessageOrderlyService#processConsumeResult`, `#checkReconsumeTimes`). A message is "open"
 when the listener answered it with success and it is not committed:
@@ -265,6 +264,139 @@ class _Backlog:
         self.stop = 0  # number of the stop it waits for, or waited for last
 
 
+class _Order:
+    """The messages that are not taken, in the order in which they may be: of the whole queue, or of each key.
+
+    `counts` are the failed attempts of the queue, by offset. Waiting backlogs cost nothing (a heap); no operation
+    iterates over all of them.
+    """
+
+    __slots__ = ("_backlogs", "_counts", "_due", "_pending_first", "_stops", "_waiting", "key_of", "pending")
+
+    def __init__(self, key_of: Callable[[Any], Hashable] | None, counts: Mapping[int, int]) -> None:
+        self.key_of = key_of
+        self.pending: deque[Any] = deque()  # those without a backlog
+        self._counts = counts
+        self._backlogs: dict[Hashable, _Backlog] = {}
+        self._waiting: list[_Stop] = []  # a heap
+        self._due: deque[_Stop] = deque()  # backlogs whose wait was over at the last `take`, the next one first
+        self._pending_first = False  # which of the two begins the next run that has both
+        self._stops = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.pending or self._backlogs)
+
+    @property
+    def is_behind_failures(self) -> bool:
+        """Whether every message waits for another attempt, its own or of one before it."""
+        return bool(self._backlogs) and not self.pending
+
+    def next_wakeup_ms(self) -> int:
+        """Return when `take` may return messages, if there are any; 0: now."""
+        while self._due and not self._is_current(self._due[0]):
+            self._due.popleft()
+        if self.pending or self._due:
+            return 0
+        while not self._is_current(self._waiting[0]):  # every backlog that is not due has an entry here
+            heapq.heappop(self._waiting)
+        return self._waiting[0][0]
+
+    def stop(self, back: list[Any], until_ms: int) -> None:
+        """Put messages back in front, and let the backlogs of their keys wait."""
+        if self.key_of is None:
+            self.pending.extendleft(reversed(back))
+            return
+        by_key: dict[Hashable, list[Any]] = {}
+        for message in sorted(back, key=_offset):
+            by_key.setdefault(self.key_of(message), []).append(message)
+        for key, messages in by_key.items():
+            backlog = self._backlogs.setdefault(key, _Backlog())
+            backlog.messages.extendleft(reversed(messages))
+            heapq.heappush(self._waiting, self._new_stop(key, until_ms))
+
+    def _new_stop(self, key: Hashable, until_ms: int) -> _Stop:
+        self._stops += 1
+        self._backlogs[key].stop = self._stops
+        return until_ms, self._stops, key
+
+    def take(self, limit: int, now_ms: int) -> list[Any]:
+        """Take up to `limit` messages that may be handed out now."""
+        if self.key_of is not None:
+            return self._by_turns(limit, now_ms)
+        if len(self.pending) <= limit:
+            messages = list(self.pending)
+            self.pending.clear()
+            return messages
+        return [self.pending.popleft() for _ in range(limit)]
+
+    def _by_turns(self, limit: int, now_ms: int) -> list[Any]:
+        """Take in turn from due backlogs (only the head of one if it has failed) and from messages without one."""
+        while self._waiting and self._waiting[0][0] <= now_ms:
+            self._due.append(heapq.heappop(self._waiting))
+        messages: list[Any] = []
+        if self._due and self.pending:
+            if self._pending_first:
+                self._take_pending(messages, limit)
+            self._pending_first = not self._pending_first
+        remaining: list[_Stop] = []  # backlogs that still have messages after this run
+        while len(messages) < limit and (self._due or self.pending):
+            stop = self._due.popleft() if self._due else None
+            if stop is not None and self._is_current(stop) and self._take_of(stop[2], messages, limit):
+                remaining.append(stop)
+            self._take_pending(messages, limit)
+        self._due.extend(remaining)
+        return messages
+
+    def _take_of(self, key: Hashable, messages: list[Any], limit: int) -> bool:
+        """Take messages of a backlog; return whether some are left in it."""
+        backlog = self._backlogs[key]
+        count = 1 if backlog.messages[0].offset() in self._counts else limit - len(messages)
+        while backlog.messages and count > 0:
+            messages.append(backlog.messages.popleft())
+            count -= 1
+        if backlog.messages:
+            return True
+        del self._backlogs[key]
+        return False
+
+    def _take_pending(self, messages: list[Any], limit: int) -> None:
+        """Take the next message without a backlog, or all of them if no backlog is due.
+
+        Messages whose backlog waits are appended to that backlog.
+        """
+        key_of = self.key_of
+        while key_of is not None and self.pending and len(messages) < limit:
+            message = self.pending.popleft()
+            backlog = self._backlogs.get(key_of(message)) if self._backlogs else None
+            if backlog is not None:
+                backlog.messages.append(message)
+                continue
+            messages.append(message)
+            if self._due:
+                return
+
+    def _is_current(self, stop: _Stop) -> bool:
+        """Return whether this is the last stop of a backlog; it is not if the backlog was emptied or stopped again."""
+        backlog = self._backlogs.get(stop[2])
+        return backlog is not None and backlog.stop == stop[1]
+
+    def put_back(self, messages: list[Any]) -> None:
+        """Put back messages that were taken and not begun, in front of the messages that follow them.
+
+        A message that has failed before is due again. Otherwise the failed ones would be in front of all others.
+        """
+        if self.key_of is None or not (self._backlogs or self._counts):
+            self.pending.extendleft(reversed(messages))
+            return
+        for message in reversed(messages):
+            key = self.key_of(message)
+            backlog = self._backlogs.get(key)
+            if backlog is None and message.offset() in self._counts:
+                backlog = self._backlogs[key] = _Backlog()
+                self._due.appendleft(self._new_stop(key, 0))
+            (self.pending if backlog is None else backlog.messages).appendleft(message)
+
+
 class OrderlyQueue:
     """Messages of one assignment of one partition, consumed in order.
 
@@ -285,10 +417,10 @@ class OrderlyQueue:
     """
 
     __slots__ = (
-        "_backlogs", "_counts", "_due", "_failing_since_ms", "_key_of", "_message_limit", "_not_before_ms", "_open",
-        "_open_dead", "_pending", "_pending_first", "_run_since_ms", "_stops", "_stored_count", "_suspend_ms",
-        "_suspended", "_tracker", "_waiting", "dropped", "epoch", "key", "max_reconsume_times", "msg_bytes",
-        "msg_count", "next_put", "out", "reported", "run_limit", "suspect_until", "withheld",
+        "_counts", "_failing_since_ms", "_message_limit", "_not_before_ms", "_open", "_open_dead", "_order",
+        "_run_since_ms", "_stored_count", "_suspend_ms", "_suspended", "_tracker", "dropped", "epoch", "key",
+        "max_reconsume_times", "msg_bytes", "msg_count", "next_put", "out", "reported", "run_limit", "suspect_until",
+        "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -319,15 +451,9 @@ class OrderlyQueue:
         self._suspend_ms = suspend_ms
         self._stored_count = stored_count
         self._message_limit = message_limit
-        self._key_of = key_of
         self._counts = dict(reconsume_counts)
+        self._order = _Order(key_of, self._counts)
         self._failing_since_ms: dict[int, int] = {}  # first failure here, by offset
-        self._pending: deque[Any] = deque()
-        self._backlogs: dict[Hashable, _Backlog] = {}
-        self._waiting: list[_Stop] = []  # a heap
-        self._due: deque[_Stop] = deque()  # backlogs whose wait was over at the last `take`, the next one first
-        self._pending_first = False  # which of the two begins the next run that has both
-        self._stops = 0
         self._suspended: dict[int, _SuspendedBatch] = {}  # by offset of each dead letter that is being stored
         self._open: list[Any] = []
         self._open_dead: set[int] = set()  # offsets of open messages that are dead-lettered
@@ -347,9 +473,10 @@ class OrderlyQueue:
         is_first = self._tracker.last_offset < 0
         self._tracker.deliver_offsets(offsets)
         if is_first:
-            self._counts = {offset: count for offset, count in self._counts.items() if offset >= offsets[0]}
+            for offset in [offset for offset in self._counts if offset < offsets[0]]:  # it does not exist any more
+                del self._counts[offset]
         self.next_put = offsets[-1] + 1
-        self._pending.extend(messages)
+        self._order.pending.extend(messages)
         self.msg_count += len(messages)
         self.msg_bytes += sum(map(len, messages))
 
@@ -378,13 +505,13 @@ class OrderlyQueue:
             self._run_since_ms = None
             self._not_before_ms = now_ms + _YIELD_MS
             return None
-        messages = self._from_pending(limit) if self._key_of is None else self._from_backlogs(limit, now_ms)
+        messages = self._order.take(limit, now_ms)
         if not messages:
             self._run_since_ms = None
             return None
         if self._run_since_ms is None:
             self._run_since_ms = now_ms
-        self.out = OrderlyTask(self, messages, self._counts, self._key_of)
+        self.out = OrderlyTask(self, messages, self._counts, self._order.key_of)
         return self.out
 
     def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction]:
@@ -400,7 +527,7 @@ class OrderlyQueue:
         run, answered = self.out.messages, sum(answer.msg_count for answer in answers)
         if any(a.msg_count < 1 for a in answers) or answered > len(run):
             raise ValueError(f"answers for {[a.msg_count for a in answers]} messages of a run of {len(run)}")
-        if any(answer.stops and (self._key_of is None or not answer.auto_commit) for answer in answers[:-1]):
+        if any(answer.stops and (self._order.key_of is None or not answer.auto_commit) for answer in answers[:-1]):
             raise ValueError("a listener thread ends its run at an answer that stops")
         self.out = None
         self.run_limit = min(max(2 * answered, _RUN_MIN), _RUN_MAX)
@@ -414,7 +541,7 @@ class OrderlyQueue:
                 stopped.append((answer, batch))
             else:
                 actions += self._apply(answer, batch, now_ms)
-        self._put_back(run[begin:])  # before the failed messages, which are put in front of these
+        self._order.put_back(run[begin:])  # before the failed messages, which are put in front of these
         for answer, batch in stopped:
             actions += self._apply(answer, batch, now_ms)
         return actions
@@ -439,12 +566,9 @@ class OrderlyQueue:
     def drop(self) -> None:
         """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice."""
         self.dropped = True
-        self._pending.clear()
-        self._backlogs.clear()
-        self._waiting.clear()
-        self._due.clear()
         self._suspended.clear()
-        self._counts = {}
+        self._counts = {}  # not cleared: a listener thread may read them
+        self._order = _Order(self._order.key_of, self._counts)
         self._failing_since_ms = {}
         self._open.clear()
         self._tracker = OffsetTracker()
@@ -461,8 +585,7 @@ class OrderlyQueue:
     def is_waiting(self, now_ms: int) -> bool:
         """Return whether nothing is in progress, and nothing but further attempts can be handed out now."""
         wakeup_ms = self.next_wakeup_ms
-        is_behind_failures = bool(self._backlogs) and not self._pending
-        return self.settled and (wakeup_ms is None or wakeup_ms > now_ms or is_behind_failures)
+        return self.settled and (wakeup_ms is None or wakeup_ms > now_ms or self._order.is_behind_failures)
 
     @property
     def awaits_commit(self) -> bool:
@@ -514,17 +637,9 @@ class OrderlyQueue:
     @property
     def next_wakeup_ms(self) -> int | None:
         """When `take` may return messages: 0 for now, None for not before a put or a report."""
-        if not self.settled or self.dropped or self.withheld or not (self._pending or self._backlogs):
+        if not self.settled or self.dropped or self.withheld or not self._order:
             return None
-        if self._not_before_ms is not None:
-            return self._not_before_ms
-        while self._due and not self._is_current(self._due[0]):
-            self._due.popleft()
-        if self._pending or self._due:
-            return 0
-        while not self._is_current(self._waiting[0]):  # every backlog that is not due has an entry here
-            heapq.heappop(self._waiting)
-        return self._waiting[0][0]
+        return self._order.next_wakeup_ms() if self._not_before_ms is None else self._not_before_ms
 
     def reconsume_times(self, message: Any) -> int:
         """Return the failed attempts of a message so far: counted here or by the last owner, else its own count."""
@@ -605,99 +720,13 @@ class OrderlyQueue:
         """
         asked_ms = self._suspend_ms if answer.suspend_ms < 0 else answer.suspend_ms
         until_ms = now_ms + min(max(asked_ms, SUSPEND_MIN_MS), SUSPEND_MAX_MS)
-        if self._key_of is None:
-            self._pending.extendleft(reversed(back))
+        self._order.stop(back, until_ms)
+        if self._order.key_of is None:
             self._not_before_ms, self._run_since_ms = until_ms, None
-        else:
-            by_key: dict[Hashable, list[Any]] = {}
-            for message in sorted(back, key=_offset):
-                by_key.setdefault(self._key_of(message), []).append(message)
-            for key, messages in by_key.items():
-                backlog = self._backlogs.setdefault(key, _Backlog())
-                backlog.messages.extendleft(reversed(messages))
-                self._stops += 1
-                backlog.stop = self._stops
-                heapq.heappush(self._waiting, (until_ms, self._stops, key))
         first = back[0]
         return Suspended(until_ms, first, self.reconsume_times(first), self.limit_of(first) == _FOREVER)
 
     # --- inside -------------------------------------------------------------------------------------------------
-
-    def _from_pending(self, limit: int) -> list[Any]:
-        if len(self._pending) <= limit:
-            messages = list(self._pending)
-            self._pending.clear()
-            return messages
-        return [self._pending.popleft() for _ in range(limit)]
-
-    def _from_backlogs(self, limit: int, now_ms: int) -> list[Any]:
-        """Take in turn from due backlogs (only the head of one if it has failed) and from messages without one."""
-        while self._waiting and self._waiting[0][0] <= now_ms:
-            self._due.append(heapq.heappop(self._waiting))
-        messages: list[Any] = []
-        if self._due and self._pending:
-            if self._pending_first:
-                self._take_pending(messages, limit)
-            self._pending_first = not self._pending_first
-        remaining: list[_Stop] = []  # backlogs that still have messages after this run
-        while len(messages) < limit and (self._due or self._pending):
-            stop = self._due.popleft() if self._due else None
-            if stop is not None and self._is_current(stop) and self._take_of(stop[2], messages, limit):
-                remaining.append(stop)
-            self._take_pending(messages, limit)
-        self._due.extend(remaining)
-        return messages
-
-    def _take_of(self, key: Hashable, messages: list[Any], limit: int) -> bool:
-        """Take messages of a backlog; return whether some are left in it."""
-        backlog = self._backlogs[key]
-        count = 1 if backlog.messages[0].offset() in self._counts else limit - len(messages)
-        while backlog.messages and count > 0:
-            messages.append(backlog.messages.popleft())
-            count -= 1
-        if backlog.messages:
-            return True
-        del self._backlogs[key]
-        return False
-
-    def _take_pending(self, messages: list[Any], limit: int) -> None:
-        """Take the next message without a backlog, or all of them if no backlog is due.
-
-        Messages whose backlog waits are appended to that backlog.
-        """
-        key_of = self._key_of
-        while key_of is not None and self._pending and len(messages) < limit:
-            message = self._pending.popleft()
-            backlog = self._backlogs.get(key_of(message)) if self._backlogs else None
-            if backlog is not None:
-                backlog.messages.append(message)
-                continue
-            messages.append(message)
-            if self._due:
-                return
-
-    def _is_current(self, stop: _Stop) -> bool:
-        """Return whether this is the last stop of a backlog; it is not if the backlog was emptied or stopped again."""
-        backlog = self._backlogs.get(stop[2])
-        return backlog is not None and backlog.stop == stop[1]
-
-    def _put_back(self, messages: list[Any]) -> None:
-        """Put back messages that were taken and not begun, in front of the messages that follow them.
-
-        A message that has failed before is due again. Otherwise the failed ones would be in front of all others.
-        """
-        if self._key_of is None or not (self._backlogs or self._counts):
-            self._pending.extendleft(reversed(messages))
-            return
-        for message in reversed(messages):
-            key = self._key_of(message)
-            backlog = self._backlogs.get(key)
-            if backlog is None and message.offset() in self._counts:
-                backlog = self._backlogs[key] = _Backlog()
-                self._stops += 1
-                backlog.stop = self._stops
-                self._due.appendleft((0, self._stops, key))
-            (self._pending if backlog is None else backlog.messages).appendleft(message)
 
     def _commit(self, batch: list[Any]) -> None:
         """Finish the batch and all open messages."""
@@ -710,7 +739,9 @@ class OrderlyQueue:
     def _finish(self, messages: list[Any]) -> None:
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
-        in_order = messages and self._key_of is None and not self._counts  # without failures, batches finish in order
+        in_order = (
+            messages and self._order.key_of is None and not self._counts
+        )  # without failures, batches finish in order
         if in_order and self._tracker.finish_first(len(messages), _offset(messages[-1])):
             return
         offsets = [_offset(message) for message in messages]

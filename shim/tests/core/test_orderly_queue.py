@@ -367,7 +367,7 @@ def snapshot(made: OrderlyQueue) -> tuple[object, ...]:
         made.next_offset,
         made.reconsume_counts,
         made.settled,
-        list(made._pending),
+        list(made._order.pending),
         made.out and list(made.out.messages),
         made.span,
     )
