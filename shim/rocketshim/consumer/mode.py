@@ -21,11 +21,13 @@ from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limit
 from rocketshim.core.partition import Partition, PauseReason, QueueT
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.lookups import offsets_at
+from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["Mode"]
 
+_LOG = safe_logger("rocketshim.consumer")
 _TIMEOUT_S: Final = 10.0
 _MAX_IN_FLIGHT: Final = 10_000
 
@@ -64,12 +66,8 @@ class Mode(ABC, Generic[QueueT]):
         """Accept partitions that were assigned. Raises as `PartitionOwner.accept`."""
 
     @abstractmethod
-    def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
-        """Add a fetched run to its queue.
-
-        Offsets that go backwards within an assignment mean that the log was cut or created again. The queue is dropped,
-        and a new epoch starts where the log continues: messages may be repeated, but none is lost.
-        """
+    def _begin_again(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        """Read a partition from the first message of a run on, in a new epoch: its log was cut."""
 
     @abstractmethod
     def turn(self, now_ms: int) -> float:
@@ -144,6 +142,23 @@ class Mode(ABC, Generic[QueueT]):
         if queue is not None:
             self.dispatch.withhold([queue])
             queue.drop()
+
+    def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        """Add a fetched run to its queue.
+
+        Offsets that go backwards within an assignment mean that the log was cut or created again. The queue is dropped,
+        and a new epoch starts where the log continues: messages may be repeated, but none is lost.
+        """
+        queue = self.get(key)
+        if queue is None:
+            return  # it was revoked meanwhile
+        wanted = self.reader.from_position(key, run, max(queue.next_put, self.reader.partitions[key].sent))
+        if wanted is None:
+            _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": run[0].offset()})
+            self.reader.care.end_care(key)
+            self._begin_again(key, run)
+        elif wanted:
+            queue.put(wanted)
 
     def is_too_full(self) -> bool:
         """Return whether more is buffered than may be, in a queue that is not paused or in all together."""

@@ -244,21 +244,11 @@ class ConcurrentMode(Mode[ProcessQueue]):
         """Start partitions."""
         self.reader.start(partitions)
 
-    def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
-        """Add a fetched run to its queue; a log that was cut begins a new epoch."""
+    def _begin_again(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        self.begin(key, run[0].offset())
         queue = self.get(key)
-        if queue is None:
-            return  # it was revoked meanwhile
-        expected = max(queue.next_put, self.reader.partitions[key].sent)
-        wanted = self.reader.from_position(key, run, expected)
-        if wanted is None:
-            first = run[0].offset()
-            _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
-            self.reader.care.end_care(key)
-            self.begin(key, first)
-            wanted, queue = run, self.get(key)
         if queue is not None:
-            queue.put(wanted)
+            queue.put(run)
 
     def turn(self, now_ms: int) -> float:
         """Send back what takes too long."""

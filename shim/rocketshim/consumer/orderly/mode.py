@@ -71,6 +71,8 @@ _REBALANCE_MS: Final = 100
 _LOG_STOP_S: Final = 2.0
 _REPORT_MS: Final = 1_000
 _COMMIT_MS: Final = 500
+_STUCK_FROM: Final = 16
+_NEEDS_NO_AUTO_COMMIT: Final = (ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK)
 
 
 class OrderlyDispatch(Dispatch[OrderlyQueue]):
@@ -459,26 +461,10 @@ class OrderlyMode(Mode[OrderlyQueue]):
         self.begin(key, offset)
         self.reader.unpause([key], PauseReason.LOCK)
 
-    # --- fetched messages --------------------------------------------------------------------------------------------
-
-    def put(self, key: TopicPartitionKey, run: list[Any]) -> None:
-        """Add a fetched run; a log that was cut ends the run, which starts again when it is drained."""
-        queue = self.get(key)
-        if queue is None:
-            return
-        wanted = self.reader.from_position(key, run, max(queue.next_put, self.reader.partitions[key].sent))
-        if wanted is None:
-            self._restarts[key] = first = run[0].offset()
-            _LOG.warning("consumer.log-cut", extra={"partition": str(key), "first_offset": first})
-            self.reader.care.end_care(key)
-            self._end_run(key)
-            self._end_drained()
-        elif wanted:
-            queue.put(wanted)
-
-
-_STUCK_FROM: Final = 16
-_NEEDS_NO_AUTO_COMMIT: Final = (ConsumeOrderlyStatus.COMMIT, ConsumeOrderlyStatus.ROLLBACK)
+    def _begin_again(self, key: TopicPartitionKey, run: list[Any]) -> None:
+        self._restarts[key] = run[0].offset()
+        self._end_run(key)  # it starts again when it is drained
+        self._end_drained()
 
 
 def _key_of(message: Any) -> Any:
