@@ -320,7 +320,7 @@ class _Order:
         return until_ms, self._stops, key
 
     def take(self, limit: int, now_ms: int) -> list[Any]:
-        """Take up to `limit` messages that may be handed out now."""
+        """Take the messages that may be handed out now, at most `limit`."""
         if self.key_of is not None:
             return self._by_turns(limit, now_ms)
         if len(self.pending) <= limit:
