@@ -292,10 +292,16 @@ def test_another_thread_sends_back_while_the_poll_thread_waits_for_messages(stag
     consumer = stage.consumer()
     consumer.subscribe([stage.topic])
     message = got(consumer)
+    began = threading.Event()
     came: list[Message | None] = []
-    poller = threading.Thread(target=lambda: came.append(consumer.poll(2 * GUARD_S)))
+
+    def poll() -> None:
+        began.set()
+        came.append(consumer.poll(2 * GUARD_S))
+
+    poller = threading.Thread(target=poll)
     poller.start()
-    until(lambda: consumer._rocketshim is not None and consumer._rocketshim.waiting)
+    assert began.wait(GUARD_S)
     consumer.reconsume_later(message)
     assert poller.is_alive()
     assert sum(stage.counts(stage.names.schedule).values()) == 1

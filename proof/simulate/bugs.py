@@ -475,7 +475,7 @@ BUGS: Final = (
         DROPIN,
     ),
     Bug("the drop-in stores what it returns", DropinConsumer, "poll", dropin_bugs.stored_when_returned, DROPIN),
-    Bug("the drop-in stores past buffered messages", Retries, "_ask", dropin_bugs.nothing_is_buffered, DROPIN),
+    Bug("the drop-in stores past buffered messages", Retries, "hand_out", dropin_bugs.nothing_is_buffered, DROPIN),
     Bug("buffered messages survive a revocation", DropinConsumer, "poll", dropin_bugs.reads_ahead, DROPIN),
     Bug(
         "the retry topic is read again after a rebalance",

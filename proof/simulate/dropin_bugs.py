@@ -1,6 +1,5 @@
 """Planted defects of the drop-in consumer (`bugs`): each function makes a defective attribute from the original."""
 
-from collections import deque
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, TopicPartition
@@ -51,16 +50,14 @@ def stored_when_returned(original: Any) -> Any:
 
 
 def nothing_is_buffered(original: Any) -> Any:
-    """Count messages as handled that are only buffered."""
+    """Count messages as handed out that are only buffered."""
 
-    def ask(self: Any, consumer: Any) -> Any:
-        buffered, self.messages = self.messages, deque()
-        try:
-            return original(self, consumer)
-        finally:
-            self.messages = buffered
+    def hand_out(self: Any, consumer: Any, messages: list[Any]) -> Any:
+        for message in messages if self.errors else ():
+            self.partitions.handed_out(message)
+        return original(self, consumer, messages)
 
-    return ask
+    return hand_out
 
 
 def reads_ahead(_: Any) -> Any:

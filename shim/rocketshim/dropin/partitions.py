@@ -82,11 +82,6 @@ class Partition:
         epoch = last.leader_epoch()  # as the client stores it (test_the_same_operations_have_the_same_answers)
         return TopicPartition(*key, offset) if epoch is None else TopicPartition(*key, offset, leader_epoch=epoch)
 
-    def answered(self, position: TopicPartition) -> None:
-        """Note the client's position, unless a later message was handed out meanwhile."""
-        if self.last is None or offset_of(self.last) < position.offset:
-            self.asked, self.last = position, None
-
     def has_handed_out(self, offset: int) -> bool:
         """Return whether this assignment has handed out the message at an offset."""
         position = self._offset()
@@ -281,7 +276,7 @@ class Partitions:
             for key, position in positions.items():
                 held = self.held.get(key)
                 if held is not None and position.offset >= 0:
-                    held.answered(position)
+                    held.asked, held.last = position, None
 
     def sought(self, key: TopicPartitionKey, offset: int) -> None:
         """Note a seek to an offset; a negative (logical) one counts as 0."""

@@ -20,10 +20,10 @@ has failed. A commit with `message=` or `offsets=` is the program's own, and is 
 `reconsume_later` has returned.
 
 **Threads.** confluent_kafka lets one call into a consumer at a time, and a `poll` may wait forever. So a thread that
-sends a message back asks the client nothing: the thread that polls notes the last message of each partition when it
-hands it out. While a call waits, nothing of it is handed out yet, so offsets are stored by what was noted, also if a
-callback of that call asks for it. At other times the client's own position counts, which also passes the marks of
-transactions behind the last message (test_another_thread_sends_back_while_the_poll_thread_waits_for_messages,
+sends a message back, stores or commits asks the client for no position: the thread that polls notes the last message of
+each partition when it hands it out. While a call waits, nothing of it is handed out yet, so a callback of that call
+stores nothing of it. The thread that polls asks for positions between two calls: while no message comes, and in place
+of noting many messages (test_another_thread_sends_back_while_the_poll_thread_waits_for_messages,
 test_any_callback_may_wait_for_a_thread_that_sends_back).
 
 **Errors of callbacks.** If an error escapes from a callback into the client, the client drops the message that it was
@@ -112,7 +112,6 @@ class Retries:
         self.is_dirty = False  # a message was handed out or sent back since offsets were last stored
         self.store_at_s = 0.0  # when offsets are stored next while messages keep coming, monotonic
         self.is_slow = facts.sees_ends  # ends are to be filtered out; or see `_update_slow`
-        self.waiting = False  # the client is in a call that may wait, or closed
         self.messages: deque[Message] = deque()  # returned by the client, not yet by us; in order
         self.errors: deque[BaseException] = deque()  # of callbacks; in order
         self.callbacks: tuple[_Callback, ...] = (None, None, None)  # the program's for assign, revoke and lost
@@ -155,12 +154,7 @@ class Retries:
         """Make a client call that may wait, after the offsets of returned messages were stored."""
         if self.is_dirty:
             self.settle(consumer)
-        was = self.waiting
-        try:
-            self.waiting = True  # a signal handler may raise here
-            return call(consumer, *args)
-        finally:
-            self.waiting = was
+        return call(consumer, *args)
 
     def take(self, consumer: Any, count: int, timeout_s: float) -> list[Message]:
         """Return messages, buffered ones first, without the ends of the retry topic. A negative time-out: forever."""
@@ -193,8 +187,11 @@ class Retries:
         Decides: What if a callback of the program raises while a poll has a message? This poll raises, the next one
             returns the message.
         """
-        if messages or monotonic() >= self.store_at_s + _IDLE_INTERVAL_S:
+        if messages:
             self.is_dirty = True
+        elif monotonic() >= self.store_at_s + _IDLE_INTERVAL_S:
+            self.is_dirty = True
+            self._ask(consumer)
         if self.errors:
             self.messages.extend(messages)
             error = self.errors.popleft()
@@ -202,7 +199,7 @@ class Retries:
             raise error
         if self.partitions.retry_topic in map(_TOPIC, messages):
             return self._mine(messages)
-        if len(messages) > _FEW and not self.waiting and not self.messages:
+        if len(messages) > _FEW and not self.messages:
             self._ask(consumer)
             self.partitions.began(messages)
         else:
@@ -255,16 +252,12 @@ class Retries:
         """Store the offsets of all messages that were handed out: the program has handled them."""
         self.is_dirty = False
         self.store_at_s = monotonic() + _STORE_INTERVAL_S
-        self.store(consumer, self._handled(consumer))
+        self.store(consumer, self.partitions.positions())
 
-    def _handled(self, consumer: Any) -> dict[TopicPartitionKey, TopicPartition]:
-        if self.waiting or not self.partitions.held:
-            return self.partitions.positions()
-        return self._ask(consumer)
-
-    def _ask(self, consumer: Any) -> dict[TopicPartitionKey, TopicPartition]:
-        """Ask the client how far it has returned messages, and note it for other threads."""
-        keys = self.partitions.keys()
+    def _ask(self, consumer: Any) -> None:
+        """Ask the client how far it has returned messages, between two calls of the thread that polls."""
+        if not (keys := self.partitions.keys()):  # it may be closed
+            return
         positions = _Original.position(consumer, [TopicPartition(*key) for key in keys])
         found = {TopicPartitionKey.of(each): each for each in positions}  # with the leader's epoch
         for message in reversed(self.messages):
@@ -272,7 +265,6 @@ class Retries:
                 key = key_of(message)
                 found[key] = TopicPartition(*key, offset_of(message))
         self.partitions.answered(found)
-        return found
 
     def store(self, consumer: Any, positions: Mapping[TopicPartitionKey, TopicPartition]) -> None:
         """Store these positions, or the lowest failing offset if that is lower."""
@@ -512,16 +504,13 @@ class Retries:
         if callback is None:
             return
         self.rebalance = rebalance
-        was = self.waiting
         try:
-            self.waiting = True
             # copies: as in the original, what the callback does to its list changes no assignment
             callback(consumer, [TopicPartition(*TopicPartitionKey.of(each), each.offset) for each in partitions])
         except BaseException as error:  # noqa: BLE001 - user code; the call in which it happened raises it
             self._raise_later(error)
         finally:
             self.rebalance = None
-            self.waiting = was
 
     def _change(
         self, consumer: Any, rebalance: Rebalance, act: Callable[..., None], *theirs: list[TopicPartition]
@@ -565,7 +554,7 @@ class Retries:
         self.settle(consumer)
         if self.rebalance is not None:
             self.rebalance.done = True
-        self.is_closing = self.waiting = True
+        self.is_closing = True
         try:
             _Original.close(consumer)
         finally:

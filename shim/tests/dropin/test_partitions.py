@@ -211,9 +211,7 @@ def test_the_clients_position_counts_until_a_later_message_is_handed_out() -> No
     assert offsets(partitions) == [5]
     hand_out(partitions, 6)
     assert offsets(partitions) == [6]
-    partitions.answered({KEY: TopicPartition(*KEY, 5), OTHER: TopicPartition(*OTHER, 1)})  # an answer that comes late
-    assert offsets(partitions) == [6]
-    partitions.answered({KEY: TopicPartition(*KEY, OFFSET_INVALID)})
+    partitions.answered({KEY: TopicPartition(*KEY, OFFSET_INVALID), OTHER: TopicPartition(*OTHER, 1)})
     assert offsets(partitions) == [6]
     partitions.sought(KEY, 2)
     assert offsets(partitions) == []

@@ -134,24 +134,17 @@ def test_what_a_call_that_waits_is_about_to_return_is_not_handled(stage: Stage) 
     stage.take(2)
     stage.retries.wait(stage.client, callback_in_the_call, 2, 1)
     assert stage.stored == [2]
-    assert not stage.retries.waiting
 
 
 def test_an_offset_that_passes_marks_does_not_go_back_in_a_callback(stage: Stage) -> None:
     stage.take(2)
+    stage.settle()
     stage.client.position = lambda partitions: [TopicPartition(*KEY, 4) for _ in partitions]
+    stage.retries.store_at_s -= 60
+    stage.retries.hand_out(stage.client, [])
     stage.settle()
     stage.retries.wait(stage.client, lambda _: stage.settle())
-    assert stage.stored == [4]
-
-
-def test_a_call_that_raises_does_not_wait_any_more(stage: Stage) -> None:
-    def interrupted(_: Any) -> None:
-        raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        stage.retries.wait(stage.client, interrupted)
-    assert not stage.retries.waiting
+    assert stage.stored == [2, 4]
 
 
 def test_a_partition_that_is_being_revoked_does_not_stop_the_others(stage: Stage) -> None:
@@ -175,6 +168,15 @@ def test_what_no_reader_sees_is_stored_about_once_a_second_while_no_message_come
     assert stage.retries.is_dirty
     stage.settle()
     assert stage.stored == [10, 13]
+
+
+def test_the_positions_of_a_topic_that_was_created_again_go_back(stage: Stage) -> None:
+    stage.take(10)
+    stage.settle()
+    stage.client.position = lambda partitions: [TopicPartition(*KEY, 4) for _ in partitions]
+    stage.retries.hand_out(stage.client, [Message("orders", 0, number, value=b"x") for number in range(-20, 4)])
+    stage.settle()
+    assert stage.stored == [10, 4]
 
 
 def test_messages_before_the_target_of_a_seek_count_as_handled(stage: Stage) -> None:
