@@ -550,6 +550,22 @@ def test_a_message_is_handled_when_the_caller_comes_back(stage: Stage) -> None:
     assert stage.committed() == 2
 
 
+@pytest.mark.parametrize("how", ["poll", "consume"])
+def test_what_is_committed_passes_the_marks_of_transactions_while_no_message_comes(stage: Stage, how: str) -> None:
+    config = {"bootstrap.servers": stage.bootstrap, "transactional.id": stage.group}
+    producer = confluent_kafka.Producer(config)
+    producer.init_transactions(GUARD_S)
+    for _ in range(2):
+        producer.begin_transaction()
+        producer.produce(stage.topic, b"x", partition=0)
+        producer.commit_transaction(GUARD_S)
+    consumer = stage.consumer(enable_auto_commit=True, auto_commit_interval_ms=50)
+    consumer.subscribe([stage.topic])
+    values: list[bytes | None] = []
+    until(lambda: values.extend(came_to(consumer, how)) or stage.committed() == 4)
+    assert values == [b"x", b"x"]
+
+
 def test_a_commit_without_arguments_says_that_all_is_handled(stage: Stage) -> None:
     stage.send(b"a", b"b")
     consumer = stage.consumer()
