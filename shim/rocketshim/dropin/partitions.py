@@ -285,7 +285,7 @@ class Partitions:
             if held is not None:
                 held.seek(max(offset, 0))
 
-    def to_store(self, positions: Mapping[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
+    def to_store(self, positions: Mapping[TopicPartitionKey, TopicPartition]) -> list[TopicPartition]:
         """Return the offsets to store, if they differ from those stored before; call `stored` with them afterwards.
 
         A position is the offset after the last message that counts as handled, negative for none.
@@ -293,25 +293,28 @@ class Partitions:
         Decides: Which offset does the drop-in store? Never beyond a message whose sending back failed, until it is sent
             back or its partition is lost.
         """
+        found: list[TopicPartition] = []
         with self._lock:
-            found = {
-                key: held.storable(position)
-                for key, position in positions.items()
-                if position >= 0 and (held := self.held.get(key)) is not None
-            }
-            return {key: offset for key, offset in found.items() if offset != self.held[key].stored}
+            for key, position in positions.items():
+                held = self.held.get(key)
+                if held is None or position.offset < 0:
+                    continue
+                offset = held.storable(position.offset)
+                if offset != held.stored:
+                    found.append(position if offset == position.offset else TopicPartition(*key, offset))
+        return found
 
-    def stored(self, offsets: Mapping[TopicPartitionKey, int]) -> None:
+    def stored(self, offsets: Iterable[TopicPartition]) -> None:
         """Note that these offsets were stored.
 
         Several threads may store at the same time, in another order than their calls of `to_store`. So each caller
         calls `to_store` again after this, and stores the result: no stored offset stays above a failing one.
         """
         with self._lock:
-            for key, offset in offsets.items():
-                held = self.held.get(key)
+            for each in offsets:
+                held = self.held.get(TopicPartitionKey.of(each))
                 if held is not None:
-                    held.stored = offset
+                    held.stored = each.offset
 
 
 def _matches(pattern: str, topic: str) -> bool:

@@ -38,7 +38,7 @@ partition, as at any loss of a partition.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, sleep
@@ -270,14 +270,10 @@ class Retries:
         """Store these positions, or the lowest failing offset if that is lower."""
         if not self.facts.stores:
             return
-        while to_store := self.partitions.to_store({key: each.offset for key, each in positions.items()}):
-            stores = [
-                positions[key] if positions[key].offset == offset else TopicPartition(*key, offset)
-                for key, offset in to_store.items()
-            ]
-            done = {TopicPartitionKey.of(each): each.offset for each in _store_each(consumer, stores)}
+        while stores := self.partitions.to_store(positions):
+            done = _store_each(consumer, stores)
             self.partitions.stored(done)
-            positions = {key: positions[key] for key in done}  # another thread may have stored offsets meanwhile
+            positions = {key: positions[key] for key in map(TopicPartitionKey.of, done)}  # others may store, too
 
     def commit(self, consumer: Any, *args: Any, **kwargs: Any) -> Any:
         """Commit as the original; without arguments, everything that was handed out counts as handled."""
@@ -597,21 +593,20 @@ def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
     retries.released(consumer, partitions, retries.callbacks[2] or retries.callbacks[1])  # as the client
 
 
-def _store_each(consumer: Any, stores: Iterable[TopicPartition]) -> list[TopicPartition]:
+def _store_each(consumer: Any, stores: list[TopicPartition]) -> list[TopicPartition]:
     """Store offsets; return those that were stored."""
-    given = list(stores)
     try:
-        _Original.store_offsets(consumer, offsets=given)
+        _Original.store_offsets(consumer, offsets=stores)
     except KafkaException:
         done = []
-        for each in given:
+        for each in stores:
             try:
                 _Original.store_offsets(consumer, offsets=[each])
                 done.append(each)
             except KafkaException as error:  # the partition is being revoked now
                 _LOG.debug("dropin.not-stored", extra={"partition": str(each), "error": str(error)})
         return done
-    return given
+    return stores
 
 
 def _joined(partitions: list[TopicPartition], retries: list[TopicPartition]) -> list[TopicPartition]:

@@ -39,9 +39,13 @@ def begin(partitions: Partitions, offset: int, position: int) -> tuple[Future[No
 
 def store(partitions: Partitions, positions: dict[TopicPartitionKey, int]) -> dict[TopicPartitionKey, int]:
     """Store what is to be stored."""
-    offsets = partitions.to_store(positions)
-    partitions.stored(offsets)
-    return offsets
+    found = to_store(partitions, positions)
+    partitions.stored(found)
+    return {TopicPartitionKey.of(each): each.offset for each in found}
+
+
+def to_store(partitions: Partitions, positions: dict[TopicPartitionKey, int]) -> list[TopicPartition]:
+    return partitions.to_store({key: TopicPartition(*key, offset) for key, offset in positions.items()})
 
 
 @pytest.mark.parametrize(("began_at", "position", "offset"), [(0, 5, 5), (0, 5, 9), (0, -1001, 0), (4, 5, 3)])
@@ -102,8 +106,8 @@ def test_the_offset_stays_below_a_running_or_failed_send_back() -> None:
 
 def test_an_offset_that_was_not_stored_or_stored_late_is_returned_again() -> None:
     partitions = held()
-    late = partitions.to_store({KEY: 5})
-    assert late == partitions.to_store({KEY: 5}) == {KEY: 5}
+    late = to_store(partitions, {KEY: 5})
+    assert late == to_store(partitions, {KEY: 5}) == [TopicPartition(*KEY, 5)]
     begin(partitions, 2, 5)
     assert store(partitions, {KEY: 5}) == {KEY: 2}
     partitions.stored(late)  # by a thread that had asked before
