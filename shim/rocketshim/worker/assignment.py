@@ -155,7 +155,7 @@ class Assignment:
         """Start these partitions."""
         self.has_joined = self.is_member = True
         try:
-            if self.is_closing:  # the consumer gives them back immediately
+            if self.is_closing:  # the consumer releases them immediately
                 consumer.incremental_assign(partitions)
                 return
             if partitions:
@@ -172,7 +172,7 @@ class Assignment:
             _LOG.info("worker.assigned", extra={"partitions": sorted(start.partition for start in starts)})
 
     def on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
-        """Give these partitions up in order: finish or abandon records in flight, commit, unassign."""
+        """Release these partitions in order: finish or abandon records in flight, commit, unassign."""
         leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
         try:
             self._leave(leaving)
@@ -206,7 +206,7 @@ class Assignment:
                 self.failure = error
 
     def publish_clock(self, ahead_ms: int) -> None:
-        """Let the next commits tell how far this machine's clock is ahead of the brokers'; 0: it is right."""
+        """Have the next commits carry how far this machine's clock is ahead of the brokers'; 0: it is right."""
         self._metadata = levels_metadata(self._levels, ahead_ms)
         for assigned in self.held.values():
             assigned.metadata = self._metadata

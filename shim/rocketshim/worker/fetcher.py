@@ -48,12 +48,12 @@ class Fetcher:
         self._prefetch_bytes = prefetch_bytes
         self._alarm = alarm
         self._mean_bytes = 0  # mean size of a record of the last fetch
-        self._judge_ns: int | None = None  # when to judge whether the topic is missing; None: every broker knows it
+        self._missing_ns: int | None = None  # from when on the topic counts as missing; None: every broker knows it
 
     def fetch(self, consumer: ConsumerClient, wait_ns: int) -> bool:
         """Fetch records into their queues; return whether the batch was full, so that more may be ready."""
-        if self._judge_ns is not None and self._clock.monotonic_ns() >= self._judge_ns:
-            self._judge_ns = None
+        if self._missing_ns is not None and self._clock.monotonic_ns() >= self._missing_ns:
+            self._missing_ns = None
             if not self._assignment.held:
                 self.failure = TopicMissingError(
                     f"the topic {self._assignment.topic} does not exist; create it with: "
@@ -134,7 +134,7 @@ class Fetcher:
         if is_fatal(error):
             self.failure = KafkaException(error)
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            self._judge_ns = self._judge_ns or self._clock.monotonic_ns() + _MISSING_NS
+            self._missing_ns = self._missing_ns or self._clock.monotonic_ns() + _MISSING_NS
             self._alarm.client_error(error, message.topic())
         elif error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:  # reported once; nothing is read from now on
             self.failure = NotAuthorizedError(

@@ -10,7 +10,7 @@
 * Each record is stamped with the clock of the leader of its queue, as far as it is known, and not with this machine's:
   brokers refuse a record of a clock that is an hour ahead, and retention deletes one of a clock that is behind early.
   A delivery has the timestamp that its sender gave (`TARGET_TIMESTAMP_MS`), if any.
-* Callbacks only count and hand over. The delivery decides what a failure means.
+* Callbacks only count, and put what is complete into `inbox`. The delivery decides what a failure means.
 """
 
 from collections import deque
@@ -135,7 +135,7 @@ class HopBatch:
 
     @property
     def is_late(self) -> bool:
-        """Whether the producer gave up one of its records because that was not stored in time."""
+        """Whether one of its records was not stored in time, so that the producer has abandoned it."""
         return any(error.code() in _UNORDERED for _, error in self.errors)
 
     def unstored(self) -> dict[int, KafkaError | None]:

@@ -1,4 +1,4 @@
-"""What a hop that was not stored says about its record, its target or neither, and what to do with the record.
+"""What a hop that was not stored shows about its record, its target or neither, and what to do with the record.
 
 Both deliveries report each failure here and then route the record again, or wait. What was learnt is kept in two
 places: the state of the target (`TargetHealth`), and marks of single records (park it with this reason; park it without
@@ -43,7 +43,7 @@ _NO_CAUSE: Final = frozenset(
 )
 """Errors caused neither by the record nor by the target: produce the record again.
 
-A record that was not sent in time says that the broker is slow. A silent target is found out in another way.
+A record that was not sent in time shows that the broker is slow. A silent target is found in another way.
 """
 _PRODUCER_LACKS: Final = frozenset({KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC})  # noqa: SLF001
 """Errors caused by a producer's metadata, which may be older than the router's or the consumer's. The target is not to

@@ -65,7 +65,7 @@ class TargetHealth:
             self.ask_ns = max(self.ask_ns, now_ns + 1)
 
     def may_try(self, now_ns: int) -> bool:
-        """Return whether a record may be tried now; while it fails, let one through after each `avoid_until_ns`."""
+        """Return whether a record may be tried now; while it fails, one after each `avoid_until_ns`."""
         if not self.failures:
             return True
         if now_ns < self.avoid_until_ns:

@@ -20,8 +20,8 @@ Invariants:
   records does not block another queue.
 * The loop never waits for the metadata of a target. The worker's wall clock decides nothing: it is only compared with
   the brokers', and the difference is reported.
-* Callbacks of the Kafka clients only hand over. No rebalance callback raises. A rebalance callback may commit, wait for
-  reports and end a transaction, each for a bounded time.
+* Callbacks of the Kafka clients only note what they get. No rebalance callback raises. A rebalance callback may commit,
+  wait for reports and end a transaction, each for a bounded time.
 """
 
 import threading

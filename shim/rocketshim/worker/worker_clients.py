@@ -83,7 +83,7 @@ class WorkerClients:
         closing.join(longest_s)
 
     def denied(self, topics: set[str]) -> set[str]:
-        """Return which of these topics the worker may not write to, as far as the cluster tells."""
+        """Return which of these topics the worker may not write to, as far as the cluster shows."""
         if self._clients.admin is None:
             return set()
         return denied_topics(self._clients.admin(self._connection({})), topics, self._alarm)
@@ -154,7 +154,7 @@ class WorkerClients:
 
     @property
     def longest_ms(self) -> int:
-        """After this time a producer gives up: a record, or exactly once a call, below the transaction's time-out."""
+        """Time after which a producer abandons a record; exactly once a call, below the transaction's time-out."""
         settings = self._settings
         return settings.transaction_timeout_ms * 2 // 3 if settings.exactly_once else settings.hop_timeout_ms
 
