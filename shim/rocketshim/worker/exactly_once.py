@@ -245,7 +245,7 @@ class TransactionalProducer:
         self._careful_until_ns = 0
         self._is_stale = False
         self._renewed_ns = 0
-        self._number = 0  # of the id: 0 has no suffix
+        self._number = 0  # of the id: 0 has no suffix, the others one that no --instance can have
         self._other = 1  # the number that is used while a transaction that cannot end keeps the first id
         self._first_ns, self._first_tries = 0, 0  # when to try the first id again; how often it was kept
         self._fenced_ns: deque[int] = deque(maxlen=_MOST_FENCINGS)
@@ -256,7 +256,7 @@ class TransactionalProducer:
 
     @property
     def _id(self) -> str:
-        return f"{self._config['transactional.id']}{f'.{self._number}' * bool(self._number)}"
+        return f"{self._config['transactional.id']}{f'+{self._number}' * bool(self._number)}"
 
     def make(self, now_ns: int) -> ProducerClient:
         """Create the next producer; it counts when it is accepted."""

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
+from rocketshim.errors import ConfigError
+from rocketshim.settings.worker import WorkerSettings
 from rocketshim.testing.producer import InMemoryProducer
 
 from .conftest import SCHEDULE, header
@@ -287,7 +289,7 @@ def test_only_an_id_whose_last_transaction_cannot_end_is_replaced(
     worker = sim.worker(instance="a")
     sim.schedule()
     sim.until(worker, lambda: len(sim.delivered()) == 1, 5_000)
-    assert tried == ["rmq.sched.a", "rmq.sched.a.1" if is_kept else "rmq.sched.a"]
+    assert tried == ["rmq.sched.a", "rmq.sched.a+1" if is_kept else "rmq.sched.a"]
 
 
 @pytest.mark.only("exactly-once")
@@ -295,19 +297,30 @@ def test_the_first_id_is_used_again_when_its_last_transaction_has_ended(
     sim: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept = kept_ids(sim, monkeypatch)
-    kept |= {"rmq.sched.a", *(f"rmq.sched.a.{number}" for number in range(1, 100))}  # of the process before
+    kept |= {"rmq.sched.a", *(f"rmq.sched.a+{number}" for number in range(1, 100))}  # of the process before
     worker = sim.worker(instance="a")
     sim.schedule()
     sim.until(worker, lambda: len(sim.delivered()) == 1, 15_000)
-    assert worker._delivery._producer.current._session.name == "rmq.sched.a.128"
+    assert worker._delivery._producer.current._session.name == "rmq.sched.a+128"
     sim.run(worker, 600_000)
-    assert worker._delivery._producer.current._session.name == "rmq.sched.a.128"
+    assert worker._delivery._producer.current._session.name == "rmq.sched.a+128"
     assert worker.counts.alarms["worker.producer-recycled"] <= 8 + 4, "each try holds up everything for a second"
     kept.clear()
     sim.run(worker, 600_000)
     assert worker._delivery._producer.current._session.name == "rmq.sched.a"
     sim.schedule()
     sim.until(worker, lambda: len(sim.delivered()) == 2, 5_000)
+
+
+@pytest.mark.only("exactly-once")
+def test_the_other_ids_of_a_worker_are_those_of_no_other_worker(sim: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_ids(sim, monkeypatch).add("rmq.sched.a")
+    workers = [sim.worker(instance=instance) for instance in ("a", "a.1")]
+    for each in workers:
+        sim.run(each, 3_000)
+    assert len({each._delivery._producer.current._session.name for each in workers}) == 2
+    with pytest.raises(ConfigError):
+        WorkerSettings(bootstrap="b:1", allow=("orders",), instance="a+1")
 
 
 @pytest.mark.only("exactly-once")
