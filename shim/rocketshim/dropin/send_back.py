@@ -69,7 +69,7 @@ class DropinSendBack:
         self._group = group
         self._timeout_s = settings.hop_timeout_ms / 1_000
         self._clock = clock or SystemClock()
-        self._probe = clock_probe(names, partition=0)
+        self._names = names
         self._hop_maker = HopMaker(names, levels, group, limit=limit, send_on_timeout_ms=send_on_timeout_ms)
         self._lanes = Lanes(names.schedule, self._timeout_s)
         self._random = random.Random()  # noqa: S311 - jitter, nothing secret
@@ -187,7 +187,7 @@ class DropinSendBack:
         until_s = time.monotonic() + self._timeout_s + _GRACE_S
         error = self._produce(hop.out, until_s)
         if error is not None and error.code() == KafkaError.INVALID_TIMESTAMP:
-            self._produce(self._probe, until_s)
+            self._produce(clock_probe(self._names, partition=0), until_s)
             error = self._produce(hop.out, until_s)
         return error
 
