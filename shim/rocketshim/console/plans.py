@@ -15,8 +15,8 @@ tell:
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -64,10 +64,11 @@ class Verdict:
     done: int  # number that this plan has sent or discarded
     elsewhere: int  # number that another plan has sent or discarded
     left: int  # number of the others
-    dead_again: int  # number that are dead letters again after this plan sent them
-    failing: int  # number that failed again after this plan sent them, and wait for another attempt
-    read: BoundedReading | None
-    behind: list[Behind]  # the groups that get what was sent
+    begun_ms: int  # append time of the plan's first record in the redrive log, epoch ms; 0: it was never applied
+    dead_again: int = 0  # number that are dead letters again after this plan sent them
+    failing: int = 0  # number that failed again after this plan sent them, and wait for another attempt
+    read: BoundedReading | None = None
+    behind: tuple[Behind, ...] = ()  # the groups that get what was sent
 
     @property
     def has_failed(self) -> bool:
@@ -97,19 +98,8 @@ def left_of(console: Console, plan: RedrivePlan) -> int:
         return _marked(console, reader, plan).left
 
 
-class _Marks(NamedTuple):
-    """How many dead letters this plan has sent or discarded, how many another one has, how many are left; since when.
-
-    `begun_ms`: append time of the plan's first record in the redrive log, epoch ms; 0: it was never applied.
-    """
-
-    done: int
-    elsewhere: int
-    left: int
-    begun_ms: int
-
-
-def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> _Marks:
+def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> Verdict:
+    """Return what the redrive log knows of a plan."""
     log, begun_ms = RedriveLog(plan.source), 0
     for at_ms, record in log_records(reader, console.names.redrive_log):
         log.add(record)
@@ -121,24 +111,22 @@ def _marked(console: Console, reader: TopicReader, plan: RedrivePlan) -> _Marks:
             done += 1
         elif not plan.rules.again:
             elsewhere += log.settled(letter.partition, letter.offset, letter.digest) is not None
-    return _Marks(done, elsewhere, len(plan.letters) - done - elsewhere, begun_ms)
+    return Verdict(done, elsewhere, len(plan.letters) - done - elsewhere, begun_ms)
 
 
 def verdict(console: Console, plan: RedrivePlan) -> Verdict:
     """Read what became of a plan's dead letters."""
     with console.reader() as reader:
         marks = _marked(console, reader, plan)
-        read, behind = None, []
-        if marks.done and plan.rules.action == "redrive" and plan.source != console.names.parked:
-            # In this order: what leaves a queue after the first look and fails after the second is found by the third.
-            schedule = console.names.schedule
-            waiting_from = _positions(reader, console.names.worker_group, schedule)
-            behind = _behind(console, reader, plan)
-            read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
-        records = [] if read is None else read.records
-        dead_again = {replay_id_of(record) for record in records if record.topic() == plan.source}
-        failing = {replay_id_of(record) for record in records} - dead_again
-        return Verdict(marks.done, marks.elsewhere, marks.left, len(dead_again), len(failing), read, behind)
+        if not marks.done or plan.rules.action == "discard" or plan.source == console.names.parked:
+            return marks
+        # In this order: what leaves a queue after the first look and fails after the second is found by the third.
+        waiting_from = _positions(reader, console.names.worker_group, console.names.schedule)
+        behind = _behind(console, reader, plan)
+        read = _failed_again(console, reader, plan, waiting_from, max(0, marks.begun_ms - _CLOCKS_MS))
+        dead_again = {replay_id_of(record) for record in read.records if record.topic() == plan.source}
+        failing = {replay_id_of(record) for record in read.records} - dead_again
+        return replace(marks, dead_again=len(dead_again), failing=len(failing), read=read, behind=tuple(behind))
 
 
 def _failed_again(
