@@ -1,115 +1,36 @@
-"""`rocketshim group …`: list groups; show a group's lag, subscriptions and locks; move its positions.
-
-The locks are in `group_locks`.
-"""
+"""`rocketshim group …`: list groups; show a group's lag, subscriptions and locks; move its positions."""
 
 import json
 import re
 import time
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
+from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
 from rocketshim.admin.group_reset import GroupResetter, ResetPlan, ResetTarget
 from rocketshim.admin.times import past_ms
-from rocketshim.cli import group_locks
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import GroupName, complete_topic
-from rocketshim.cli.options import Connected, Json, Quiet, output, seconds
+from rocketshim.cli.options import Connected, Connection, Json, Quiet, output, seconds
 from rocketshim.cli.records import console, echo_safe, show_table, split_partition
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, SendError
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
+from rocketshim.kafka.clients import confluent_clients
+from rocketshim.kafka.reports import DeliveryReports
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, count
 from rocketshim.observe.snapshot import GroupStanding, conflicts
+from rocketshim.settings import ConnectionSettings
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
+from rocketshim_topics.group_log import encode_group_record
+from rocketshim_topics.message_queue import MessageQueue
 
-_RESET_EXAMPLE = (
-    "Example: rocketshim group reset payments --to 2h --topic orders; "
-    "then: rocketshim group reset payments --to 2h --topic orders --apply"
-)
-
-
-def reset(
-    *,
-    group: GroupName,
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            metavar="earliest|latest|TIME|OFFSET",
-            help="The new position: earliest, latest, a time or a duration before now (2026-11-20T18:00:00Z, 2h), or "
-            "an offset.",
-        ),
-    ],
-    topic: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--topic",
-            "-t",
-            metavar="TOPIC[/PARTITION]",
-            help="Only this topic or partition; repeatable. Default: what the group has committed, without its retry "
-            "topic.",
-            autocompletion=complete_topic,
-        ),
-    ] = None,
-    apply: Annotated[bool, typer.Option("--apply", help="Move the positions; without it, only show the plan.")] = False,
-    at: Connected,
-    as_json: Json = False,
-) -> None:
-    """Show where the positions of a group would be, and with --apply move them there.
-
-    Exit code 2 if the plan cannot be applied, because members are running. With --apply this is an error: exit code 1.
-    """
-    names = at.names
-    resetter = GroupResetter(at.bootstrap, names, at.client)
-    topics = [(names.physical(name), number) for name, number in map(split_partition, topic or ())]
-    plan = resetter.plan(group, topics, _target(to))
-    if apply:
-        resetter.apply(plan)
-    if as_json:
-        typer.echo(json.dumps({**asdict(plan), "applied": apply}))
-    else:
-        _show(plan, is_applied=apply)
-    if plan.refused is not None:
-        raise typer.Exit(FINDING)
-
-
-def _target(to: str) -> ResetTarget:
-    if to in {"earliest", "latest"}:
-        return ResetTarget(latest=to == "latest")
-    if re.fullmatch("[0-9]{1,19}", to):
-        return ResetTarget(offset=int(to))
-    return ResetTarget(at_ms=past_ms(to, time.time_ns() // 1_000_000, "--to"))
-
-
-def _show(plan: ResetPlan, *, is_applied: bool) -> None:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("topic")
-    for column in ("partition", "position", "new position", "change", "first", "end"):
-        table.add_column(column, justify="right")
-    for each in plan.resets:
-        change = each.target - (each.low if each.position is None else each.position)
-        table.add_row(
-            each.topic,
-            str(each.partition),
-            "none" if each.position is None else str(each.position),
-            str(each.target),
-            f"{change:+}" if change and each.position is not None else "",
-            str(each.low),
-            str(each.end),
-        )
-    show_table(table)
-    if is_applied:
-        typer.echo(f"done: group {plan.group} continues at the new positions")
-    elif plan.refused is not None:
-        echo_safe(f"cannot be applied now: {plan.refused}", err=True)
-    else:
-        typer.echo("nothing was changed; to do it, add --apply")
-
+_FLUSH_TIMEOUT_S: Final = 30.0
 
 app = typer.Typer(
     help="List consumer groups; show a group's lag, subscriptions and queue locks; move its positions.",
@@ -287,7 +208,241 @@ def subscriptions(*, group: GroupName, at: Connected, as_json: Json = False) -> 
         raise typer.Exit(FINDING)
 
 
-app.command(epilog=_RESET_EXAMPLE)(reset)
-app.command(epilog="Example: rocketshim group locks payments")(group_locks.locks)
-app.command(epilog="Example: rocketshim group members payments")(group_locks.members)
-app.command(epilog="Example: rocketshim group release payments orders/3 --owner-is-gone")(group_locks.release)
+_RESET_EXAMPLE = (
+    "Example: rocketshim group reset payments --to 2h --topic orders; "
+    "then: rocketshim group reset payments --to 2h --topic orders --apply"
+)
+
+
+@app.command(epilog=_RESET_EXAMPLE)
+def reset(
+    *,
+    group: GroupName,
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="earliest|latest|TIME|OFFSET",
+            help="The new position: earliest, latest, a time or a duration before now (2026-11-20T18:00:00Z, 2h), or "
+            "an offset.",
+        ),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC[/PARTITION]",
+            help="Only this topic or partition; repeatable. Default: what the group has committed, without its retry "
+            "topic.",
+            autocompletion=complete_topic,
+        ),
+    ] = None,
+    apply: Annotated[bool, typer.Option("--apply", help="Move the positions; without it, only show the plan.")] = False,
+    at: Connected,
+    as_json: Json = False,
+) -> None:
+    """Show where the positions of a group would be, and with --apply move them there.
+
+    Exit code 2 if the plan cannot be applied, because members are running. With --apply this is an error: exit code 1.
+    """
+    names = at.names
+    resetter = GroupResetter(at.bootstrap, names, at.client)
+    topics = [(names.physical(name), number) for name, number in map(split_partition, topic or ())]
+    plan = resetter.plan(group, topics, _target(to))
+    if apply:
+        resetter.apply(plan)
+    if as_json:
+        typer.echo(json.dumps({**asdict(plan), "applied": apply}))
+    else:
+        _show(plan, is_applied=apply)
+    if plan.refused is not None:
+        raise typer.Exit(FINDING)
+
+
+def _target(to: str) -> ResetTarget:
+    if to in {"earliest", "latest"}:
+        return ResetTarget(latest=to == "latest")
+    if re.fullmatch("[0-9]{1,19}", to):
+        return ResetTarget(offset=int(to))
+    return ResetTarget(at_ms=past_ms(to, time.time_ns() // 1_000_000, "--to"))
+
+
+def _show(plan: ResetPlan, *, is_applied: bool) -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("topic")
+    for column in ("partition", "position", "new position", "change", "first", "end"):
+        table.add_column(column, justify="right")
+    for each in plan.resets:
+        change = each.target - (each.low if each.position is None else each.position)
+        table.add_row(
+            each.topic,
+            str(each.partition),
+            "none" if each.position is None else str(each.position),
+            str(each.target),
+            f"{change:+}" if change and each.position is not None else "",
+            str(each.low),
+            str(each.end),
+        )
+    show_table(table)
+    if is_applied:
+        typer.echo(f"done: group {plan.group} continues at the new positions")
+    elif plan.refused is not None:
+        echo_safe(f"cannot be applied now: {plan.refused}", err=True)
+    else:
+        typer.echo("nothing was changed; to do it, add --apply")
+
+
+def _log(at: Connection, group: str) -> GroupLogStanding:
+    settings = ConnectionSettings.make(bootstrap=at.bootstrap, namespace=at.namespace, client=at.client)
+    return group_log(settings, group)
+
+
+def _age_s(standing: GroupLogStanding) -> int | None:
+    """Return the seconds since the log's last record, by this machine's clock; None: the log holds no record."""
+    return (
+        None
+        if standing.last_append_ms is None
+        else max(0, time.time_ns() // 1_000_000 - standing.last_append_ms) // 1_000
+    )
+
+
+def _echo_age(standing: GroupLogStanding) -> None:
+    age_s = _age_s(standing)
+    typer.echo("the log holds no record" if age_s is None else f"last record of the log: {age_s} s ago")
+
+
+@app.command(epilog="Example: rocketshim group locks payments")
+def locks(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
+    """Show who holds which queue, its fencing token and remaining lease, and the position and retry counts.
+
+    The next owner of a queue starts with that position and those counts; they are of the owner's last renewal, by
+    default at most 20 s old. Leases run in the time of the log, which advances with its records only: while nobody
+    writes, no lease expires.
+    """
+    standing = _log(at, group)
+    rows: list[dict[str, Any]] = [
+        {
+            "topic": lock.queue.topic,
+            "partition": lock.queue.queue_id,
+            "owner": None if lock.owner is None else lock.owner.client_id,
+            "known": lock.known,
+            "token": lock.token,
+            "lease_left_ms": lock.lease_left_ms,
+            "next_offset": lock.next_offset,
+            "reconsume_counts": [list(pair) for pair in lock.reconsume_counts],
+        }
+        for lock in standing.log.locks
+    ]
+    if as_json:
+        typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "locks": rows}))
+        return
+    table = Table(
+        "topic", "partition", "owner", "token", "lease left", "next offset", "failing", box=None, pad_edge=False
+    )
+    for row in rows:
+        owner = row["owner"] or "(free)"
+        table.add_row(
+            row["topic"],
+            str(row["partition"]),
+            owner if row["known"] else f"{owner}?",
+            "" if row["token"] is None else str(row["token"]),
+            f"{row['lease_left_ms'] / 1_000:.0f} s" if row["owner"] else "",
+            "" if row["next_offset"] is None else str(row["next_offset"]),
+            ", ".join(f"{offset}: {count} times" for offset, count in row["reconsume_counts"][:3]),
+        )
+    show_table(table)
+    _echo_age(standing)
+
+
+@app.command(epilog="Example: rocketshim group members payments")
+def members(*, group: GroupName, at: Connected, as_json: Json = False) -> None:
+    """Show the members that the group's log knows, and how they distribute the queues."""
+    standing = _log(at, group)
+    rows = [
+        {
+            "client_id": member.owner.client_id,
+            "incarnation": member.owner.incarnation,
+            "strategy": member.strategy,
+            "gone_in_ms": member.end_ms - standing.log.log_ms,
+            "queues": sum(lock.owner == member.owner for lock in standing.log.locks),
+        }
+        for member in standing.log.members
+    ]
+    if as_json:
+        typer.echo(json.dumps({"group": group, "last_record_s_ago": _age_s(standing), "members": rows}))
+        return
+    table = Table("client id", "queues", "allocated by", "expires without a heartbeat in", box=None, pad_edge=False)
+    for row in rows:
+        how = str(row["strategy"] or "Kafka's group protocol")
+        table.add_row(str(row["client_id"]), str(row["queues"]), how, f"{int(str(row['gone_in_ms'])) / 1_000:.0f} s")
+    show_table(table)
+    _echo_age(standing)
+
+
+@app.command(epilog="Example: rocketshim group release payments orders/3 --owner-is-gone")
+def release(
+    *,
+    group: GroupName,
+    queue: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION", help="The queue, as `group locks` shows it.")],
+    at: Connected,
+    owner_is_gone: Annotated[
+        bool, typer.Option("--owner-is-gone", help="Release the queue: the process that holds it has ended.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Release a queue whose owner has died, without waiting for its lease. Position and retry counts are kept.
+
+    Without --owner-is-gone the command shows who holds the queue, changes nothing and ends with exit code 2. An owner
+    that is still running stops when it reads the release. A frozen owner cannot: when it wakes it may finish one call
+    at the same time as the new owner. Only a sink that checks fencing tokens rejects that call.
+    """
+    topic, number = split_partition(queue)
+    if number is None:
+        raise ConfigError(f"{queue!r:.80}: write TOPIC/PARTITION, as `rocketshim group locks` shows it")
+    wanted = MessageQueue(topic, queue_id=number)
+    standing = _log(at, group)
+    record = release_record(standing, wanted)
+    lock = standing.log.lock(wanted)
+    if record is not None and owner_is_gone:
+        log_topic = at.names.group_log(group)
+        _store(at, log_topic, encode_group_record(record))
+    if as_json:
+        facts = {
+            "group": group,
+            "topic": wanted.topic,
+            "partition": wanted.queue_id,
+            "owner": None if record is None else record.client_id,
+            "token": lock.token,
+            "lease_left_ms": lock.lease_left_ms,
+            "released": record is not None and owner_is_gone,
+        }
+        typer.echo(json.dumps(facts))
+    elif record is None:
+        typer.echo(f"no known owner holds {queue}: there is nothing to release")
+    elif owner_is_gone:
+        echo_safe(f"{queue} is free; {record.client_id} held it")
+    else:
+        echo_safe(
+            f"{queue} is held by {record.client_id} for {lock.lease_left_ms / 1_000:.0f} s more (token {lock.token})"
+        )
+    if record is not None and not owner_is_gone:
+        typer.echo("nothing was changed; if that process has ended, use --owner-is-gone", err=True)
+        raise typer.Exit(FINDING)
+
+
+def _store(at: Connection, topic: str, value: bytes) -> None:
+    errors: list[Any] = []
+    reports = DeliveryReports()
+    producer = (at.clients or confluent_clients()).producer(
+        merge(at.client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": at.bootstrap})
+    )
+
+    def reported(error: Any, message: Any) -> None:
+        errors.append(reports.error(error, message))
+
+    producer.produce(topic, value, partition=0, on_delivery=reported)
+    producer.flush(_FLUSH_TIMEOUT_S)
+    error = errors[0] if errors else "no answer"  # test it with `is` only: comparing a KafkaError with None breaks
+    if error is not None:
+        raise SendError(f"cannot confirm the release of the queue: {error}; run the command again")

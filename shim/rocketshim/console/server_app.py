@@ -22,7 +22,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from rocketshim.console import dead, message, observed, plans, waiting
+from rocketshim.console import dead, message, observed, plans
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
 from rocketshim.console.guard import Guard, cookie_name
@@ -103,9 +103,9 @@ _LOG = safe_logger("rocketshim.console")
 _PAGES: Final[dict[str, Page]] = {
     "/": observed.overview,
     "/tiles": observed.tiles,
-    "/waiting": waiting.show,
-    "/waiting/records": waiting.listed,
-    "/retrying/{group}": waiting.retries,
+    "/waiting": observed.waiting,
+    "/waiting/records": observed.listed,
+    "/retrying/{group}": observed.retries,
     "/groups": observed.groups,
     "/groups/{group}": observed.group,
     "/parked": dead.parked,

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.console import context, observed
 from rocketshim.console.context import Templates
-from rocketshim.console.waiting import Bar, leaving
+from rocketshim.console.observed import Bar, leaving
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot
 from rocketshim_topics import DelayLevels

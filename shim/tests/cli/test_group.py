@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocketshim.cli.group_locks import _store
+from rocketshim.cli.group import _store
 from rocketshim.cli.options import Connection
 from rocketshim.errors import SendError
 from rocketshim.kafka.clients import Clients
