@@ -1,24 +1,56 @@
-"""`LitePullConsumer`: the caller polls for messages, instead of registering a listener."""
+"""`LitePullConsumer`: the caller polls for messages, instead of registering a listener.
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import Final, Self, Unpack
+The caller does not acknowledge single messages. What a poll returned is *done* when the next poll begins, not before,
+or when the caller commits it (`core.partition` has the positions of a queue). A commit for which somebody waits
+contains every position that is not confirmed: one that was sent without waiting may still be refused.
 
-from rocketshim.consumer.pull.partitions import PullPartitions, QueuesListener
+`PartitionReader` assigns, starts and fetches, as for push consumers. A fetched record is also not handed out if its
+queue was paused meanwhile: the queue is read again from its position. The thread that calls the consumer owns all of
+this.
+
+Source: `AssignedMessageQueue` of RocketMQ (`pullOffset`, `consumeOffset`, `seekOffset`).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any, Final, Self, Unpack
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from rocketshim.consumer.pull.session import PullSession
+from rocketshim.consumer.reader.group_offsets import commit_now
+from rocketshim.consumer.reader.joining import Joining
+from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.clock import Clock
 from rocketshim.core.partition import PauseReason
+from rocketshim.core.start_position import StartRules, timestamp_or_default
+from rocketshim.core.subscriptions import digest_of, text_of
+from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import call_problem
-from rocketshim.errors import ConfigError
-from rocketshim.filters import MessageSelector
-from rocketshim.filters.selection import as_selector
+from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
+from rocketshim.filters import MessageSelector, TagFilter
+from rocketshim.filters.selection import as_selector, matching, unreadable_headers
 from rocketshim.health import Metric
-from rocketshim.kafka.clients import Clients
+from rocketshim.kafka.clients import Clients, ConsumerClient, Parting, brokers_assign, explained, is_fatal, unsubscribes
+from rocketshim.kafka.lookups import stored_among
+from rocketshim.kafka.queue_lookup import QueueLookup, cluster_errors
+from rocketshim.locks.lease import Ownership
+from rocketshim.logs import safe_logger
 from rocketshim.settings.consumer import LitePullConsumerOptions, LitePullConsumerSettings
 from rocketshim_topics import MessageView, TopicNames
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.kafka_codes import DENIED
+from rocketshim_topics.message import first_views
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.wire import coordinates
 
-__all__ = ["LitePullConsumer"]
+__all__ = ["LitePullConsumer", "PullPartitions"]
 
+_LOG = safe_logger("rocketshim.consumer")
 _SLICE_S: Final = 0.1  # so that a waiting poll notices `stop`
+_TIMEOUT_S: Final = 10.0
+_FIRST_LOOKS: Final = 3
+
+QueuesListener = Callable[[str, list[MessageQueue]], None]
 
 
 class LitePullConsumer:
@@ -364,3 +396,374 @@ class LitePullConsumer:
         """
         with self._session.call():
             return self._lookup.offset_for_timestamp(queue, timestamp_ms)
+
+
+class PullPartitions:
+    """The partitions of one lite pull consumer; the `PartitionOwner` of its reader."""
+
+    def __init__(
+        self, settings: LitePullConsumerSettings, names: TopicNames, clients: Clients | None, clock: Clock | None
+    ) -> None:
+        self.session = PullSession(settings, clients, clock, self._close)
+        self._settings = settings
+        self._names = names
+        retry_topic, now_ms = names.retry(settings.group), self.session.now_ms
+        self.reader = PartitionReader(
+            make_consumer=lambda on_commit: self._make_client({"on_commit": on_commit}),
+            make_lookup_client=lambda: self._make_client({}),
+            rules=StartRules(
+                retry_topic,
+                settings.consume_from_where,
+                timestamp_or_default(settings.consume_timestamp_ms, self.session.clock.wall_ms()),
+                young_queue_max_messages=settings.young_queue_max_messages,
+                compare_every_ms=settings.topic_metadata_check_interval_ms,
+            ),
+            ownership=Ownership(now_ms),
+            now_ms=now_ms,
+            joining=Joining(settings.group, settings.client, self.session.group_question()),
+        )
+        self.by_key = self.reader.partitions  # those that are assigned
+        self.lookup = QueueLookup(names, lambda: self.reader.lookups)
+        self._subscribed: dict[str, MessageSelector] = {}  # by physical topic
+        self._requested: dict[TopicPartitionKey, MessageQueue] | None = None  # the queues of assign(); None: not called
+        self.assign_filters: dict[str, MessageSelector] = {}  # of assigned queues, by physical topic
+        # by topic the listener for changes of its queues, and the queues that it knows; None: not looked up yet
+        self.watched: dict[str, tuple[QueuesListener, list[MessageQueue] | None]] = {}
+        self._logical: dict[str, str] = {}
+        self._commit_timer = Timer(settings.auto_commit_interval_ms)
+        self._watch_timer = Timer(settings.topic_metadata_check_interval_ms)
+
+    # --- the client --------------------------------------------------------------------------------------------------
+
+    def _make_client(self, callbacks: dict[str, Any]) -> ConsumerClient:
+        required = {**callbacks, "auto.offset.reset": "earliest"}  # repeat messages if retention deleted the position
+        if not brokers_assign(self._settings.client):
+            required["partition.assignment.strategy"] = "cooperative-sticky"
+        return self.session.make_client(required, {})
+
+    def open(self) -> None:
+        """Open the client and read what is subscribed or assigned; see `LitePullConsumer.start`."""
+        self.reader.open(self, self._committed, self._client_error)
+        try:
+            with explained(self.session.last_error, self.reader.client()):
+                for physical in self._subscribed:
+                    self._look_up_first(physical)
+            if self._subscribed:
+                self._join()
+            if self._requested is not None:
+                self._assign(self._requested)
+        except BaseException:
+            self.reader.leave(_TIMEOUT_S, unsubscribe=False)
+            raise
+
+    def _look_up_first(self, topic: str) -> None:
+        """Look a topic up; ask again while no connection has failed: on a slow link the first answer takes long.
+
+        A link on which a request takes 3 s needs four requests for it.
+        """
+        for left in reversed(range(_FIRST_LOOKS)):
+            try:
+                self.lookup.queues(topic)
+            except BrokerUnavailableError:
+                if not left or self.session.last_error.text(self.reader.client()):
+                    raise
+            else:
+                return
+
+    def _close(self) -> None:
+        """Commit what is done, leave the group and close the clients; see `LitePullConsumer.stop`."""
+        if self._settings.auto_commit:
+            self.skip_invisible()
+        due = self.unconfirmed() if self._settings.auto_commit else {}
+        self.reader.is_closing = True
+        parting = self.reader.leave(
+            self.session.leave_s,
+            unsubscribe=bool(self._subscribed) and unsubscribes(self._settings.client),
+            before_close=lambda: self.commit(due),
+        )
+        if parting is Parting.SILENT:
+            raise BrokerUnavailableError(
+                f"the consumer of group {self._settings.group!r} has stopped, but its last commit was not answered in "
+                "time (no broker can be reached, or the group waits for another member): messages that were handled "
+                "since the previous commit may be delivered again"
+            )
+        if parting is Parting.STAYED:
+            _LOG.warning("consumer.not-left", extra={"group": self._settings.group})
+
+    # --- what to read ------------------------------------------------------------------------------------------------
+
+    def subscribe(self, topic: str, selector: MessageSelector) -> None:
+        """Share a topic with the group, or change its filter; see `LitePullConsumer.subscribe`."""
+        if self._requested is not None:
+            raise ConfigError("Cannot subscribe: assign() was called on this consumer, and the two exclude each other")
+        physical = self._names.physical(topic)
+        is_new = physical not in self._subscribed
+        if is_new and self.session.is_open:
+            self.lookup.queues(topic)
+        self._logical[physical] = topic
+        self._set_subscribed({**self._subscribed, physical: selector}, joins=is_new)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Stop reading a topic; do nothing if it is not subscribed."""
+        physical = self._names.physical(topic)
+        if physical in self._subscribed:
+            others = {name: selector for name, selector in self._subscribed.items() if name != physical}
+            self._set_subscribed(others, joins=True)
+
+    def _set_subscribed(self, subscribed: dict[str, MessageSelector], *, joins: bool) -> None:
+        """Set the filters of all subscribed topics; commits carry them in the same form as those of push consumers."""
+        self._subscribed = subscribed
+        digest = digest_of({name: selector.filter.digest() for name, selector in subscribed.items()})
+        text = text_of({name: selector.expression for name, selector in subscribed.items()})
+        self.reader.starts.subscribe(digest, text)
+        if joins and self.session.is_open:
+            self._join()
+
+    def _join(self) -> None:
+        with cluster_errors("the topics cannot be subscribed"):
+            self.reader.subscribe(sorted(self._subscribed))
+
+    def assign(self, queues: Collection[MessageQueue]) -> None:
+        """Read exactly these queues; see `LitePullConsumer.assign`."""
+        if self._subscribed:
+            raise ConfigError("Cannot assign: subscribe() was called on this consumer, and the two exclude each other")
+        requested = {self.lookup.key_of(queue): queue for queue in queues}
+        if self.session.is_open:
+            self._assign(requested)
+        self._requested = requested
+
+    def _assign(self, requested: Mapping[TopicPartitionKey, MessageQueue]) -> None:
+        new = [key for key in requested if key not in self.by_key]
+        for topic in sorted({key.topic for key in new}):
+            known = {queue.queue_id for queue in self.lookup.queues(topic)}
+            absent = [key for key in new if key.topic == topic and key.partition not in known]
+            if absent:
+                raise ConfigError(f"{topic!r} has {len(known)} queues, and no queue {absent[0][1]}")
+        gone = [key for key in sorted(self.by_key) if key not in requested]
+        with cluster_errors("the queues cannot be assigned"):
+            starts = self.reader.starts.resolve(new, _TIMEOUT_S)
+            if self._settings.auto_commit:
+                self.commit(self.unconfirmed(gone))
+            if gone:
+                self.reader.unassign(gone)
+            if starts:
+                self.reader.start_at(starts)
+
+    def changed_queues(self) -> Iterator[tuple[QueuesListener, str, list[MessageQueue]]]:
+        """Look up the watched queues, if it is time; yield each listener to call with its topic and changed queues."""
+        due = list(self.watched.items()) if self._watch_timer.is_due(self.reader.now_ms()) else []
+        for topic, (listener, before) in due:
+            try:
+                now = self.lookup.queues(topic)
+            except RocketshimError as error:
+                _LOG.warning("consumer.queues-unknown", extra={"topic": topic, "error": str(error)})
+                continue
+            self.watched[topic] = (listener, now)
+            if before is not None and now != before:
+                yield listener, topic, list(now)
+
+    # --- queues ------------------------------------------------------------------------------------------------------
+
+    def queue_of(self, key: TopicPartitionKey) -> MessageQueue:
+        """Return the queue of a partition, by the name that the caller uses."""
+        named = (self._requested or {}).get(key)
+        return named or MessageQueue(self._logical.get(key.topic, key.topic), queue_id=key.partition)
+
+    def assigned(self, queues: Iterable[MessageQueue]) -> list[TopicPartitionKey]:
+        """Return the partitions of those queues that are assigned."""
+        return [key for queue in queues if (key := self.lookup.key_of(queue)) in self.by_key]
+
+    def assigned_key(self, queue: MessageQueue) -> TopicPartitionKey:
+        """Return the partition of a queue; raise ConsumerError if it is not assigned or its start is not known."""
+        key = self.lookup.key_of(queue)
+        self.session.check_open()
+        if (partition := self.by_key.get(key)) is None or partition.is_waiting:
+            raise ConsumerError(f"{queue} is not assigned to this consumer, or its start is unknown; see assignment()")
+        return key
+
+    def seek(self, queue: MessageQueue, offset: int) -> None:
+        """Move the position of an assigned queue."""
+        key = self.assigned_key(queue)
+        with cluster_errors(f"{queue} cannot be read from offset {offset}"):
+            self.reader.seek(key, offset)
+        self.by_key[key].seek(offset)
+
+    # --- reading -----------------------------------------------------------------------------------------------------
+
+    def do_due(self) -> None:
+        """Commit if it is time, and try again to start queues that could not be started yet."""
+        if self._settings.auto_commit and self._commit_timer.is_due(self.reader.now_ms()):
+            self.skip_invisible()
+            self._commit_done()
+        self.reader.start_waiting()
+        if self._subscribed:
+            self.reader.look_at_group()
+        if self._subscribed and self.reader.is_member:
+            self.reader.starts.compare(self._subscribed, self.reader.now_ms())
+
+    def skip_invisible(self) -> None:
+        """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""
+        for item in self.reader.read_to():
+            partition = self.by_key[TopicPartitionKey.of(item)]
+            partition.position = max(partition.position, item.offset)  # done when the message before is
+
+    def fetch(self, wait_s: float) -> list[MessageView]:
+        """Return the messages that arrive; wait for the first one for this time in seconds."""
+        messages: list[MessageView] = []
+        try:
+            for key, run in self.reader.fetch(self._settings.pull_batch_size, wait_s):
+                partition = self.by_key.get(key)
+                if partition is None:
+                    continue
+                if partition.pauses:  # paused after these records were fetched
+                    self.reader.client().seek(TopicPartition(*key, partition.position))
+                    continue
+                wanted = self.reader.from_position(key, run, partition.position)
+                if wanted == []:
+                    continue
+                found = list(self._selected(key.topic, wanted or run))
+                trusted = self._names.has_failures(key.topic)
+                messages += [MessageView(message, trusted) for message in found] if trusted else first_views(found)
+                partition.hand_out(run[-1].offset() + 1)
+        except BaseException:  # for example of a signal handler: this poll returns nothing, so all is read again
+            for key, partition in self.by_key.items():
+                partition.seek(partition.done)
+                if partition.position >= 0:
+                    self.reader.client().seek(TopicPartition(*key, partition.position))
+            raise
+        return messages
+
+    def raise_failure(self) -> None:
+        """Raise what a callback could not raise."""
+        error, self.reader.error = self.reader.error, None
+        if isinstance(error, RocketshimError):
+            raise error
+        if error is not None:
+            raise ConsumerError(f"the queues could not be assigned or released: {error}") from error
+
+    def _selected(self, topic: str, run: list[Any]) -> Iterable[Any]:
+        filters = self._subscribed if self._requested is None else self.assign_filters
+        selector = filters.get(topic)
+        if selector is None:
+            return run
+        if isinstance(selector.filter, TagFilter):
+            return selector.filter.sieve(run, self._unreadable)
+        return matching(selector.filter.matches_headers, run, self._unreadable)
+
+    def _unreadable(self, record: Any, error: Exception) -> None:
+        self.session.counts.skipped += 1
+        _LOG.error("consumer.headers-unreadable", extra={"record": coordinates(record), "error": str(error)})
+        self.reader.fail(unreadable_headers(record))
+
+    # --- commits -----------------------------------------------------------------------------------------------------
+
+    def begin_poll(self) -> None:
+        """Begin the next poll: everything that was handed out is done."""
+        for partition in self.by_key.values():
+            partition.before = None
+
+    def unconfirmed(
+        self, keys: Iterable[TopicPartitionKey] | None = None, *, everything: bool = False
+    ) -> dict[TopicPartitionKey, int]:
+        """Return the positions for a commit that somebody waits for: those not confirmed, or not sent last.
+
+        None: of all partitions. With `everything` they include what the last poll has handed out.
+
+        Decides: What does a pull consumer commit? What was returned before the last poll, and the markers and aborted
+            records behind it (`skip_invisible`); the messages of the last one only by commit_sync. After a seek the
+            position may be lower (`core.partition.Partition.is_due`).
+        """
+        chosen = self.by_key if keys is None else keys
+        partitions = [each for key in chosen if (each := self.by_key.get(key)) is not None]
+        positions = {each: each.position if everything else each.done for each in partitions}
+        return {each.key: at for each, at in positions.items() if not at == each.sent == each.stored}
+
+    def _stored(self, positions: Mapping[TopicPartitionKey, int]) -> None:
+        for key, position in positions.items():
+            if (partition := self.by_key.get(key)) is not None:
+                partition.send(position)
+                partition.settle(position, is_stored=True)
+
+    def commit(self, positions: Mapping[TopicPartitionKey, int]) -> None:
+        """Commit positions, and wait for the answer. Raises RocketshimError: one was refused, or no answer came."""
+        offsets = self.reader.starts.as_offsets(positions)
+        try:
+            with self.session.counts.counting_failed_commits():
+                commit_now(self.reader.client(), offsets)
+        except KafkaException as error:
+            stored = stored_among(self.reader.client(), offsets, error.args[0])
+            self._stored(stored)
+            left = f" of {', '.join(map(str, sorted(positions.keys() - stored)))}" if stored else ""
+            with cluster_errors(f"the positions of group {self._settings.group!r}{left} were not committed"):
+                raise
+        self._stored(positions)
+
+    def _commit_done(self) -> None:
+        """Commit what is done, without waiting for the answer; an error is logged, and the next commit covers it."""
+        due = {key: each.done for key, each in self.by_key.items() if each.is_due}
+        try:
+            if due:
+                self.reader.client().commit(offsets=self.reader.starts.as_offsets(due), asynchronous=True)
+                for key, position in due.items():
+                    self.by_key[key].send(position)
+        except KafkaException as error:
+            self._commit_failed(error)
+
+    def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
+        """Process the answer to an asynchronous commit: a refused position is due again."""
+        stored = stored_among(self.reader.client(), partitions, error) if error is not None else {}
+        for item in partitions:
+            key = TopicPartitionKey.of(item)
+            if (partition := self.by_key.get(key)) is not None:
+                partition.settle(item.offset, is_stored=key in stored or (error or item.error) is None)
+        failure = error or next((item.error for item in partitions if item.error is not None), None)
+        if failure is not None:
+            self._commit_failed(failure)
+
+    def _commit_failed(self, error: object) -> None:
+        self.session.counts.commits_failed += 1
+        _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+        if is_fatal(error):
+            self.reader.fail(ConsumerError(f"the consumer cannot go on: {error}"))
+
+    # --- what the reader asks (`PartitionOwner`) ---------------------------------------------------------------------
+
+    def accept(self, partitions: list[TopicPartition]) -> None:
+        """Start assigned partitions."""
+        self.reader.start(partitions)
+
+    def begin(self, key: TopicPartitionKey, offset: int) -> None:
+        """Begin a partition."""
+        self.by_key[key].begin(offset)
+
+    def position(self, key: TopicPartitionKey) -> int | None:
+        """Return where to read a partition again."""
+        partition = self.by_key.get(key)
+        return None if partition is None else partition.position
+
+    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Commit what is done of partitions that are about to be revoked; an error is logged."""
+        if self._settings.auto_commit and not self.reader.is_closing:  # `_close` has committed
+            try:
+                self.commit(self.unconfirmed(keys))
+            except (RocketshimError, RuntimeError) as error:
+                _LOG.warning("consumer.commit-failed", extra={"error": str(error)})
+
+    def forget(self, keys: Collection[TopicPartitionKey]) -> None:
+        """Do nothing: what is known of a partition stands in it."""
+
+    def _client_error(self, message: Any) -> None:
+        """Keep an error that `poll` has to raise; a transient error is only logged."""
+        error: KafkaError = message.error()
+        topic = message.topic()
+        self.reader.log_error(error, topic)
+        try:
+            if is_fatal(error) or error.code() in DENIED:
+                with cluster_errors(f"{topic or 'this group'} cannot be read{self.reader.joining.explained(error)}"):
+                    raise KafkaException(error)
+            if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and topic:
+                self.lookup.queues(topic)
+        except BrokerUnavailableError:
+            pass
+        except RocketshimError as typed:
+            self.reader.fail(typed)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.pull.partitions import PullPartitions
+from rocketshim.consumer.pull.lite_pull_consumer import PullPartitions
 from rocketshim.core.partition import Partition
 from rocketshim.settings.consumer import LitePullConsumerSettings
 from rocketshim.testing import InMemoryKafka
