@@ -29,9 +29,9 @@ def failed_is_forgotten(original: Any) -> Any:
     """Let offsets pass a message that could not be sent back."""
 
     def end(self: Any, key: Any, offset: int, future: Any, error: Any) -> None:
-        held = self.held.get(key)
-        if held is not None:
-            held.failing.discard(offset)
+        partition = self.by_key.get(key)
+        if partition is not None:
+            partition.failing.discard(offset)
         original(self, key, offset, future, error)
 
     return end

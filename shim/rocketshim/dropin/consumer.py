@@ -259,11 +259,11 @@ class Consumer(confluent_kafka.Consumer):
         if topic == partitions.retry_topic:
             return message if retries.hand_out(self, [message]) else next(iter(retries.take(self, 1, timeout)), None)
         retries.is_dirty = True  # from here on `hand_out` written out, since it is done for each message
-        held = partitions.held.get((topic, message.partition()))  # type: ignore[call-overload]  # a key is such a tuple
-        if held is not None and message.error() is None:
-            if held.began_at is None:
-                held.began_at = message.offset()
-            held.last = message
+        partition = partitions.by_key.get((topic, message.partition()))  # type: ignore[call-overload]  # a key is such a tuple
+        if partition is not None and message.error() is None:
+            if partition.began_at is None:
+                partition.began_at = message.offset()
+            partition.last = message
         return message
 
     def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:

@@ -123,7 +123,7 @@ class Partitions:
 
     def __init__(self, retry_topic: str, names: TopicNames) -> None:
         self.retry_topic = retry_topic
-        self.held: dict[TopicPartitionKey, Partition] = {}  # the assigned ones
+        self.by_key: dict[TopicPartitionKey, Partition] = {}  # the assigned ones
         self.known: frozenset[str] = frozenset()  # topics and patterns that the program has ever subscribed to
         self.named: frozenset[str] = frozenset()  # topics that the program subscribes to by name
         self.paused: set[TopicPartitionKey] = set()  # by the program
@@ -136,20 +136,20 @@ class Partitions:
     def keys(self) -> list[TopicPartitionKey]:
         """Return every assigned partition."""
         with self._lock:
-            return [*self.held]
+            return [*self.by_key]
 
     def add(self, keys: Iterable[TopicPartitionKey], awaiting: Collection[TopicPartitionKey] = ()) -> None:
         """Begin the epoch of partitions; of those in `awaiting`, the start is not known yet."""
         with self._lock:
             for key in keys:
-                if key not in self.held:
-                    self.held[key] = Partition(awaits_start=key in awaiting)
+                if key not in self.by_key:
+                    self.by_key[key] = Partition(awaits_start=key in awaiting)
 
     def remove(self, keys: Iterable[TopicPartitionKey]) -> None:
         """End the epoch of these partitions; their unfinished send-backs no longer have an effect here."""
         with self._lock:
             for key in keys:
-                self.held.pop(key, None)
+                self.by_key.pop(key, None)
 
     def subscribed(self, topics: Iterable[str]) -> None:
         """Record that the program subscribes to these topics and patterns instead of the former ones."""
@@ -187,7 +187,7 @@ class Partitions:
     def awaiting_start(self) -> list[TopicPartition]:
         """Return the assigned partitions whose start is not known yet."""
         with self._lock:
-            return [TopicPartition(*key) for key, held in self.held.items() if held.awaits_start]
+            return [TopicPartition(*key) for key, partition in self.by_key.items() if partition.awaits_start]
 
     def pauses(self, *, asked: bool = False) -> list[tuple[TopicPartition, bool]]:
         """Return each partition of the retry topic, and whether it is to be paused; otherwise it is to be resumed.
@@ -200,7 +200,7 @@ class Partitions:
         theirs = {key for key in assigned if not self.is_internal(key.topic)}
         waits = theirs <= self.paused and (asked or bool(theirs))
         return [
-            (TopicPartition(*key), waits or self.held[key].awaits_start)
+            (TopicPartition(*key), waits or self.by_key[key].awaits_start)
             for key in assigned
             if key.topic == self.retry_topic and key not in self.paused
         ]
@@ -214,33 +214,33 @@ class Partitions:
             StaleMessageError: the message was not handed out by this assignment.
         """
         with self._lock:
-            held = self.held.get(key)
-            if held is None or not held.has_handed_out(offset):
+            partition = self.by_key.get(key)
+            if partition is None or not partition.has_handed_out(offset):
                 raise StaleMessageError(
                     f"the message at {key}/{offset} does not belong to the current assignment: its "
                     "partition was revoked, or the consumer was closed. Drop the message: the new owner of the "
                     "partition gets it again, unless it was committed"
                 )
-            known = held.sent.get(offset)
+            known = partition.sent.get(offset)
             if known is not None:
                 return known, False
             future: Future[None] = Future()
-            held.sent[offset] = future
-            held.failing.add(offset)
-            held.redelivering.discard(offset)
-            if len(held.sent) > _KEPT_COUNT:
-                _forget_oldest(held.sent)
+            partition.sent[offset] = future
+            partition.failing.add(offset)
+            partition.redelivering.discard(offset)
+            if len(partition.sent) > _KEPT_COUNT:
+                _forget_oldest(partition.sent)
             return future, True
 
     def end(self, key: TopicPartitionKey, offset: int, future: Future[None], error: BaseException | None) -> None:
         """End a send-back: it is stored, or `error` is the reason why not, and a later call may try again."""
         with self._lock:
-            held = self.held.get(key)
-            if held is not None and held.sent.get(offset) is future:
+            partition = self.by_key.get(key)
+            if partition is not None and partition.sent.get(offset) is future:
                 if error is None:
-                    held.failing.discard(offset)
+                    partition.failing.discard(offset)
                 else:
-                    del held.sent[offset]
+                    del partition.sent[offset]
         if error is None:
             future.set_result(None)
         else:
@@ -250,40 +250,42 @@ class Partitions:
 
     def handed_out(self, message: Message) -> None:
         """Note that the program gets a message."""
-        held = self.held.get(key_of(message))
-        if held is not None and message.error() is None:
-            if held.began_at is None:
-                held.began_at = offset_of(message)
-            held.last = message
+        partition = self.by_key.get(key_of(message))
+        if partition is not None and message.error() is None:
+            if partition.began_at is None:
+                partition.began_at = offset_of(message)
+            partition.last = message
 
     def began(self, messages: Iterable[Message]) -> None:
         """Note the first message of each partition of which the client has returned none before these."""
-        fresh = {key for key, held in self.held.items() if held.began_at is None and held.asked is not None}
+        fresh = {
+            key for key, partition in self.by_key.items() if partition.began_at is None and partition.asked is not None
+        }
         for message in messages if fresh else ():
             if (key := key_of(message)) in fresh and message.error() is None:
-                self.held[key].began_at = offset_of(message)
+                self.by_key[key].began_at = offset_of(message)
                 fresh.remove(key)
 
     def positions(self) -> dict[TopicPartitionKey, TopicPartition]:
         """Return the offset after the message that was handed out last, of each partition where one was."""
         with self._lock:
-            found = {key: held.position for key, held in self.held.items()}
+            found = {key: partition.position for key, partition in self.by_key.items()}
         return {key: position for key, position in found.items() if position is not None}
 
     def answered(self, positions: Mapping[TopicPartitionKey, TopicPartition]) -> None:
         """Note the client's positions: they also pass the marks of transactions behind the last message."""
         with self._lock:
             for key, position in positions.items():
-                held = self.held.get(key)
-                if held is not None and position.offset >= 0:
-                    held.asked, held.last = position, None
+                partition = self.by_key.get(key)
+                if partition is not None and position.offset >= 0:
+                    partition.asked, partition.last = position, None
 
     def sought(self, key: TopicPartitionKey, offset: int) -> None:
         """Note a seek to an offset; a negative (logical) one counts as 0."""
         with self._lock:
-            held = self.held.get(key)
-            if held is not None:
-                held.seek(max(offset, 0))
+            partition = self.by_key.get(key)
+            if partition is not None:
+                partition.seek(max(offset, 0))
 
     def to_store(self, positions: Mapping[TopicPartitionKey, TopicPartition]) -> list[TopicPartition]:
         """Return the offsets to store, if they differ from those stored before; call `stored` with them afterwards.
@@ -296,11 +298,11 @@ class Partitions:
         found: list[TopicPartition] = []
         with self._lock:
             for key, position in positions.items():
-                held = self.held.get(key)
-                if held is None or position.offset < 0:
+                partition = self.by_key.get(key)
+                if partition is None or position.offset < 0:
                     continue
-                offset = held.storable(position.offset)
-                if offset != held.stored:
+                offset = partition.storable(position.offset)
+                if offset != partition.stored:
                     found.append(position if offset == position.offset else TopicPartition(*key, offset))
         return found
 
@@ -312,9 +314,9 @@ class Partitions:
         """
         with self._lock:
             for each in offsets:
-                held = self.held.get(TopicPartitionKey.of(each))
-                if held is not None:
-                    held.stored = each.offset
+                partition = self.by_key.get(TopicPartitionKey.of(each))
+                if partition is not None:
+                    partition.stored = each.offset
 
 
 def _matches(pattern: str, topic: str) -> bool:

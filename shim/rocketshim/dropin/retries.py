@@ -307,7 +307,7 @@ class Retries:
             _Original.store_offsets(consumer, message)
 
     def _has(self, key: TopicPartitionKey) -> bool:
-        return key.topic != self.partitions.retry_topic or key in self.partitions.held
+        return key.topic != self.partitions.retry_topic or key in self.partitions.by_key
 
     def seek(self, consumer: Any, partition: TopicPartition) -> None:
         """Seek as the original; messages before the target count as handled."""
@@ -459,7 +459,7 @@ class Retries:
             _LOG.warning(_NOT_READ, extra={"error": str(error)})
             return
         for each in ready:
-            self.partitions.held[TopicPartitionKey.of(each)].awaits_start = False
+            self.partitions.by_key[TopicPartitionKey.of(each)].awaits_start = False
         self._update_slow()
         self._follow_pauses(consumer)
 

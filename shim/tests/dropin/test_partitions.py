@@ -18,10 +18,10 @@ RETRY = NAMES.retry("g")
 MINE, OTHER, RETRIES = (TopicPartitionKey(*key) for key in (("orders", 0), ("orders", 1), (RETRY, 0)))
 
 
-def held(began_at: int = 0) -> Partitions:
+def assigned(began_at: int = 0) -> Partitions:
     partitions = Partitions(RETRY, NAMES)
     partitions.add([KEY])
-    partitions.held[KEY].began_at = began_at
+    partitions.by_key[KEY].began_at = began_at
     return partitions
 
 
@@ -51,11 +51,11 @@ def to_store(partitions: Partitions, positions: dict[TopicPartitionKey, int]) ->
 @pytest.mark.parametrize(("began_at", "position", "offset"), [(0, 5, 5), (0, 5, 9), (0, -1001, 0), (4, 5, 3)])
 def test_a_message_that_this_assignment_has_not_handed_out_is_stale(began_at: int, position: int, offset: int) -> None:
     with pytest.raises(StaleMessageError, match=f"orders/0/{offset}"):
-        begin(held(began_at), offset, position)
+        begin(assigned(began_at), offset, position)
 
 
 def test_a_message_of_a_revoked_partition_is_stale_also_if_it_is_assigned_again_and_begins_later() -> None:
-    partitions = held()
+    partitions = assigned()
     hand_out(partitions, 5)
     partitions.remove([KEY])
     with pytest.raises(StaleMessageError):
@@ -74,14 +74,14 @@ def test_the_first_message_of_many_is_noted_where_the_client_was_asked_instead_o
     for _ in range(2):
         partitions.answered({KEY: TopicPartition(*KEY, 8), OTHER: TopicPartition(*OTHER, OFFSET_INVALID)})
         partitions.began([Message("orders", 0, number, value=b"x") for number in (5, 6, 7)])
-    assert [held.began_at for held in partitions.held.values()] == [5, None]
+    assert [each.began_at for each in partitions.by_key.values()] == [5, None]
     assert partitions.begin(KEY, 5)[1]
     with pytest.raises(StaleMessageError):
         partitions.begin(KEY, 4)
 
 
 def test_a_send_back_is_begun_once_and_again_after_it_failed() -> None:
-    partitions = held()
+    partitions = assigned()
     future, first = begin(partitions, 2, 5)
     assert (first, begin(partitions, 2, 5)) == (True, (future, False))
     partitions.end(KEY, 2, future, OSError("away"))
@@ -93,7 +93,7 @@ def test_a_send_back_is_begun_once_and_again_after_it_failed() -> None:
 
 
 def test_the_offset_stays_below_a_running_or_failed_send_back() -> None:
-    partitions = held()
+    partitions = assigned()
     future, _ = begin(partitions, 2, 5)
     assert store(partitions, {KEY: 5}) == {KEY: 2}
     assert store(partitions, {KEY: 6}) == {}
@@ -105,7 +105,7 @@ def test_the_offset_stays_below_a_running_or_failed_send_back() -> None:
 
 
 def test_an_offset_that_was_not_stored_or_stored_late_is_returned_again() -> None:
-    partitions = held()
+    partitions = assigned()
     late = to_store(partitions, {KEY: 5})
     assert late == to_store(partitions, {KEY: 5}) == [TopicPartition(*KEY, 5)]
     begin(partitions, 2, 5)
@@ -116,14 +116,14 @@ def test_an_offset_that_was_not_stored_or_stored_late_is_returned_again() -> Non
 
 
 def test_an_offset_stored_too_far_is_stored_again_lower() -> None:
-    partitions = held()
+    partitions = assigned()
     assert store(partitions, {KEY: 5}) == {KEY: 5}
     begin(partitions, 2, 5)
     assert store(partitions, {KEY: 5}) == {KEY: 2}
 
 
 def test_after_a_seek_a_failed_message_limits_the_offset_until_it_is_handed_out_again() -> None:
-    partitions = held()
+    partitions = assigned()
     future, _ = begin(partitions, 2, 5)
     partitions.end(KEY, 2, future, OSError())
     partitions.sought(KEY, 1)
@@ -134,7 +134,7 @@ def test_after_a_seek_a_failed_message_limits_the_offset_until_it_is_handed_out_
 
 
 def test_after_a_seek_a_message_may_be_sent_back_again() -> None:
-    partitions = held(3)
+    partitions = assigned(3)
     future, _ = begin(partitions, 4, 5)
     partitions.end(KEY, 4, future, None)
     partitions.sought(KEY, 0)
@@ -143,19 +143,19 @@ def test_after_a_seek_a_message_may_be_sent_back_again() -> None:
 
 
 def test_a_topic_created_again_starts_before_the_start_of_the_assignment() -> None:
-    partitions = held(5_000)
+    partitions = assigned(5_000)
     assert begin(partitions, 2, 3)[1], "the client has reset the offset: not stale"
-    partitions = held(5_000)
+    partitions = assigned(5_000)
     store(partitions, {KEY: 3})
     assert begin(partitions, 2, 6_000)[1]
 
 
 def test_the_end_of_an_earlier_assignments_send_back_changes_nothing() -> None:
-    partitions = held()
+    partitions = assigned()
     old, _ = begin(partitions, 2, 5)
     partitions.remove([KEY])
     partitions.add([KEY])
-    partitions.held[KEY].began_at = 0
+    partitions.by_key[KEY].began_at = 0
     new, _ = begin(partitions, 2, 5)
     partitions.end(KEY, 2, old, None)
     assert store(partitions, {KEY: 5}) == {KEY: 2}
@@ -164,7 +164,7 @@ def test_the_end_of_an_earlier_assignments_send_back_changes_nothing() -> None:
 
 
 def test_the_record_of_stored_send_backs_is_bounded() -> None:
-    partitions = held()
+    partitions = assigned()
     for offset in range(10_001):
         future, _ = begin(partitions, offset, 20_000)
         partitions.end(KEY, offset, future, None)
@@ -175,7 +175,7 @@ def test_the_record_of_stored_send_backs_is_bounded() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["hand out", "begin", "store", "fail"]), st.integers(0, 9)), max_size=60))
 def test_the_stored_offset_is_the_lowest_that_is_not_done(steps: list[tuple[str, int]]) -> None:
-    partitions, position, open_, last = held(), 0, {}, 0
+    partitions, position, open_, last = assigned(), 0, {}, 0
     for step, number in steps:
         if step == "hand out":
             position += number
@@ -200,7 +200,7 @@ def offsets(partitions: Partitions) -> list[int]:
 
 
 def test_what_was_handed_out_is_known_without_asking_the_client() -> None:
-    partitions = held()
+    partitions = assigned()
     assert offsets(partitions) == []
     hand_out(partitions, 3)
     partitions.handed_out(Message("orders", 0, 3, error=KafkaError(KafkaError._PARTITION_EOF)))
@@ -209,7 +209,7 @@ def test_what_was_handed_out_is_known_without_asking_the_client() -> None:
 
 
 def test_the_clients_position_counts_until_a_later_message_is_handed_out() -> None:
-    partitions = held()
+    partitions = assigned()
     hand_out(partitions, 3)
     partitions.answered({KEY: TopicPartition(*KEY, 5)})  # two marks of transactions behind the last message
     assert offsets(partitions) == [5]
