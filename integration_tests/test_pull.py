@@ -51,6 +51,27 @@ def offsets_of(messages: list[Any]) -> list[tuple[int, int]]:
     return sorted((message.queue_id, message.queue_offset) for message in messages)
 
 
+def test_with_the_new_group_protocol_a_member_without_queues_knows_that_it_has_joined(
+    broker: Broker, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    """Kafka's client is silent then; a member that seems to be joining would wait for its group when it stops."""
+    orders, mine = topic(1), group("idle848")
+    client = {"group.protocol": "consumer"}
+    members = [LitePullConsumer(broker.bootstrap, group=mine, client=client) for _ in range(2)]
+    for member in members:
+        member.subscribe(orders)
+        member.start()
+    readers = [member._partitions.reader for member in members]
+    end = time.monotonic() + GUARD_S
+    while any(reader.is_joining or not reader.is_member for reader in readers):
+        assert time.monotonic() < end, "a member still waits for its queues"
+        for member in members:
+            member.poll(200)
+    assert sorted(len(member.assignment()) for member in members) == [0, 1]
+    for member in members:
+        member.stop()
+
+
 def test_a_group_shares_the_queues_and_goes_on_where_it_was(
     broker: Broker, topic: Callable[..., str], group: Callable[..., str]
 ) -> None:
