@@ -98,11 +98,11 @@ def lag(
     with at.reader() as reader:
         groups = GroupReader(reader)
         while True:
-            standing = groups.timed(_read(groups, group))
+            now_ms, standing = time.time_ns() // 1_000_000, groups.timed(_read(groups, group))
             rows = _lag_rows(reader, standing, exact=exact)
             findings = _lag_findings(rows, max_lag, counted="records" if exact else "behind")
             if findings or not quiet:
-                _show_lag(standing, rows, exact=exact, clear=follow, as_json=as_json)
+                _show_lag(standing, rows, now_ms, exact=exact, clear=follow, as_json=as_json)
             for finding in findings:
                 typer.echo(finding, err=True)
             if not follow:
@@ -143,12 +143,14 @@ def _lag_rows(reader: TopicReader, standing: GroupStanding, *, exact: bool) -> l
     ]
 
 
-def _show_lag(standing: GroupStanding, rows: list[dict[str, Any]], *, exact: bool, clear: bool, as_json: bool) -> None:
+def _show_lag(
+    standing: GroupStanding, rows: list[dict[str, Any]], now_ms: int, *, exact: bool, clear: bool, as_json: bool
+) -> None:
     if as_json:
         facts = {"group": standing.group, "state": standing.state, "members": standing.members, "lag": rows}
         typer.echo(json.dumps(facts))
         return
-    out, now_ms = console(), time.time_ns() // 1_000_000
+    out = console()
     if clear and out.is_terminal:
         out.clear()
     typer.echo(f"group {standing.group}: {standing.state.lower()}, {len(standing.members or ())} members")

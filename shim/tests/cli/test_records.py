@@ -1,6 +1,7 @@
 """Listings: filters, untrusted text, limits and progress."""
 
 import json
+import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -25,8 +26,9 @@ from rocketshim.cli.trace import _show
 from rocketshim.core.user_values import one_line, printable_lines
 from rocketshim.errors import ConfigError, FilterSyntaxError
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim.observe.groups import GroupReader
-from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
+from rocketshim.observe.snapshot import GroupStanding, PartitionStanding, WaitingRecord
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import Envelope, TopicNames
 
@@ -420,3 +422,22 @@ def test_a_parked_record_is_chosen_by_the_logical_or_physical_name_of_its_target
 ) -> None:
     choice = RecordFilter().going_to(topic, TopicNames("pay"))
     assert choice.wants(replace(_letter(0), envelope=Envelope(real_topic=target))) == is_chosen
+
+
+def test_what_becomes_due_while_all_waiting_records_are_read_is_not_late(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Behind a quota that takes minutes."""
+    now_ms = 1_700_000_000_000
+    head = WaitingRecord("0/0", appended_ms=now_ms, target="orders")  # it leaves after 1 s
+
+    def counted(*_: object) -> dict[int, tuple[int, WaitingRecord]]:
+        nonlocal now_ms
+        now_ms += 300_000
+        return {0: (1, head)}
+
+    monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
+    monkeypatch.setattr(DelayedReader, "counted", counted)
+    assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 0, capsys.readouterr().err
+    assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 2
+    assert "299 s ago: is a worker running, and the clock of this machine right?" in capsys.readouterr().err
