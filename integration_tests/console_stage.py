@@ -71,13 +71,15 @@ class Browser:
 
 
 @contextmanager
-def console(broker: Broker, namespace: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], Browser]]:
+def console(
+    broker: Broker, namespace: str, folder: Path, *, env: dict[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], Browser]]:
     """Start the console as its users do; it is killed afterwards."""
     (port,) = free_ports(1)
     words = ["console", "--operate", "--listen", str(port), "--state-dir", str(folder), "--namespace", namespace]
     words += ["--worker-url", "http://127.0.0.1:1"]  # where no worker is
     command = [sys.executable, "-m", "rocketshim", *words, "--bootstrap", broker.bootstrap]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env)
     try:
         assert process.stderr is not None
         login = re.search(r"/login\?token=\S+", process.stderr.readline())

@@ -23,6 +23,7 @@ from rocketshim_topics import Layout, Message, TopicNames, provision
 from rocketshim_topics.levels import DelayLevels
 
 from . import waiting
+from .console_stage import console
 from .shifted_clock import ShiftedClock
 from .worker_stage import DEADLINE_S, LEVELS, WorkerStage
 
@@ -126,6 +127,34 @@ def test_a_reset_with_a_clock_that_is_ahead_sees_that_members_of_the_group_log_r
             assert "stop them first" in done.stdout + done.stderr, done
     finally:
         consumer.stop()
+
+
+@pytest.mark.parametrize("ahead_s", [-DAY_S, DAY_S])
+def test_what_operators_see_by_a_clock_that_is_a_day_off_names_the_clock(
+    broker: Broker, stage: WorkerStage, shifted_clock: ShiftedClock, ahead_s: int, tmp_path: Path
+) -> None:
+    """One message waits, due in a second. By a clock that is behind nothing would ever be late."""
+    with stage.sender() as sender:
+        sender.send(Message("orders", b"x", delay_level=1), timeout_s=DEADLINE_S)
+    env = shifted_clock.env(ahead_s)
+    stats = _command(stage, env, "delayed", "stats")
+    assert stats.returncode == 2
+    doctor = _command(stage, env, "doctor").stdout
+    overview = _command(stage, env, "top", "--once").stdout
+    with console(broker, stage.names.namespace, tmp_path, env=env) as (_, browser):
+        tiles = browser.get("/tiles")
+    if ahead_s > 0:
+        assert "and the clock of this machine right?" in stats.stderr
+        assert "and the clock of the console's machine right?" in tiles
+        assert re.search(r"clock-skew +this machine", doctor) is None
+    else:
+        assert re.search(r"this machine's clock is 8\d{4} s or more behind the brokers'", stats.stderr)
+        assert re.search(r"The clock of the console's machine is 8\d,\d{3} s or more behind the brokers'", tiles)
+        assert "none is late" not in tiles
+        assert re.search(r"clock-skew +this machine", doctor)
+        assert re.search(r"THIS CLOCK IS 8\d{4} s OR MORE BEHIND", overview)
+    probed = _command(stage, env, "doctor", "--probe").stdout
+    assert re.search(r"clock-skew +broker", probed)
 
 
 def _redrive(stage: WorkerStage, env: dict[str, str], tmp_path: Path, target: str) -> None:

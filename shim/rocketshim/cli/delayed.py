@@ -13,6 +13,7 @@ from rocketshim.cli.kinds import DELAYED, with_listing
 from rocketshim.cli.options import ConnectedWithLevels, Json
 from rocketshim.cli.records import counting, show_table
 from rocketshim.observe.delay_queues import DelayedReader
+from rocketshim.observe.snapshot import clock_behind_ms
 from rocketshim_topics import DelayLevels
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.levels import time_in_queue_ms
@@ -41,6 +42,7 @@ def stats(
     now_ms, late_ms = time.time_ns() // 1_000_000, 0  # what becomes due while all are read is not late
     with at.reader() as reader:
         counted = DelayedReader(reader, at.names, levels).counted(counting)
+    read_ms = time.time_ns() // 1_000_000
     table = Table(
         "partition",
         "queue",
@@ -69,6 +71,12 @@ def stats(
         typer.echo(json.dumps(rows, indent=1))
     else:
         show_table(table)
+    behind_ms = clock_behind_ms(max((each.appended_ms for _, each in counted.values()), default=0), read_ms)
+    if behind_ms:
+        typer.echo(
+            f"this machine's clock is {behind_ms // 1_000} s or more behind the brokers': are some late?", err=True
+        )
+        raise typer.Exit(FINDING)
     if late_ms > 60_000:
         why = "is a worker running, and the clock of this machine right?"
         typer.echo(f"the oldest should have left {late_ms / 1_000:.0f} s ago: {why}", err=True)

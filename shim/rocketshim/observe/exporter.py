@@ -65,7 +65,13 @@ class ExporterState:
         snapshot = self.snapshot
         families = [_up(snapshot), _doctor_up(self.findings)]
         if snapshot.error is None:
-            families += [_began(snapshot), *_schedule(snapshot), *_dead(snapshot), *_groups(snapshot)]
+            families += [
+                _began(snapshot),
+                _behind(snapshot),
+                *_schedule(snapshot),
+                *_dead(snapshot),
+                *_groups(snapshot),
+            ]
         if self.findings is not None:
             families.append(_doctor(self.findings))
         for name, kind, about, samples in families:
@@ -87,6 +93,11 @@ def _began(snapshot: Snapshot) -> _Family:
     return "exporter_round_timestamp_seconds", "gauge", about, [({}, snapshot.at_ms / 1e3)]
 
 
+def _behind(snapshot: Snapshot) -> _Family:
+    about = "how far this machine's clock is surely behind the brokers'; 0: a minute or less. No ages while it is"
+    return "exporter_clock_behind_seconds", "gauge", about, [({}, snapshot.clock_behind_ms / 1e3)]
+
+
 def _doctor_up(findings: Iterable[Finding] | None) -> _Family:
     about = "1: the doctor's findings are known; 0: it does not run, has not finished, or failed three times"
     return "doctor_up", "gauge", about, [({}, int(findings is not None))]
@@ -95,7 +106,8 @@ def _doctor_up(findings: Iterable[Finding] | None) -> _Family:
 def _schedule(snapshot: Snapshot) -> Iterable[_Family]:
     queues = [({"partition": str(queue.partition)}, queue) for queue in snapshot.queues]
     waiting: _Samples = [(label, queue.waiting) for label, queue in queues]
-    late: _Samples = [(label, queue.late_ms(snapshot.at_ms) / 1e3) for label, queue in queues]
+    is_known = not snapshot.clock_behind_ms  # otherwise everything would seem to be in time
+    late: _Samples = [(label, queue.late_ms(snapshot.at_ms) / 1e3) for label, queue in queues if is_known]
     lost: _Samples = [(label, queue.standing.lost) for label, queue in queues]
     yield "schedule_waiting_offsets", "gauge", "offsets that wait in a delay queue, probes included", waiting
     yield "schedule_head_late_seconds", "gauge", "for how long the head of a delay queue has been due", late
@@ -126,7 +138,8 @@ def _groups(snapshot: Snapshot) -> Iterable[_Family]:
     ages: _Samples = [
         (labels, max(0, now_ms - standing.first_unread_ms) / 1e3 if standing.first_unread_ms is not None else 0.0)
         for labels, standing in by_topic
-        if standing.first_unread_ms is not None or not (standing.behind or labels["topic"] in unknown)
+        if (standing.first_unread_ms is not None and not snapshot.clock_behind_ms)
+        or not (standing.behind or labels["topic"] in unknown)
     ]
     behind: _Samples = [(labels, standing.behind) for labels, standing in by_topic]
     lost: _Samples = [(labels, standing.lost) for labels, standing in by_topic]

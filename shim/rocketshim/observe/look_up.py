@@ -131,7 +131,7 @@ class OffsetLookup:
             day_ago=day_ago,
         )
         self._times = self._first_unread_ms(offsets)
-        return replace(offsets, first_unread_ms=self._times)
+        return replace(offsets, first_unread_ms=self._times, read_ms=self._clock.wall_ms())
 
     def close(self) -> None:
         """Close the client."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations, product
 from typing import Any
 
+from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.start_position import decode_metadata, has_same_filter, is_other_filter
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError, MalformedRecordError
@@ -28,6 +29,7 @@ __all__ = [
     "TopicSnapshot",
     "WaitingRecord",
     "WorkerSnapshot",
+    "clock_behind_ms",
     "conflicts",
     "groups_of",
     "has_that_group",
@@ -130,6 +132,7 @@ class Offsets:
     * `groups`: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
     * `first_unread_ms`: append time of the first unread record by partition and position, epoch ms; absent: unknown.
     * `day_ago`: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
+    * `read_ms`: when the round ended, epoch ms of this machine; None: not known.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
@@ -141,6 +144,7 @@ class Offsets:
     groups: tuple[str, ...] = ()
     first_unread_ms: Mapping[tuple[TopicPartitionKey, int], int] = field(default_factory=dict)
     day_ago: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+    read_ms: int | None = None
 
     def unread(self) -> list[tuple[TopicPartitionKey, int]]:
         """Return partition and position of everything that has unread records, each once."""
@@ -274,6 +278,7 @@ class Snapshot:
     dead: tuple[TopicSnapshot, ...] = ()  # the dead-letter topics, by name
     parked: TopicSnapshot | None = None  # the parking topic; None: it does not exist
     workers: tuple[WorkerSnapshot, ...] = ()  # the workers that were asked
+    clock_behind_ms: int = 0  # how far this machine's clock is surely behind the brokers'; 0: a minute or less
     unknown: tuple[TopicPartitionKey, ...] = ()  # partitions whose leader did not answer; they are missing in the rest
     error: str | None = None
 
@@ -310,11 +315,22 @@ def has_that_group(names: TopicNames, dead_letter_topic: str, group: str) -> boo
         return False
 
 
+def clock_behind_ms(stamped_ms: int, read_ms: int | None) -> int:
+    """Return how far the clock that showed `read_ms` is behind a broker that had stamped a record; 0: a minute or less.
+
+    Decides: What does a reader say of lateness when its own clock is behind? Not that nothing is late, but that its
+        clock is wrong. A clock that is ahead leaves no trace: then the question for the worker asks for it, too.
+    """
+    behind_ms = 0 if read_ms is None else stamped_ms - read_ms
+    return behind_ms if behind_ms > BrokerClock.WRONG_MS else 0
+
+
 def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Offsets) -> Snapshot:
     """Derive the snapshot from what was looked up."""
     groups = groups_of(names, offsets.topics, offsets.groups)
     dead = (_topic(offsets, topic, group) for topic, group in sorted(groups.items()) if topic in offsets.topics)
     schedule = range(offsets.topics.get(names.schedule, 0))
+    stamped_ms = max((at for (key, _), at in offsets.first_unread_ms.items() if key.topic == names.schedule), default=0)
     return Snapshot(
         at_ms=at_ms,
         queues=tuple(
@@ -330,6 +346,7 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
         worker=offsets.described.get(names.worker_group),
         dead=tuple(dead),
         parked=_topic(offsets, names.parked, None) if names.parked in offsets.topics else None,
+        clock_behind_ms=clock_behind_ms(stamped_ms, offsets.read_ms),
         unknown=tuple(sorted(_wanted(offsets, names) - offsets.bounds.keys())),
     )
 

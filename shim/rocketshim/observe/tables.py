@@ -24,6 +24,8 @@ def summary(snapshot: Snapshot) -> str:
     parked = 0 if snapshot.parked is None else snapshot.parked.kept
     behind = sum(group.behind for group in snapshot.groups)
     text = f"{snapshot.waiting} waiting, latest {snapshot.late_ms / 1e3:.1f} s late"
+    if snapshot.clock_behind_ms:
+        text += f" (THIS CLOCK IS {snapshot.clock_behind_ms // 1_000} s OR MORE BEHIND THE BROKERS')"
     text += f"   {behind} unread   {dead} dead   {parked} parked"
     if snapshot.unknown:
         text += f"   MISSING: {len(snapshot.unknown)} partitions whose leader does not answer"

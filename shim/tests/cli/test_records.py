@@ -440,4 +440,8 @@ def test_what_becomes_due_while_all_waiting_records_are_read_is_not_late(
     monkeypatch.setattr(DelayedReader, "counted", counted)
     assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 0, capsys.readouterr().err
     assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 2
-    assert "299 s ago: is a worker running, and the clock of this machine right?" in capsys.readouterr().err
+    shown = capsys.readouterr().err
+    now_ms -= 86_400_000
+    assert main(["delayed", "stats", "--bootstrap", "127.0.0.1:1"]) == 2
+    assert "this machine's clock is 85500 s or more behind" in capsys.readouterr().err
+    assert "299 s ago: is a worker running, and the clock of this machine right?" in shown

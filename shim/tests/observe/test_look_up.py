@@ -14,6 +14,7 @@ from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot, snapshot_of
+from rocketshim.observe.tables import summary
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.levels import DelayLevels
@@ -103,6 +104,15 @@ def test_a_group_that_moves_on_before_retention_deletes_has_lost_nothing_in_a_sl
     assert [(group.behind, group.lost) for group in found.groups] == [(3, 0)]
     world.kafka.truncate("orders", before_offset=8)
     assert [(group.behind, group.lost) for group in world.snapshot().groups] == [(1, 2)]
+
+
+def test_a_clock_that_is_behind_the_stamp_of_a_waiting_record_is_known_to_be_wrong(world: World) -> None:
+    tomorrow_ms = world.clock.wall_ms() + 86_400_000
+    world.kafka.append(NAMES.schedule, b"a", partition=0, headers=HEADERS, timestamp_ms=tomorrow_ms)
+    assert world.snapshot().clock_behind_ms == 86_400_000
+    assert "86400 s OR MORE BEHIND" in summary(world.snapshot())
+    world.clock.advance(86_400_000 - 60_000)
+    assert world.snapshot().clock_behind_ms == 0
 
 
 def test_a_probe_is_never_late(world: World) -> None:

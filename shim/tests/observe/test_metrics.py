@@ -45,6 +45,7 @@ def test_a_snapshot_is_exported_by_queue_group_and_topic() -> None:
     assert values(STATE) == {
         ("exporter_up",): 1,
         ("exporter_round_timestamp_seconds",): NOW_MS / 1_000,
+        ("exporter_clock_behind_seconds",): 0,
         ("doctor_up",): 0,
         ("schedule_waiting_offsets", "3"): 5,
         ("schedule_head_late_seconds", "3"): 2,
@@ -62,6 +63,13 @@ def test_a_snapshot_is_exported_by_queue_group_and_topic() -> None:
         ("group_oldest_unread_seconds", "pay", "orders"): 60,
         ("group_oldest_unread_seconds", "pay", "bills"): 0,
     }
+
+
+def test_a_clock_that_is_behind_is_named_and_leaves_no_age_that_looks_like_in_time() -> None:
+    found = values(replace(STATE, snapshot=replace(SNAPSHOT, clock_behind_ms=86_400_000)))
+    assert found["exporter_clock_behind_seconds",] == 86_400
+    ages = {key for key in found if key[0] in {"schedule_head_late_seconds", "group_oldest_unread_seconds"}}
+    assert ages == {("group_oldest_unread_seconds", "pay", "bills")}, "where everything is read"
 
 
 def test_a_round_that_failed_leaves_no_value_that_looks_like_a_new_one() -> None:

@@ -81,6 +81,7 @@ class Facts:
     keys: Mapping[str, KeySample] = field(default_factory=dict)  # topic to how its keys are partitioned
     clocks_ms: Mapping[int, int] = field(default_factory=dict)
     capabilities: tuple[Capability, ...] = ()  # what was measured with `--probe`
+    read_ms: int | None = None  # this machine's clock when what waits had been read, epoch ms; None: not known
     client: Mapping[str, str] = field(default_factory=dict, repr=False)  # passwords are among them
     consume_timeout_ms: int | None = None
     unread: tuple[str, ...] = ()  # what could not be read, and why

@@ -116,6 +116,7 @@ def gather(
             keys=cluster.keys(sources),
             clocks_ms=clocks_ms,
             capabilities=tuple(cluster.capabilities(Layout(names, levels))) if probe else (),
+            read_ms=_now_ms(),
             client=client,
             consume_timeout_ms=consume_timeout_ms,
             unread=tuple(cluster.unread),

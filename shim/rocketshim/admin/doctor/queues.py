@@ -7,7 +7,7 @@ from typing import Final
 from rocketshim.admin.doctor.facts import Facts
 from rocketshim.core.worker_notes import NOT_ALLOWED, clock_ahead_ms_of, levels_of
 from rocketshim.observe.finding import Finding, Severity
-from rocketshim.observe.snapshot import DelayQueue, conflicts
+from rocketshim.observe.snapshot import DelayQueue, clock_behind_ms, conflicts
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 __all__ = [
@@ -344,6 +344,16 @@ def clocks(facts: Facts) -> Iterator[Finding]:
         for sample in queue.head:
             if sample.failed_ms is not None and sample.failed_ms - sample.appended_ms > _MAX_AHEAD_MS:
                 found[f"a consumer of {sample.group or 'a group'}"] = sample.failed_ms - sample.appended_ms
+    stamped_ms = max((sample.appended_ms for queue in facts.queues for sample in queue.head), default=0)
+    if not facts.clocks_ms and (behind_ms := clock_behind_ms(stamped_ms, facts.read_ms)):
+        yield Finding(
+            "clock-skew",
+            Severity.WARNING,
+            "this machine",
+            f"its clock is {behind_ms // 1_000} s or more behind the brokers'",
+            "the ages that this report goes by are too small by as much: messages may be late, and retries unread",
+            "synchronise the clock of this machine (chrony, ntpd)",
+        )
     for client, ahead_ms in sorted(found.items()):
         yield Finding(
             "clock-skew",

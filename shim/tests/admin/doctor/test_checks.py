@@ -175,6 +175,8 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
      {"standings": {"rmq.sched": worker(levels_metadata(LEVELS, -7_200_000))}}),
     ("clock-skew", "a consumer of g", Severity.WARNING,
      {"queues": (queue(2, waiting(7, NOW_MS - 3_000, 3, 10_000, group="g", failed_ms=NOW_MS + 86_397_000)),)}),
+    ("clock-skew", "this machine", Severity.WARNING,
+     {"queues": (queue(2, waiting(7, NOW_MS - 3_000, 3, 10_000)),), "clocks_ms": {}, "read_ms": NOW_MS - 86_400_000}),
     ("open-transaction", "orders/1", Severity.ERROR, {"open_transactions_ms": {"orders/1": 61_000, "orders/2": 9}}),
     ("subscriptions-differ", "g on orders", Severity.ERROR,
      {"standings": {"g": GroupStanding("g", "STABLE", (), tuple(
