@@ -73,11 +73,13 @@ class Snapshot:
         committed: the committed positions of each group: (topic, partition) to the next offset.
         held: partitions that ended in an open transaction, each with the first offset that it blocked. Later deliveries
             are not among the records.
+        newest_at: time of the newest record of the landed topics before the snapshot; None: not known.
     """
 
     taken_at: dt.datetime | None
     committed: Mapping[str, Mapping[TopicPartitionKey, int]]
     held: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+    newest_at: dt.datetime | None = None
 
 
 def batch_positions(
@@ -182,19 +184,24 @@ def read_snapshot(spark: SparkSession, lake: str, version: int | None = None) ->
     found = table_or_empty(spark, f"{lake.rstrip('/')}/positions", POSITIONS_SCHEMA)
     if version is not None:
         found = found.filter(F.col("version") <= version)
-    newest = found.agg(F.max("taken_at").alias("newest"))
-    rows = found.join(F.broadcast(newest), F.col("taken_at") == F.col("newest")).select(
+    # The version first: another landing may have run with a clock that was ahead.
+    newest = found.agg(F.max(F.struct("version", "taken_at")).alias("newest"))
+    rows = found.join(F.broadcast(newest), F.struct("version", "taken_at") == F.col("newest")).select(
         F.unix_micros("taken_at").alias("taken_us"), "grp", "topic", "partition", "committed"
     )
-    taken_us, held, committed = None, dict[TopicPartitionKey, int](), dict[str, dict[TopicPartitionKey, int]]()
+    taken_us, newest_ms = None, None
+    held, committed = dict[TopicPartitionKey, int](), dict[str, dict[TopicPartitionKey, int]]()
     for row in rows.collect():
         taken_us = row.taken_us
         if row.grp is not None:
             committed.setdefault(row.grp, {})[TopicPartitionKey.of(row)] = row.committed
         elif row.topic is not None:
             held[TopicPartitionKey.of(row)] = row.committed
+        else:
+            newest_ms = row.committed
     taken_at = None if taken_us is None else _EPOCH + dt.timedelta(microseconds=taken_us)
-    return Snapshot(taken_at, committed, held)
+    newest_at = None if newest_ms is None else _EPOCH + dt.timedelta(milliseconds=newest_ms)
+    return Snapshot(taken_at, committed, held, newest_at)
 
 
 def find_table(spark: SparkSession, path: str) -> DataFrame | None:

@@ -60,6 +60,7 @@ from rocketshim_spark.lake import (
     POSITIONS_SCHEMA,
     TOPICS_SCHEMA,
     Gap,
+    Snapshot,
     batch_positions,
     find_table,
     latest_version,
@@ -70,6 +71,7 @@ from rocketshim_spark.small_frames import small_frame
 from rocketshim_spark.sources import Cluster, PartitionBounds, offsets_json, spark_options
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import ConfigError, TopicMissingError
+from rocketshim_topics.names import TopicNames
 
 __all__ = [
     "Landing",
@@ -156,24 +158,24 @@ def land(
     lake = lake.rstrip("/")
     if not lake:
         raise ConfigError("the lake folder is empty or /: name a folder of its own")
-    known = {row.topic: row.topic_id for row in _rows(spark, f"{lake}/topics")}
+    recorded_topics = _rows(spark, f"{lake}/topics")
+    known = {row.topic: row.topic_id for row in recorded_topics}
     wanted = list(dict.fromkeys([*topics, *sorted(known)]))
     cluster = Cluster(bootstrap, config)
     before = _current_bounds(cluster, wanted, known)
-    taken_at, committed = dt.datetime.now(dt.UTC), _committed(cluster, wanted, groups)
-    held = _wait_for_open_transactions(cluster, [TopicPartitionKey.of(each) for each in before])
+    keys = [TopicPartitionKey.of(each) for each in before]
+    newest = cluster.newest(keys)
+    behind = _clock_behind(newest)
+    taken_at, committed = _now() + behind, _committed(cluster, wanted, groups)
+    held = _wait_for_open_transactions(cluster, keys)
     landed, begun = batch_positions(spark, lake)
     recorded = _recorded_gaps(spark, lake)
     gaps = find_gaps(before, landed, recorded)
     if gaps and begun:
         gaps = find_gaps(before, {**landed, **_next_after_rows(spark, lake, gaps)}, recorded)
-    now = dt.datetime.now(dt.UTC)
     ids = {each.topic: each.topic_id for each in before}
-    # With the time of the positions: a report on an older version, or after a landing that was killed here, knows from
-    # it that the topic's records are not among its own.
-    new_ids = [(topic, topic_id, taken_at) for topic, topic_id in ids.items() if topic not in known]
-    _append(spark, f"{lake}/topics", new_ids, TOPICS_SCHEMA)
-    _write_gaps(spark, lake, gaps, now)
+    _append(spark, f"{lake}/topics", _topics_to_record(recorded_topics, ids, taken_at), TOPICS_SCHEMA)
+    _write_gaps(spark, lake, gaps, taken_at)
 
     starts = {
         TopicPartitionKey.of(each): max(landed.get(TopicPartitionKey.of(each), 0), each.earliest) for each in before
@@ -204,25 +206,54 @@ def land(
     if holes:
         # Spark skips gaps silently here, so record what retention deleted since the first check.
         late = _expired_while_landing(spark, lake, cluster.bounds(wanted), starts)
-        _write_gaps(spark, lake, late, dt.datetime.now(dt.UTC))
+        _write_gaps(spark, lake, late, _now() + behind)
         gaps += late
     version = latest_version(spark, lake)
     if version is not None:
-        known_positions = [
-            (taken_at, version, group, topic, partition, offset)
-            for group, offsets in committed.items()
-            for (topic, partition), offset in offsets.items()
-        ]
-        # Rows without a group hold the blocked partitions; one more says that a snapshot was taken, even without
-        # commits.
-        markers = [(None, None, None), *((topic, partition, offset) for (topic, partition), offset in held.items())]
-        _append(
-            spark,
-            f"{lake}/positions",
-            [*((taken_at, version, None, *marker) for marker in markers), *known_positions],
-            POSITIONS_SCHEMA,
-        )
+        _write_snapshot(spark, lake, version, Snapshot(taken_at, committed, held, max(newest.values(), default=None)))
     return Landing(rows, tuple(gaps), version, held)
+
+
+def _now() -> dt.datetime:
+    return dt.datetime.now(dt.UTC)
+
+
+def _clock_behind(newest: Mapping[str, dt.datetime]) -> dt.timedelta:
+    """Return how far this machine's clock is surely behind the brokers', which stamp the schedule topic."""
+    stamped = [at for topic, at in newest.items() if f".{topic}".endswith(f".{TopicNames().schedule}")]
+    return max([at - _now() for at in stamped] + [dt.timedelta()])
+
+
+def _topics_to_record(recorded: list[Any], ids: Mapping[str, str], taken_at: dt.datetime) -> list[tuple[Any, ...]]:
+    """Return the rows of the topics that no landing has recorded before `taken_at`.
+
+    They have the time of the positions: a report on an older version, or after a landing that was killed here, knows
+    from it that the topic's records are not among its own. A topic that was first landed by a clock that was ahead is
+    recorded again.
+    """
+    earlier = {row.topic for row in recorded if row.first_landed_at.astimezone(dt.UTC) <= taken_at}
+    return [(topic, topic_id, taken_at) for topic, topic_id in ids.items() if topic not in earlier]
+
+
+def _write_snapshot(spark: SparkSession, lake: str, version: int, taken: Snapshot) -> None:
+    positions = [
+        (taken.taken_at, version, group, topic, partition, offset)
+        for group, offsets in taken.committed.items()
+        for (topic, partition), offset in offsets.items()
+    ]
+    # Rows without a group hold the blocked partitions; one more says that a snapshot was taken, even without commits,
+    # and has the time of the newest record.
+    newest_ms = None if taken.newest_at is None else round(taken.newest_at.timestamp() * 1_000)
+    markers = [
+        (None, None, newest_ms),
+        *((topic, partition, offset) for (topic, partition), offset in taken.held.items()),
+    ]
+    _append(
+        spark,
+        f"{lake}/positions",
+        [*((taken.taken_at, version, None, *marker) for marker in markers), *positions],
+        POSITIONS_SCHEMA,
+    )
 
 
 def find_gaps(

@@ -34,10 +34,13 @@ from rocketshim_spark.report import Report, as_html, as_text, json_value, report
 from rocketshim_spark.session import conf_set, without_dictionaries
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.durations import duration_text
 from rocketshim_topics.errors import ConfigError
 
 __all__ = ["OpenLake", "find_published", "local_folder", "open_lake", "publish", "publish_lifecycles", "write_report"]
 
+_QUIET: Final = dt.timedelta(hours=1)
+_MINUTE: Final = dt.timedelta(minutes=1)
 # The rows of a result are in no useful order, so file statistics would not let a reader skip files.
 _NO_STATISTICS: Final[Mapping[str, str]] = {
     "spark.databricks.delta.properties.defaults.dataSkippingNumIndexedCols": "0"
@@ -92,6 +95,13 @@ class OpenLake:
         ]
         if not self.gaps.isEmpty():
             found.append("retention deleted records before they were landed: their messages may be reported as lost")
+        at, newest_at = self.snapshot.taken_at, self.snapshot.newest_at
+        if at is not None and newest_at is not None and at - newest_at > _QUIET:
+            found.append(
+                f"the newest record is {duration_text((at - newest_at) // _MINUTE * 60_000)} older than the landing: "
+                "if messages were sent meanwhile, the clock of the machine that landed is ahead, and messages are "
+                "called stuck, old or near their deletion too early by as much"
+            )
         schedule = TopicNames(self.namespace).schedule
         if not self.worker and not self.topics().filter(F.col("topic") == schedule).isEmpty():
             found.append("the worker's position is unknown: lost messages are reported as retrying, scheduled or stuck")

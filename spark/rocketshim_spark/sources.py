@@ -18,8 +18,11 @@ A topic of delay queues is skewed: most retries wait in a few partitions. `max_r
 by offsets, and `min_tasks` sets a minimum number of tasks. No Python code runs in the executors.
 """
 
+import datetime as dt
+import itertools
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -186,6 +189,16 @@ class Cluster:
             return self._offsets(requested, OffsetSpec.latest(), isolation)  # type: ignore[no-untyped-call]
         except KafkaException as error:
             raise self._to_cluster_error(error, "the ends of topics") from error
+
+    def newest(self, partitions: Iterable[TopicPartitionKey]) -> dict[str, dt.datetime]:
+        """Return the time of the newest record of each topic; absent: it has none, or Kafka is older than 3.0."""
+        spec = OffsetSpec.max_timestamp()  # type: ignore[no-untyped-call]
+        asked = dict.fromkeys(itertools.starmap(TopicPartition, partitions), spec)
+        newest_ms: dict[str, int] = {}
+        for key, answer in self._admin.list_offsets(asked, request_timeout=_TIMEOUT_S).items():
+            with suppress(KafkaException):  # it is no reason to land nothing
+                newest_ms[key.topic] = max(newest_ms.get(key.topic, -1), answer_of(answer, _TIMEOUT_S).timestamp)
+        return {topic: dt.datetime.fromtimestamp(at / 1_000, dt.UTC) for topic, at in newest_ms.items() if at >= 0}
 
     def _offsets(
         self,
