@@ -6,7 +6,7 @@ paused instead, and a pause discards what was fetched. So there is hysteresis: a
 and resumes only at half of it, and the shell first waits a little for the listeners before it pauses.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rocketshim.core.partition import PartitionQueue
 
@@ -71,9 +71,6 @@ def per_queue_limits(limits: FlowLimits, topic_count: int, topic_size_bytes: int
     """
     if queues_held < 1:
         return limits
-    return FlowLimits(
-        count=limits.count if topic_count < 0 else max(1, topic_count // queues_held),
-        size_bytes=limits.size_bytes if topic_size_bytes < 0 else max(1, topic_size_bytes // queues_held),
-        span=limits.span,
-        resume_span=limits.resume_span,
-    )
+    count = limits.count if topic_count < 0 else max(1, topic_count // queues_held)
+    size_bytes = limits.size_bytes if topic_size_bytes < 0 else max(1, topic_size_bytes // queues_held)
+    return replace(limits, count=count, size_bytes=size_bytes)

@@ -4,6 +4,9 @@
 that go backwards without an error (our measurement). So the check is here: within an assignment an offset is sent only
 if it is above every offset sent before. An offset that was refused counts as sent: perhaps only the answer came too
 late. The committer sends it again.
+
+Its epoch is that of its queue: each begin makes another queue, so that late results of an earlier one count no more.
+Its lease is in `locks.lease.Ownership`: a lease may come before its partition is assigned, and outlive the assignment.
 """
 
 from enum import Flag, auto
