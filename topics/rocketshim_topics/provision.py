@@ -415,4 +415,9 @@ def _raise_first(errors: Mapping[str, KafkaError], doing: str, ways_out: Mapping
             ) from cause
         if error.code() in AWAY:
             raise BrokerUnavailableError(f"{text}: is the bootstrap address right, and a broker up?") from cause
+        if "KIP-464" in error.str():  # "requires broker version <= 2.4.0": the wrong way round
+            raise ClusterError(
+                f"cannot {doing} {name}: brokers before Kafka 2.4 have no default for the number of copies. Name it "
+                "before anything else: rocketshim init --replication-factor N"
+            ) from cause
         raise ClusterError(text + (ways_out or {}).get(name, "")) from cause

@@ -26,8 +26,8 @@ UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
 
 def answered(value: Any) -> Future[Any]:
     future: Future[Any] = Future()
-    if isinstance(value, int):
-        future.set_exception(KafkaException(KafkaError(value)))
+    if isinstance(value, int | KafkaError):
+        future.set_exception(KafkaException(KafkaError(value) if isinstance(value, int) else value))
     else:
         future.set_result(value)
     return future
@@ -40,7 +40,7 @@ class Cluster:
         self,
         *,
         describe: int = UNKNOWN,
-        create: int | None = None,
+        create: int | KafkaError | None = None,
         configs: int | None = None,
         led: bool = True,
         broker: dict[str, str] | None = None,
@@ -130,6 +130,14 @@ def test_a_setting_that_matters_is_not_left_out() -> None:
 def test_a_refused_setting_names_the_way_out() -> None:
     cluster = Cluster(create=KafkaError.POLICY_VIOLATION)
     with pytest.raises(ClusterError, match="What it should have: rocketshim init --group payments"):
+        ensure_topics(cluster, SPECS)  # type: ignore[arg-type]
+
+
+def test_brokers_without_a_default_number_of_copies_are_said_with_the_option() -> None:
+    """The text is librdkafka's (2.16, on Kafka 1.1)."""
+    text = "Default replication factor (KIP-464) not supported by broker, requires broker version <= 2.4.0"
+    cluster = Cluster(create=KafkaError(KafkaError._UNSUPPORTED_FEATURE, text))
+    with pytest.raises(ClusterError, match=r"before Kafka 2\.4 .*rocketshim init --replication-factor N"):
         ensure_topics(cluster, SPECS)  # type: ignore[arg-type]
 
 
