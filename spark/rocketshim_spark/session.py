@@ -106,10 +106,17 @@ class SessionSettings(BaseModel):
 
 def connector_coordinates() -> list[str]:
     """Return the Maven coordinates that the installed PySpark and Delta need, for example for `--packages`."""
+    delta = importlib.metadata.version("delta-spark")
     return [
         f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{pyspark.__version__}",
-        f"io.delta:delta-spark_{_SCALA}:{importlib.metadata.version('delta-spark')}",
+        f"io.delta:{_delta_artifact(pyspark.__version__, delta)}:{delta}",
     ]
+
+
+def _delta_artifact(spark: str, delta: str) -> str:
+    """Return the name of Delta's artifact; since 4.1 one version of Delta has one for each minor version of Spark."""
+    of_spark = "" if delta.startswith("4.0.") else f"{'.'.join(spark.split('.')[:2])}_"
+    return f"delta-spark_{of_spark}{_SCALA}"
 
 
 def fetch(*, report: Callable[[str], None] | None = None) -> list[Path]:
@@ -140,9 +147,10 @@ def connector_jars() -> list[Path] | None:
 
 
 _HOW_TO_FIX: Final = (
-    "Run `rocketshim spark fetch` on a machine that can reach a Maven repository; or let Spark download the jars with "
-    "connector='packages' (`--connector packages`); or put them on the class path (`spark-submit --packages …`, "
-    "`--jars …`) and use connector='provided'"
+    "If the repository has no jars of this version, install one that it has, such as pyspark==4.0.0 with "
+    "delta-spark==4.0.1. Run `rocketshim spark fetch` on a machine that can reach a Maven repository; or let Spark "
+    "download the jars with connector='packages' (`--connector packages`); or put them on the class path "
+    "(`spark-submit --packages …`, `--jars …`) and use connector='provided'"
 )
 
 

@@ -1,5 +1,6 @@
 """The settings of a session, and the errors when jars are missing."""
 
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -17,7 +18,19 @@ from rocketshim_spark.session import SessionSettings
 def test_coordinates_follow_the_installed_versions() -> None:
     kafka, delta = session.connector_coordinates()
     assert kafka == f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}"
-    assert delta.startswith("io.delta:delta-spark_2.13:4.0.")
+    assert delta.endswith(f":{importlib.metadata.version('delta-spark')}")
+
+
+@pytest.mark.parametrize(
+    ("spark", "delta", "name"),
+    [
+        ("4.0.0", "4.0.1", "delta-spark_2.13"),
+        ("4.1.1", "4.3.1", "delta-spark_4.1_2.13"),
+        ("4.2.0", "4.4.0", "delta-spark_4.2_2.13"),
+    ],
+)
+def test_the_jar_of_delta_has_the_version_of_spark_in_its_name_since_4_1(spark: str, delta: str, name: str) -> None:
+    assert session._delta_artifact(spark, delta) == name
 
 
 def test_without_cached_jars_the_error_names_three_solutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
