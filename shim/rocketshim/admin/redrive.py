@@ -354,7 +354,7 @@ class Transactions:
                 reported_ns = self._clock.monotonic_ns()
                 self._broker_clock.reported(message.timestamp()[1], sent_ns, sent_ms, reported_ns)
 
-        self._hand_over(self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
+        self._produce(self._log_topic, encode_redrive_record(record), on_delivery=on_delivery)
 
     def send(self, letter: PlannedLetter, out: OutgoingRecord) -> None:
         """Produce the record of a letter; if the target refuses it, `refused` has the error."""
@@ -369,7 +369,7 @@ class Transactions:
         stamp_ms = self._broker_clock.stamp_ms(self._clock.monotonic_ns(), self._clock.wall_ms())
         options = {"timestamp": stamp_ms, "headers": out.headers}
         try:
-            self._hand_over(out.topic, out.value, out.key, partition, on_delivery=on_delivery, **options)
+            self._produce(out.topic, out.value, out.key, partition, on_delivery=on_delivery, **options)
         except KafkaException as error:
             if error.args[0].code() not in _REFUSED:
                 raise
@@ -381,7 +381,7 @@ class Transactions:
             raise KafkaException(KafkaError(KafkaError._STATE))  # noqa: SLF001 - no public spelling
         return self._producer
 
-    def _hand_over(self, *record: Any, **options: Any) -> None:
+    def _produce(self, *record: Any, **options: Any) -> None:
         """Call `produce`, and wait while the client's queue is full."""
         while True:
             try:

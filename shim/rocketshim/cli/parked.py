@@ -10,7 +10,7 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.kinds import PARKED, parked_selection, position_of, with_listing
 from rocketshim.cli.options import Connected, Json
 from rocketshim.cli.records import counting, echo_safe
-from rocketshim.cli.redrive import Again, Out, check_out, hand_over
+from rocketshim.cli.redrive import Again, Out, check_out, write_plan
 from rocketshim.errors import ConfigError
 from rocketshim_topics.redrive_plan import RedriveRules
 
@@ -55,7 +55,7 @@ def plan(
     rules = RedriveRules(namespace=at.namespace, again=again)
     with at.reader() as reader, at.reader() as sources:
         made = make_plan(reader, sources, at.names.parked, rules, choice, watch=counting)
-    hand_over(made, out, as_json=as_json)
+    write_plan(made, out, as_json=as_json)
     missing = wanted - {each[:2] for each in made.letters} - {each[:2] for each in made.held_back}
     for partition, offset in sorted(missing):
         echo_safe(f"{partition}/{offset} does not exist (any more), or the other options exclude it", err=True)

@@ -82,11 +82,6 @@ def counting(records: Iterable[_T], out: Console | None = None) -> Iterator[_T]:
             yield record
 
 
-def say_limit(limit: int) -> None:
-    """Print that there are more records than were listed."""
-    typer.echo(f"the first {limit}; --limit shows more", err=True)
-
-
 class _PlainConsole(Console):
     """A console that prints every text literally, without control characters."""
 
@@ -126,7 +121,7 @@ def show_rows(
         table.add_column(column, overflow="fold", no_wrap=column in _WHOLE or column.endswith("(UTC)"))
     for number, (facts, cells) in enumerate(rows):
         if number == limit and not follow:
-            say_limit(limit)
+            typer.echo(f"the first {limit}; --limit shows more", err=True)
             break
         if as_json:  # JSON escapes control characters itself
             typer.echo(json.dumps(facts))

@@ -102,7 +102,7 @@ def _plan(
         redrive_plan = make_plan(reader, sources, source, rules, choice, watch=counting)
     if (hint := choice.misnamed()) is not None:
         typer.echo(hint, err=True)
-    hand_over(redrive_plan, out, as_json=as_json)
+    write_plan(redrive_plan, out, as_json=as_json)
 
 
 def check_out(out: Path | None) -> None:
@@ -111,7 +111,7 @@ def check_out(out: Path | None) -> None:
         raise ConfigError(f"--out {out}: cannot write there; create the folder, or choose another file")
 
 
-def hand_over(redrive_plan: RedrivePlan, out: Path | None, *, as_json: bool) -> None:
+def write_plan(redrive_plan: RedrivePlan, out: Path | None, *, as_json: bool) -> None:
     """Write a plan to its file, and print a summary of it."""
     if out is not None:
         try:

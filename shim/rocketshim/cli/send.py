@@ -69,7 +69,7 @@ class LineSender:
         """Send the lines until one fails, wait for all reports, and name the first line that was not stored."""
         try:
             for line in lines:
-                self._hand_over(line)
+                self._send(line)
                 while self._waiting and (len(self._waiting) >= _IN_FLIGHT or self._waiting[0][1].done()):
                     self._settle()
                 if self._failure is not None:
@@ -88,7 +88,7 @@ class LineSender:
         if not self._as_json:
             typer.echo(f"{self._stored} messages stored")
 
-    def _hand_over(self, line: Line) -> None:
+    def _send(self, line: Line) -> None:
         try:
             self._waiting.append((line.number, self._producer.send_async(self._message(line.text))))
         except (RocketshimError, BufferError) as error:

@@ -3,8 +3,8 @@
 A button acts on a plan: on partitions, offsets and digests. It never acts on a filter, which could select other
 records a minute later.
 
-The verdict tells what became of the dead letters that a plan has sent, by the records in Kafka, so that any process can
-tell:
+The verdict shows what became of the dead letters that a plan has sent, by the records in Kafka, so that any process can
+find it:
 
 * Sent or discarded: the marks of this plan in the redrive log.
 * Dead again: records of the dead-letter topic with this plan's `REPLAY_ID`. They are younger than its first record

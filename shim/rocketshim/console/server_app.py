@@ -156,7 +156,7 @@ def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token
     app = Starlette(
         routes=routes,
         middleware=[Middleware(Guard, settings=settings, users=users)],
-        exception_handlers={RocketshimError: _explain, HTTPException: _explain_status, Exception: _apologise},
+        exception_handlers={RocketshimError: _explain, HTTPException: _explain_status, Exception: _log_bug},
         lifespan=_lifespan,
     )
     app.state.console = console
@@ -211,7 +211,7 @@ def _explain_status(request: Request, error: Exception) -> Response:
     return page
 
 
-def _apologise(request: Request, error: Exception) -> Response:
+def _log_bug(request: Request, error: Exception) -> Response:
     _LOG.error("console.page-failed", exc_info=error, extra={"path": request.url.path})
     return PlainTextResponse("This is a bug in rocketshim; the console's log has the details.\n", 500)
 

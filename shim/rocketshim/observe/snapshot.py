@@ -244,7 +244,7 @@ class TopicSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class WorkerSnapshot:
-    """What a worker says of itself."""
+    """What a worker reports of itself."""
 
     url: str  # address of its health server
     error: str | None = None  # why it did not answer; everything else is then empty. None: it answered.

@@ -14,7 +14,7 @@ from rocketshim.admin.record_filter import RecordFilter
 from rocketshim.admin.redrive_planning import make_plan, record_maker
 from rocketshim.cli import main
 from rocketshim.cli.options import Connection
-from rocketshim.cli.redrive import _plan, _report, _write_private, hand_over
+from rocketshim.cli.redrive import _plan, _report, _write_private, write_plan
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
@@ -63,7 +63,7 @@ def test_parked_records_whose_marks_may_be_gone_are_named_and_not_sent(capsys: p
         plan = _plan_parked(reader)
         nevertheless = _plan_parked(reader, again=True)
     assert (plan.letters, [each.reason for each in plan.held_back], plan.log_end) == ((), ["marks-lost"], 1)
-    hand_over(plan, None, as_json=False)
+    write_plan(plan, None, as_json=False)
     assert "may have been sent before; plan them nevertheless (--again)" in capsys.readouterr().out
     assert len(nevertheless.letters) == 1
 
@@ -84,7 +84,7 @@ def test_a_parked_record_that_was_sent_again_is_held_back_not_left_out(capsys: p
         plan = _plan_parked(reader)
         again = _plan_parked(reader, again=True)
     assert (plan.letters, [each.reason for each in plan.held_back]) == ((), ["redriven-by:p1"])
-    hand_over(plan, None, as_json=False)
+    write_plan(plan, None, as_json=False)
     assert "send 0 of 1 parked records" in capsys.readouterr().out
     assert again.letters == (letter,)
 
