@@ -5,7 +5,10 @@ Either each answer of the broker takes 3 s longer, or a quota lets 200 kB pass i
 
 import json
 import re
+import subprocess
+import sys
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,8 +22,12 @@ from rocketshim.cli import main
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import Broker, LocalCluster
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
+from test_support.ports import free_ports
 from test_support.quota import client_quota, producer_quota
 from test_support.slow_link import SlowLink, slow_link
+
+from .console_stage import await_port
+from .waiting import wait_until
 
 GROUP = "payments"
 Run = Callable[..., Any]
@@ -109,6 +116,40 @@ def test_the_doctor_examines_everything_over_a_link_on_which_a_request_takes_thr
         assert run(*words, "--probe") == fast
     finally:
         slow.delay_s = 0.0
+
+
+@pytest.mark.long
+def test_the_exporter_answers_over_such_a_link_and_shows_no_value_that_it_does_not_know(
+    link: tuple[SlowLink, str], namespace: str
+) -> None:
+    slow, bootstrap = link
+    make_dead_letters(bootstrap, namespace, 3, 100)
+    (port,) = free_ports(1)
+    where = ["--bootstrap", bootstrap, "--namespace", namespace, "--listen", str(port), "--every", "1"]
+    slow.delay_s = 3.0
+    process = subprocess.Popen([sys.executable, "-m", "rocketshim", "exporter", *where])
+    label = f'{{group="{GROUP}",namespace="{namespace}"}}'
+    letters = re.compile(rf"^rocketshim_dead_letters_kept_offsets{re.escape(label)} (.*)$", re.MULTILINE)
+    shown: set[str] = set()
+    began_s = time.time()
+
+    def has_findings() -> bool:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            found = answer.read().decode()
+        shown.update(letters.findall(found))
+        round_s = re.search(r"^rocketshim_exporter_round_timestamp_seconds\S* (.*)$", found, re.MULTILINE)
+        assert (round_s is not None) == bool(letters.search(found))
+        assert round_s is None or began_s - 1 < float(round_s[1]) < time.time()
+        return re.search(r"^rocketshim_doctor_up\S* 1", found, re.MULTILINE) is not None
+
+    try:
+        await_port(port)
+        wait_until(has_findings, "letters and findings", within_s=600)
+    finally:
+        slow.delay_s = 0.0
+        process.kill()
+        process.wait()
+    assert shown == {"3.0"}
 
 
 @pytest.mark.parametrize(
