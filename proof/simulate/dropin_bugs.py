@@ -43,7 +43,7 @@ def stored_when_returned(original: Any) -> Any:
     def call(self: Any, *values: Any) -> Any:
         found = original(self, *values)
         self._rocketshim.is_dirty = True
-        self._rocketshim.settle(self)
+        self._rocketshim.store_handled(self)
         return found
 
     return call

@@ -19,7 +19,7 @@ from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics.redrive_log import MarkRecord, decode_redrive_record
-from rocketshim_topics.redrive_plan import Planner, RedrivePlan, RedriveRules, next_hop, redrive_id
+from rocketshim_topics.redrive_plan import Planner, RedrivePlan, RedriveRules, redrive_id, redriven_record
 from rocketshim_topics.wire import HOP_ID, REPLAY_ID, decode, headers_shown, read_headers
 
 __all__ = ["Redrives"]
@@ -112,7 +112,7 @@ class Redrives:
             "memory",
             Journal(NAMES.redrive_log, source=_SOURCE, plan=plan.id, state="redriven", by="ada"),
             progress,
-            make=lambda message, letter: next_hop(
+            make=lambda message, letter: redriven_record(
                 message, None, plan.rules, replay_id=redrive_id(plan.id, letter.partition, letter.offset)
             ),
             clients=process.factories(), clock=world.clock, wait=wait, report=_inside_transactions(interfere),

@@ -49,8 +49,8 @@ __all__ = [
     "Planner",
     "RedrivePlan",
     "RedriveRules",
-    "next_hop",
     "redrive_id",
+    "redriven_record",
 ]
 
 PLAN_VERSION: Final = 1
@@ -208,7 +208,9 @@ def redrive_id(plan: str, partition: int, offset: int) -> str:
     return f"{plan}.{partition}.{offset}"
 
 
-def next_hop(record: Record, envelope: Envelope | None, rules: RedriveRules, *, replay_id: str) -> OutgoingRecord:
+def redriven_record(
+    record: Record, envelope: Envelope | None, rules: RedriveRules, *, replay_id: str
+) -> OutgoingRecord:
     """Return the record that sends a dead letter again by these rules.
 
     Args:
@@ -345,7 +347,7 @@ class Planner:
             return "", "replayed-too-often"
         try:
             read = None if opened is None else envelope
-            target = next_hop(record if opened is None else opened, read, self._rules, replay_id="-").topic
+            target = redriven_record(record if opened is None else opened, read, self._rules, replay_id="-").topic
         except MalformedRecordError as error:
             return "", error.reason
         if self._topics is not None and target not in self._topics:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rocketshim_topics import ConfigError, Envelope, OutgoingRecord, decode, encode
 from rocketshim_topics.redrive_log import MarkRecord, RedriveLog, record_digest
-from rocketshim_topics.redrive_plan import HeldBack, Planner, RedrivePlan, RedriveRules, next_hop, redrive_id
+from rocketshim_topics.redrive_plan import HeldBack, Planner, RedrivePlan, RedriveRules, redrive_id, redriven_record
 
 SOURCE = "rmq.dlq.g"
 RULES = RedriveRules(group="g")
@@ -173,7 +173,7 @@ def test_a_malformed_letter_cannot_be_sent_but_discarded(store: Any) -> None:
 
 def test_an_id_names_the_letter_and_its_plan(store: Any) -> None:
     plan = planned([letter(store, 7)])
-    made = next_hop(letter(store, 7), None, plan.rules, replay_id=redrive_id(plan.id, 0, 7))
+    made = redriven_record(letter(store, 7), None, plan.rules, replay_id=redrive_id(plan.id, 0, 7))
     envelope = decode(made.headers, trusted=True)
     assert envelope.replay_id == f"{plan.id}.0.7"
     assert len(redrive_id("f" * 20, 2**31 - 1, 2**63 - 1)) <= 64

@@ -27,8 +27,8 @@ from rocketshim_topics.redrive_plan import (
     Planner,
     RedrivePlan,
     RedriveRules,
-    next_hop,
     redrive_id,
+    redriven_record,
 )
 from rocketshim_topics.wire import Header, Record, coordinates, headers_shown
 
@@ -204,7 +204,7 @@ def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:
             raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
         envelope = None if opened.dialect is None else opened.envelope
         own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
-        out = next_hop(opened.record, envelope, rules, replay_id=own_replay_id)
+        out = redriven_record(opened.record, envelope, rules, replay_id=own_replay_id)
         if out.topic != planned.target:
             raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")
         return out

@@ -235,7 +235,7 @@ class Dispatch(ABC, Generic[QueueT]):
         self.send_back.turn(now_ms)
         self.take_results(now_ms)
         if self.send_back.outstanding:
-            self.send_back.settle(reports_s)
+            self.send_back.take_reports(reports_s)
 
     def wait(self, timeout_s: float) -> None:
         """Wait for one result (for a delivery report, if no listener has work); process all that have arrived."""
@@ -256,7 +256,7 @@ class Dispatch(ABC, Generic[QueueT]):
         Decides: Is a message withheld because its partition is revoked?
         """
         self.withhold(queues)
-        while any(not queue.settled for queue in queues):
+        while any(not queue.is_drained for queue in queues):
             left_ms = deadline_ms - self._now_ms()
             if left_ms <= 0:
                 return

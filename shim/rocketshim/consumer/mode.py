@@ -91,9 +91,9 @@ class Mode(ABC, Generic[QueueT]):
         return _queues(self.partitions)
 
     @property
-    def is_settled(self) -> bool:
+    def is_drained(self) -> bool:
         """Return whether no listener has a message of a queue, and no failed message is on its way."""
-        return all(queue.settled for queue in self.queues)
+        return all(queue.is_drained for queue in self.queues)
 
     @property
     def partitions(self) -> list[Partition]:
@@ -170,7 +170,7 @@ class Mode(ABC, Generic[QueueT]):
         full = [each.key for each in self.partitions if is_full or self._must_pause(each)]
         self.reader.pause(full, PauseReason.FLOW)
 
-    def resume_drained(self) -> None:
+    def resume_with_room(self) -> None:
         """Resume the queues that were paused and have little again."""
         if self.dispatch.in_flight * 2 > _MAX_IN_FLIGHT:
             return

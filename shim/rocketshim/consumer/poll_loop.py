@@ -245,7 +245,7 @@ class PollLoop:
         """Do one iteration of the loop. Raises ConsumerError if it cannot continue."""
         now_ms = self._now_ms()
         self.dispatch.take()
-        self.mode.resume_drained()
+        self.mode.resume_with_room()
         try:
             self._do_due(now_ms)
             self._idle_s = self.mode.turn(now_ms)
@@ -295,7 +295,7 @@ class PollLoop:
         self.reader.suspend()
         self.dispatch.withhold(self.mode.queues)
         self.mode.commit()  # the process may be killed while it waits
-        while self.error is None and not self.mode.is_settled and self._now_ms() < deadline_ms:
+        while self.error is None and not self.mode.is_drained and self._now_ms() < deadline_ms:
             self.dispatch.wait(_BUSY_S)
             consumer.poll(0)  # its message is not finished, so not committed: the next owner gets it
         commits, until_ms = self.mode.commits, max(deadline_ms, self._now_ms() + 1_000)
@@ -441,7 +441,7 @@ class PollLoop:
                 self._put_fetched(1, 0)  # it was fetched before the pause took effect
                 return
             self.dispatch.wait(min(left_ms, _CATCH_UP_MS) / 1_000)
-            self.mode.resume_drained()
+            self.mode.resume_with_room()
             self.dispatch.hand_out(self.mode.owned())
 
     def _client_error(self, message: Any) -> None:

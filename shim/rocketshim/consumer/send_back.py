@@ -1,6 +1,6 @@
 """Store the next hop of each failed message (`core.next_hop`); the message is done once it is stored.
 
-Owned by the poll thread. `send` produces; `settle` processes delivery reports (`kafka.record_sender.OwnedSender`). A
+Owned by the poll thread. `send` produces; `take_reports` processes delivery reports (of an `OwnedSender`). A
 hop that is not stored for a transient reason, or by a producer that is replaced, is sent again later (RocketMQ: 5 s,
 `submitConsumeRequestLater`). Until then its partition's commit does not pass the message. The hop is counted and
 logged, but it does not count as a failed attempt. A report that never comes needs no timer: the client reports each
@@ -141,7 +141,7 @@ class SendBack:
         failure = Failure("ConsumeTimeout", "the listener call lasted longer than consume_timeout_ms", at_ms)
         self.send(chunk, FailedMessage(message, failure, asked_level=TIMED_OUT_LEVEL))
 
-    def settle(self, wait_s: float = 0.0) -> None:
+    def take_reports(self, wait_s: float = 0.0) -> None:
         """Process delivery reports (wait up to `wait_s` for the first), and send hops again whose pause is over."""
         sender = self._sender
         if sender is None or not sender.is_open:

@@ -498,7 +498,7 @@ class OrderlyQueue:
         if limit < 1:
             raise ValueError(f"limit={limit}: a run has at least one message")
         is_later = self._not_before_ms is not None and now_ms < self._not_before_ms
-        if self.dropped or self.withheld or is_later or not self.settled:
+        if self.dropped or self.withheld or is_later or not self.is_drained:
             return None
         self._not_before_ms = None
         if self._run_since_ms is not None and now_ms - self._run_since_ms > CONTINUOUS_RUN_MAX_MS:
@@ -578,19 +578,19 @@ class OrderlyQueue:
     # --- state out ----------------------------------------------------------------------------------------------
 
     @property
-    def settled(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether no listener has a message and no dead letter is being stored."""
         return self.out is None and not self._suspended
 
     def is_waiting(self, now_ms: int) -> bool:
         """Return whether nothing is in progress, and nothing but further attempts can be handed out now."""
         wakeup_ms = self.next_wakeup_ms
-        return self.settled and (wakeup_ms is None or wakeup_ms > now_ms or self._order.is_behind_failures)
+        return self.is_drained and (wakeup_ms is None or wakeup_ms > now_ms or self._order.is_behind_failures)
 
     @property
     def awaits_commit(self) -> bool:
         """Whether every buffered message was answered with success and is not committed."""
-        return self.settled and self.next_wakeup_ms is None and self.msg_count > 0
+        return self.is_drained and self.next_wakeup_ms is None and self.msg_count > 0
 
     def in_progress(self) -> Iterator[int]:
         """Yield the offsets that a listener thread has."""
@@ -637,7 +637,7 @@ class OrderlyQueue:
     @property
     def next_wakeup_ms(self) -> int | None:
         """When `take` may return messages: 0 for now, None for not before a put or a report."""
-        if not self.settled or self.dropped or self.withheld or not self._order:
+        if not self.is_drained or self.dropped or self.withheld or not self._order:
             return None
         return self._order.next_wakeup_ms() if self._not_before_ms is None else self._not_before_ms
 

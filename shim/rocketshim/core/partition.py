@@ -105,7 +105,7 @@ class Partition:
         if self.before is not None:
             self.before = position
 
-    def settle(self, position: int, *, is_stored: bool) -> None:
+    def commit_answered(self, position: int, *, is_stored: bool) -> None:
         """Note the answer for a position: a refused one is due again; nothing, if another one was sent since."""
         if self.sent == position:
             if is_stored:

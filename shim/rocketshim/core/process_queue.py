@@ -316,8 +316,8 @@ class ProcessQueue:
     def withhold(self) -> int:
         """Begin no more messages: pending, handed-out but not begun, and later ones stay undone. Safe to call twice.
 
-        For a queue that will be revoked soon: `settled` is true when the messages that had begun are completed. Return
-        how many handed-out messages were taken back.
+        For a queue that will be revoked soon: `is_drained` once the messages that had begun are completed. Return how
+        many handed-out messages were taken back.
         """
         self._withheld = True
         taken_back = 0
@@ -329,7 +329,7 @@ class ProcessQueue:
         return taken_back
 
     @property
-    def settled(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether no listener has a message of this queue and no message awaits a next hop; true after `drop`."""
         return self._awaiting_hop_count == 0 and not any(chunk.messages for chunk in self._chunks)
 

@@ -248,7 +248,7 @@ class Consumer(confluent_kafka.Consumer):
         message = None
         if retries.is_dirty:
             if monotonic() >= retries.store_at_s:
-                retries.settle(self)
+                retries.store_handled(self)
             message = _poll(self, 0.0)
         if message is None and not retries.errors:
             message = retries.wait(self, _poll, timeout)

@@ -153,7 +153,7 @@ class Retries:
     def wait(self, consumer: Any, call: Callable[..., Any], *args: Any) -> Any:
         """Make a client call that may wait, after the offsets of returned messages were stored."""
         if self.is_dirty:
-            self.settle(consumer)
+            self.store_handled(consumer)
         return call(consumer, *args)
 
     def take(self, consumer: Any, count: int, timeout_s: float) -> list[Message]:
@@ -164,7 +164,7 @@ class Retries:
         deadline = monotonic() + timeout_s if timeout_s >= 0 else None
         while True:
             if self.messages and count > 0:
-                self.settle(consumer)
+                self.store_handled(consumer)
                 buffered = [self.messages.popleft() for _ in range(min(count, len(self.messages)))]
                 messages = self.hand_out(consumer, buffered)
                 self._update_slow()
@@ -248,7 +248,7 @@ class Retries:
 
     # --- offsets -----------------------------------------------------------------------------------------------------
 
-    def settle(self, consumer: Any) -> None:
+    def store_handled(self, consumer: Any) -> None:
         """Store the offsets of all messages that were handed out: the program has handled them."""
         self.is_dirty = False
         self.store_at_s = monotonic() + _STORE_INTERVAL_S
@@ -278,7 +278,7 @@ class Retries:
     def commit(self, consumer: Any, *args: Any, **kwargs: Any) -> Any:
         """Commit as the original; without arguments, everything that was handed out counts as handled."""
         if all(each is None for each in (*args[:2], kwargs.get("message"), kwargs.get("offsets"))):
-            self.settle(consumer)
+            self.store_handled(consumer)
         return _Original.commit(consumer, *args, **kwargs)
 
     def store_offsets(
@@ -488,7 +488,7 @@ class Retries:
         if theirs or not ours:
             self._call(consumer, callback, theirs, rebalance)
         if self.is_dirty:  # the callback has sent a message back, and the client is about to commit stored offsets
-            self.settle(consumer)
+            self.store_handled(consumer)
         if self.facts.is_cooperative:
             self._change(consumer, rebalance, self.incremental_unassign, theirs)
         else:
@@ -547,7 +547,7 @@ class Retries:
 
     def close(self, consumer: Any) -> None:
         """Store offsets, leave the group, and close what belongs to the consumer; raise the error of a callback."""
-        self.settle(consumer)
+        self.store_handled(consumer)
         if self.rebalance is not None:
             self.rebalance.done = True
         self.is_closing = True
@@ -583,7 +583,7 @@ def _on_assign(consumer: Any, partitions: list[TopicPartition]) -> None:
 def _on_revoke(consumer: Any, partitions: list[TopicPartition]) -> None:
     retries: Retries = consumer._rocketshim  # noqa: SLF001
     if retries.is_dirty:
-        retries.settle(consumer)
+        retries.store_handled(consumer)
     retries.released(consumer, partitions, retries.callbacks[1])
 
 

@@ -104,6 +104,7 @@ class DropinSendBack:
     def send_on(self, message: Message, topic: str) -> None:
         """Send a retried message on to the other members, since this one does not subscribe to its topic."""
         text, at_ms = f"this consumer does not subscribe to {topic!r}", self._clock.wall_ms()
+        # a dead letter only when it can no longer be sent on
         self._send(message, Failure(NO_LISTENER, text, at_ms, unhandled=True), _DEAD_LETTER_LEVEL)
 
     def metrics(self) -> Iterator[Metric]:

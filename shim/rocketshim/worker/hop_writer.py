@@ -41,7 +41,7 @@ class Kind(Enum):
     """The kind of a hop."""
 
     DELIVER = "deliver"
-    HOP = "hop"
+    REQUEUE = "hop"  # into another delay queue
     RE_APPEND = "re-append"
     PARK = "park"
     SKIP = "skip"
@@ -205,7 +205,7 @@ class HopWriter:
             self._counts.observe_lateness([clock_ms - batch.dues_ms[at] for at in stored])
             if group.target is not None:
                 group.target.record_success()
-        elif group.kind is Kind.HOP:
+        elif group.kind is Kind.REQUEUE:
             self._counts.hopped += len(stored)
         elif group.kind is Kind.RE_APPEND:
             self._counts.re_appended += len(stored)

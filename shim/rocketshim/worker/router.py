@@ -240,7 +240,7 @@ class Router:
                 partition = qid if qid >= 0 else target.turn % count if key is None else murmur2(key, count)
             elif due_ms > clock_ms and due_ms - clock_ms <= self._max_delay_ms and route.refusal is None:
                 chosen = shape.to_queue(shape.candidates(headers, hop_id, append_ms, due_ms))
-                kind, to = Kind.HOP, self._queues
+                kind, to = Kind.REQUEUE, self._queues
                 partition = self._levels.queue_for(due_ms - clock_ms, number // self._levels.STRIDE)
             else:
                 each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms)
@@ -250,7 +250,7 @@ class Router:
             add = begun.get((to, partition))
             if add is None:
                 started = HopGroup(
-                    kind, to.topic, partition, target=None if kind is Kind.HOP else to, timestamps=timestamps
+                    kind, to.topic, partition, target=None if kind is Kind.REQUEUE else to, timestamps=timestamps
                 )
                 groups.append(started)
                 add = begun[to, partition] = started.records.append

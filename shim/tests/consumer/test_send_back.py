@@ -63,7 +63,7 @@ def failed(kafka: InMemoryKafka, policy: Any = None, **asked: Any) -> tuple[Any,
     chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)
     send_back.send(chunk, FailedMessage(message, Failure("OSError", asked.pop("text", "no"), 5), **asked))
-    send_back.settle(0)
+    send_back.take_reports(0)
     records = kafka.records("SCHEDULE_TOPIC_XXXX")
     return (records[0] if records else None), send_back, queue
 
@@ -135,7 +135,7 @@ def test_a_consumer_whose_clock_is_ahead_stores_dead_letters_at_the_brokers_time
     assert queue.next_offset != 5, "the broker has refused the consumer's time"
     for now_ms in (5_000, 10_000):
         send_back.turn(now_ms)
-        send_back.settle(0)
+        send_back.take_reports(0)
     assert queue.next_offset == 5
     (stored,) = kafka.records("rmq.dlq.g") or kafka.records("rmq.parked")
     assert kafka.clock.wall_ms() - ahead_ms - 1_000 <= stored.timestamp()[1] <= kafka.clock.wall_ms() - ahead_ms
@@ -153,7 +153,7 @@ def test_a_retry_shows_the_brokers_time_so_that_later_dead_letters_are_not_refus
     chunk.take_back()
     (message,) = queue.report(chunk, chunk.messages)
     send_back.send(chunk, FailedMessage(message, Failure("OSError", "no", 5), asked_level=-1))
-    send_back.settle(0)
+    send_back.take_reports(0)
     assert (send_back.counts.dead, send_back.counts.not_stored, queue.next_offset) == (1, 0, 6)
 
 

@@ -252,10 +252,10 @@ def test_no_message_is_handed_out_before_a_dead_letter_is_stored() -> None:
     made = queue(3, 7, max_reconsume_times=0)
     taken(made, 1)
     answer(made, BatchAnswer(1, SUSPEND), stored=False)
-    assert not made.settled
+    assert not made.is_drained
     assert (taken(made), made.next_offset, made.next_wakeup_ms) == ([], None, None)
     assert made.dead_lettered(3, 0) == []
-    assert made.settled
+    assert made.is_drained
     assert made.next_offset == 4
 
 
@@ -366,7 +366,7 @@ def snapshot(made: OrderlyQueue) -> tuple[object, ...]:
         made.msg_count,
         made.next_offset,
         made.reconsume_counts,
-        made.settled,
+        made.is_drained,
         list(made._order.pending),
         made.out and list(made.out.messages),
         made.span,
@@ -408,7 +408,7 @@ def test_a_dropped_queue_returns_nothing() -> None:
     assert made.dead_lettered(1, 0) == []
     assert made.report([BatchAnswer(1)], 0) == []
     assert (taken(made), made.next_offset, made.reconsume_counts, made.next_wakeup_ms) == ([], None, (), None)
-    assert (made.msg_count, made.msg_bytes, made.settled) == (0, 0, True)
+    assert (made.msg_count, made.msg_bytes, made.is_drained) == (0, 0, True)
     with pytest.raises(ValueError, match="dropped"):
         made.put(messages(3))
 
@@ -490,9 +490,9 @@ def test_several_dead_letters_of_one_run_are_stored_in_any_order() -> None:
     actions = answer(made, BatchAnswer(1, SUSPEND), BatchAnswer(1), BatchAnswer(1, SUSPEND), stored=False)
     assert dead(actions) == [(0, 0), (2, 0)]
     assert made.dead_lettered(2, 0) == []
-    assert (made.settled, made.next_offset) == (False, None)
+    assert (made.is_drained, made.next_offset) == (False, None)
     assert made.dead_lettered(0, 0) == []
-    assert (made.settled, made.next_offset) == (True, 3)
+    assert (made.is_drained, made.next_offset) == (True, 3)
 
 
 def test_without_auto_commit_nothing_follows_a_failure_in_its_run() -> None:

@@ -329,7 +329,7 @@ class QueueAgainstNaiveModel(RuleBasedStateMachine):
     @invariant()
     def settled_says_that_no_listener_holds_a_message_and_no_hop_is_owed(self) -> None:
         is_busy = any(not task.reported and (task.begun or task.todo) for task in self.tasks)
-        assert self.queue.settled == (self.queue.dropped or not (is_busy or self.awaiting_hop))
+        assert self.queue.is_drained == (self.queue.dropped or not (is_busy or self.awaiting_hop))
 
     @invariant()
     def no_message_is_sent_back_twice(self) -> None:
@@ -626,12 +626,12 @@ def test_withheld_queue_begins_no_message_and_commits_those_in_progress() -> Non
     assert queue.withhold() == 0
     queue.put(records(8))
     assert queue.take(10) is None
-    assert not queue.settled
+    assert not queue.is_drained
     assert queue.report(waiting) == []
     assert queue.report(at_work, batch) == batch
-    assert not queue.settled
+    assert not queue.is_drained
     queue.stored(at_work, [batch[0]])
-    assert queue.settled
+    assert queue.is_drained
     assert queue.next_offset == 1
 
 

@@ -49,7 +49,7 @@ class Stage:
         return self.retries.hand_out(self.client, self.fetch(count))
 
     def settle(self) -> None:
-        self.retries.settle(self.client)
+        self.retries.store_handled(self.client)
 
 
 class Client:

@@ -110,7 +110,7 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
         return made(Kind.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), NOT_ALLOWED)
     if at_ms > CLOCK_MS:
         queue = LEVELS.queue_for(at_ms - CLOCK_MS, 0)
-        return made(Kind.HOP, hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=queue), "", at_ms)
+        return made(Kind.REQUEUE, hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=queue), "", at_ms)
     out = delivered(record, envelope, NAMES)
     target = targets[out.topic]
     if target.ready_ns > 0:
@@ -276,7 +276,7 @@ def test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say(
             is_written = group.kind not in {Kind.SKIP, Kind.NOT_YET}
             if is_written:
                 assert (value, key) == (records[index].value(), records[index].key())
-            due_at_ms = at_ms if group.kind in {Kind.DELIVER, Kind.HOP} else 0
+            due_at_ms = at_ms if group.kind in {Kind.DELIVER, Kind.REQUEUE} else 0
             found = Expected(
                 group.kind, group.topic, group.partition, headers, group.reason, due_at_ms, group.one_per_batch,
                 group.timestamps.get(index, 0) if group.kind is Kind.DELIVER else 0,
@@ -294,7 +294,7 @@ def test_records_with_the_same_hop_form_one_group() -> None:
     groups, _, _ = route(run, 0, {"orders": "open"})
     assert [(group.kind, [hop[0] for hop in group.records]) for group in groups] == [
         (Kind.DELIVER, [0, 2, 4]),
-        (Kind.HOP, [1, 3, 5]),
+        (Kind.REQUEUE, [1, 3, 5]),
     ]
 
 

@@ -127,8 +127,8 @@ def retry(
         trusted: the record comes from the group's own retry topic.
         failure: why; it replaces the headers of an earlier failure.
         reconsume_times: failed attempts *including* this one.
-        level: level that the listener asked for, 1 or more, clamped. None without `delay_ms`: 2 + `reconsume_times`.
-        delay_ms: delay that the listener asked for, in ms, cut to 40 days, since a worker parks what waits longer.
+        level: level that was decided, 1 or more, clamped. None without `delay_ms`: 2 + `reconsume_times`.
+        delay_ms: delay that was decided, in ms, cut to 40 days, since a worker parks what waits longer.
             None: use the level.
         lane: lane of the schedule topic.
         envelope: the record's headers, if the caller has decoded them already. None: decode them here.

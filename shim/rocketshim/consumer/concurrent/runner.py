@@ -151,7 +151,8 @@ class ConcurrentRunner(Runner):
         found = self._route(view)
         if not isinstance(found, Subscription):
             failure, malformed = found
-            level = NOT_ASKED if malformed else DEAD_LETTER_LEVEL  # a malformed message is parked
+            # a malformed message is parked; without a listener it is dead only when it can no longer be sent on
+            level = NOT_ASKED if malformed else DEAD_LETTER_LEVEL
             outcomes.append(FailedMessage(message, failure, asked_level=level, malformed=malformed))
             return None
         try:

@@ -377,7 +377,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
 
     def _is_drained(self, key: TopicPartitionKey) -> bool:
         run = self._ended.get(key)
-        return run is None or run.settled
+        return run is None or run.is_drained
 
     def _release(self, lease: Lease, run: OrderlyQueue | None) -> None:
         progress: Progress = (None, lease.reconsume_counts)  # the log keeps the position, and whose it is

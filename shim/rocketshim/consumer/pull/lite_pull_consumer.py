@@ -682,7 +682,7 @@ class PullPartitions:
         for key, position in positions.items():
             if (partition := self.by_key.get(key)) is not None:
                 partition.send(position)
-                partition.settle(position, is_stored=True)
+                partition.commit_answered(position, is_stored=True)
 
     def commit(self, positions: Mapping[TopicPartitionKey, int]) -> None:
         """Commit positions, and wait for the answer. Raises RocketshimError: one was refused, or no answer came."""
@@ -715,7 +715,7 @@ class PullPartitions:
         for item in partitions:
             key = TopicPartitionKey.of(item)
             if (partition := self.by_key.get(key)) is not None:
-                partition.settle(item.offset, is_stored=key in stored or (error or item.error) is None)
+                partition.commit_answered(item.offset, is_stored=key in stored or (error or item.error) is None)
         failure = error or next((item.error for item in partitions if item.error is not None), None)
         if failure is not None:
             self._commit_failed(failure)

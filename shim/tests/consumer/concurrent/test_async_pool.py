@@ -253,7 +253,7 @@ def test_withdrawn_messages_are_not_delivered_and_the_others_are_reported(pools:
     go.set()
     assert settle(pool, chunks) == {}
     assert seen == [0]
-    assert (queue.next_offset, queue.settled) == (1, True)
+    assert (queue.next_offset, queue.is_drained) == (1, True)
 
 
 def test_the_limit_can_change_while_it_runs(pools: Pools) -> None:

@@ -84,7 +84,7 @@ def test_each_message_is_handed_out_once_and_each_failure_is_sent_back_once(
     assert desk.dispatch.in_flight == 0
     assert len(desk.sent_back) == failed_in_all == desk.dispatch.counts.failed
     assert desk.dispatch.counts.succeeded == sum(counts) - failed_in_all
-    assert all(queue.msg_count == 0 or not queue.settled for queue in queues)
+    assert all(queue.msg_count == 0 or not queue.is_drained for queue in queues)
     assert sum(queue.msg_count for queue in queues) == failed_in_all  # unfinished until their next hop is stored
 
 

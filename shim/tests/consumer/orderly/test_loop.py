@@ -1292,9 +1292,9 @@ class Looked(OrderlyQueue):
     times = 0
 
     @property
-    def settled(self) -> bool:
+    def is_drained(self) -> bool:
         Looked.times += 1
-        return super().settled
+        return super().is_drained
 
 
 def test_giving_up_many_busy_queues_is_not_a_look_at_all_of_them_for_each(stage: Stage) -> None:

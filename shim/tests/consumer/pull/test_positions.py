@@ -86,7 +86,7 @@ def test_a_position_is_not_due_before_the_answer_to_the_one_before() -> None:
     of(positions).seek(6)
     assert due(positions) == {}
     assert positions.unconfirmed() == {A: 6}
-    of(positions).settle(5, is_stored=True)
+    of(positions).commit_answered(5, is_stored=True)
     assert due(positions) == {A: 6}
 
 
@@ -94,9 +94,9 @@ def test_a_refused_position_is_due_again_unless_a_later_one_was_sent() -> None:
     positions = assigned(A)
     of(positions).seek(5)
     of(positions).send(5)
-    of(positions).settle(4, is_stored=False)
+    of(positions).commit_answered(4, is_stored=False)
     assert due(positions) == {}
-    of(positions).settle(5, is_stored=False)
+    of(positions).commit_answered(5, is_stored=False)
     assert due(positions) == {A: 5}
 
 
@@ -123,9 +123,9 @@ def test_a_position_that_was_only_sent_is_part_of_a_commit_that_is_waited_for() 
     positions.begin_poll()
     send_due(positions)
     assert positions.unconfirmed() == {A: 5}
-    of(positions).settle(4, is_stored=True)
+    of(positions).commit_answered(4, is_stored=True)
     assert positions.unconfirmed() == {A: 5}
-    of(positions).settle(5, is_stored=True)
+    of(positions).commit_answered(5, is_stored=True)
     assert positions.unconfirmed() == {}
 
 
@@ -180,10 +180,10 @@ def test_positions_agree_with_a_model_that_keeps_every_poll(steps: list[tuple[st
                     of(positions).send(position)
                     sent = done = position
             case "refuse":
-                of(positions).settle(sent, is_stored=False)
+                of(positions).commit_answered(sent, is_stored=False)
                 sent = -1
             case "confirm" if sent >= 0:
-                of(positions).settle(sent, is_stored=True)
+                of(positions).commit_answered(sent, is_stored=True)
                 confirmed = sent
         assert positions.unconfirmed() == ({} if done == sent == confirmed else {A: done})
     assert positions.position(A) == position
