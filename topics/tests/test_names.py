@@ -18,7 +18,7 @@ groups = st.one_of(
     st.text("ab._-%/", min_size=1, max_size=6),
     st.from_regex(r"\A[ab.]{1,3}-[0-9a-f]{16}\Z"),
     st.text("a.", min_size=140, max_size=250),
-).filter(lambda group: len(group.encode()) <= 255 and group != "DEFAULT_CONSUMER")
+).filter(lambda group: group.strip() and len(group.encode()) <= 255 and group != "DEFAULT_CONSUMER")
 
 namespaces = st.one_of(st.just(""), st.text("ab-_mqr", min_size=1, max_size=8)).filter(
     lambda namespace: "rmq" not in namespace.split("_")

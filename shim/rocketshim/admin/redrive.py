@@ -251,9 +251,9 @@ class Journal:
         Decides: What if records of the redrive log are gone? A plan is applied only if the log has each record since
             the plan was made; a new plan holds back the letters that are older than the log's first record.
         """
-        if self._state == "discarded" or not reader.topics().get(self.topic):
+        if self._state == "discarded":
             return
-        low, end = reader.bounds(self.topic, 0)
+        low, end = reader.bounds(self.topic, 0) if reader.topics().get(self.topic) else (0, 0)
         if low <= self._log_end <= end:
             return
         what = f"begins at offset {low}" if low > self._log_end else f"ends at offset {end}: it was created again"

@@ -67,7 +67,7 @@ Where = Annotated[
         "--where",
         "-w",
         help="SQL92 condition on headers (cause: FAIL_CLASS, text: FAIL_TEXT): "
-        "\"FAIL_CLASS = 'Timeout' AND price > 10\".",
+        "\"FAIL_CLASS = 'ConsumeTimeout' AND price > 10\".",
     ),
 ]
 Tags = Annotated[
@@ -403,7 +403,7 @@ DEAD: Final = Kind(
     columns=("partition/offset", "stored (UTC)", "state", "failures", "cause", "text", "topic", "id"),
     ls="List the dead letters of a group, oldest first within a partition.",
     where="--group payments",
-    example="--where \"FAIL_CLASS = 'Timeout'\" --since 2d",
+    example="--where \"FAIL_CLASS = 'ConsumeTimeout'\" --since 2d",
 )
 RETRY: Final = Kind(
     command="retry",

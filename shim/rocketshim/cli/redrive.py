@@ -34,7 +34,7 @@ from rocketshim_topics.redrive_plan import (
 
 _MOST_NAMED = 20
 PLAN_EXAMPLE = (
-    "Example: rocketshim dlq plan --group payments --where \"FAIL_CLASS = 'Timeout'\" --out plan.json; "
+    "Example: rocketshim dlq plan --group payments --where \"FAIL_CLASS = 'ConsumeTimeout'\" --out plan.json; "
     "then: rocketshim dlq apply plan.json"
 )
 DISCARD_EXAMPLE = (

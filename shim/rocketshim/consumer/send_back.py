@@ -23,6 +23,7 @@ from confluent_kafka import KafkaError
 
 from rocketshim.consumer_metrics import FailureCounts, SendBackCounts
 from rocketshim.core.clock import Clock
+from rocketshim.core.log_limits import FailureWindows
 from rocketshim.core.next_hop import FailedMessage, Hop, HopKind, HopMaker
 from rocketshim.core.partition import Work
 from rocketshim.failures import FailureLog
@@ -90,6 +91,7 @@ class SendBack:
         self._failure_log = FailureLog(
             _LOG, group, names, levels, limit=limit, send_on_timeout_ms=settings.send_on_timeout_ms
         )
+        self._unstored: FailureWindows[str] = FailureWindows()  # by the name of the error
         self._now_ms = 0  # as of the last `turn`
 
     @property
@@ -170,8 +172,10 @@ class SendBack:
 
     def _not_stored(self, sender: OwnedSender[tuple[Work, Hop]], chunk: Work, hop: Hop, error: KafkaError) -> None:
         self.counts.not_stored += 1
-        record = coordinates(hop.failed.message)
-        _LOG.warning("consumer.hop-not-stored", extra={"record": record, "hop": hop.kind.value, "error": error.name()})
+        if count := self._unstored.note(error.name(), self._now_ms):  # else a thousand lines each 5 s in an outage
+            record = coordinates(hop.failed.message)
+            facts = {"record": record, "hop": hop.kind.value, "error": error.name(), "count": count}
+            _LOG.warning("consumer.hop-not-stored", extra=facts)
         smaller = self._hop_maker.smaller(hop) if error.code() in TOO_LARGE else None
         if smaller is None:
             self._again.append((self._now_ms + self._back_off_ms, chunk, hop))

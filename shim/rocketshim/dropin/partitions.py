@@ -10,8 +10,8 @@ Which messages were sent back, and which of them limit the offset that is stored
 * `sent`: a send-back is in progress (its future is not done) or stored. A second call for the message waits for the
   first and has no effect of its own. Bounded: above 10,000 entries, the oldest stored ones are removed.
 * `failing`: a send-back is in progress or was not stored. The stored offset never passes the lowest of them.
-* `redelivering`: failing messages before which the program has moved by `seek`. They count until they are handed out
-  again.
+
+A message before which the program has moved by `seek` is handed out again, and limits nothing until then.
 
 The group's retry topic is read beside the program's partitions. The program sees neither its partitions nor those of
 other rocketshim topics that only a pattern matched; the latter are never assigned. Two rules pause the retry topic:
@@ -69,7 +69,6 @@ class Partition:
     stored: int = -1
     sent: dict[int, Future[None]] = field(default_factory=dict)
     failing: set[int] = field(default_factory=set)
-    redelivering: set[int] = field(default_factory=set)
     _before_seek: int = -1  # the highest position before a seek
 
     @property
@@ -104,18 +103,14 @@ class Partition:
             self.began_at = min(self.began_at, target)
         self.last = self.asked = None
         self.stored = -1
-        again = {each for each in self.failing if each >= target and _is_done(self.sent.get(each))}
-        self.failing -= again
-        self.redelivering |= again
+        self.failing -= {each for each in self.failing if each >= target and _is_done(self.sent.get(each))}
         for each in [each for each, future in self.sent.items() if each >= target and future.done()]:
             del self.sent[each]
 
     def storable(self, position: int) -> int:
         """Return the position, or the lowest failing offset if that is lower."""
         self.observe(position)
-        if self.redelivering:
-            self.redelivering = {each for each in self.redelivering if each >= position}
-        return min((position, *self.failing, *self.redelivering))
+        return min((position, *self.failing))
 
 
 class Partitions:
@@ -227,7 +222,6 @@ class Partitions:
             future: Future[None] = Future()
             partition.sent[offset] = future
             partition.failing.add(offset)
-            partition.redelivering.discard(offset)
             if len(partition.sent) > _KEPT_COUNT:
                 _forget_oldest(partition.sent)
             return future, True

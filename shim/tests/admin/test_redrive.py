@@ -143,6 +143,8 @@ def test_a_plan_is_not_applied_when_the_log_was_created_again_since_it_was_made(
     stage.run()
     end = log_of(stage).end
     stage.kafka.delete_topic(LOG)
+    with pytest.raises(RedriveError, match="it was created again"):
+        stage.redriver(RedriveProgress(stage.letters), log_end=end).dry_run()
     stage.kafka.create_topic(LOG, config={"message.timestamp.type": "LogAppendTime"})
     with pytest.raises(RedriveError, match="it was created again"):
         stage.run("p", log_end=end)

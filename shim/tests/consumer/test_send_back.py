@@ -4,7 +4,7 @@ import logging
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import Message
+from confluent_kafka import KafkaError, Message
 
 from rocketshim.consumer.push.assembly import producer_config
 from rocketshim.consumer.send_back import SendBack
@@ -142,6 +142,22 @@ def test_a_consumer_whose_clock_is_ahead_stores_dead_letters_at_the_brokers_time
     assert send_back.clock_ahead_ms == ahead_ms
     assert events(caplog).count(("WARNING", "consumer.clock-differs")) == 1
     assert [record.value() for record in kafka.records("SCHEDULE_TOPIC_XXXX")] == [None], "the probe"
+
+
+def test_an_outage_does_not_fill_the_log_with_hops_that_are_not_stored(
+    kafka: InMemoryKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), count=41)
+    _, send_back, queue = failed(kafka)
+    queue.put([Message("orders", 0, offset, value=b"body", timestamp=(1, 1_000)) for offset in range(5, 45)])
+    chunk: Chunk | None = queue.take(40)
+    assert chunk is not None
+    chunk.take_back()
+    for message in queue.report(chunk, chunk.messages):
+        send_back.send(chunk, FailedMessage(message, Failure("OSError", "no", 5)))
+    send_back.take_reports(0)
+    logged = [vars(record) for record in caplog.records if vars(record).get("event") == "consumer.hop-not-stored"]
+    assert (send_back.counts.not_stored, [each["count"] for each in logged]) == (41, [*range(1, 21)])
 
 
 def test_a_retry_shows_the_brokers_time_so_that_later_dead_letters_are_not_refused(kafka: InMemoryKafka) -> None:

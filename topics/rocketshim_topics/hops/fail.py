@@ -70,7 +70,7 @@ class Failure:
     """Why a message failed.
 
     Attributes:
-        exception_class: name of the exception class, or of the reason (`ReconsumeLater`, `Timeout`, `NoListener`).
+        exception_class: name of the exception class, or of the reason (`ReconsumeLater`, `ConsumeTimeout` …).
         text: for a person to read; cut to 1 KiB when it is written.
         at_ms: when it failed, epoch ms.
         place: file and line that raised; empty: nothing was raised. It is not written to the record.
