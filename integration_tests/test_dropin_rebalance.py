@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from rocketshim import TopicNames
-from rocketshim.dropin import Consumer, retries
+from rocketshim.dropin import Consumer, retry_side
 from rocketshim.errors import StaleMessageError
 from rocketshim_local import Broker
 
@@ -26,7 +26,7 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
 }
 
 
-def state_of(consumer: Consumer) -> retries.Retries:
+def state_of(consumer: Consumer) -> retry_side.RetrySide:
     assert consumer._rocketshim is not None
     return consumer._rocketshim
 
@@ -275,7 +275,7 @@ def test_a_retry_topic_whose_committed_offset_cannot_be_had_waits_for_it(
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
 
     with monkeypatch.context() as patched:
-        patched.setattr(retries, "check_answers", unanswered)
+        patched.setattr(retry_side, "check_answers", unanswered)
         until(partitions.awaiting_start, consumer)
         held = [each.offset for each in confluent_kafka.Consumer.assignment(consumer) if each.topic == stage.retry]
         assert held == [0], "no look-up of the client's is under way: its late answer would undo the seek"
@@ -298,7 +298,7 @@ def test_a_handled_retry_is_not_read_again_if_a_broker_does_not_know_the_partiti
     consumer.subscribe([stage.topic])
     asked: list[object] = []
     with monkeypatch.context() as patched:
-        patched.setattr(retries, "listed_offsets", lambda *_, **__: asked.append(_) or {})
+        patched.setattr(retry_side, "listed_offsets", lambda *_, **__: asked.append(_) or {})
         until(lambda: asked, consumer)
     assert got(consumer).value() == b"waits"
 

@@ -19,7 +19,7 @@ from confluent_kafka import TopicPartition
 
 from rocketshim import DelayLevels, Layout, Message, MessageView, PushConsumer, TopicNames
 from rocketshim.clock import SystemClock
-from rocketshim.dropin import Consumer, retries
+from rocketshim.dropin import Consumer, retry_side
 from rocketshim.dropin import consumer as drop_in_consumer
 from rocketshim.harness import Harness
 from rocketshim.kafka.clients import Clients
@@ -195,7 +195,7 @@ def drop_in() -> None:
     nowhere = {"bootstrap.servers": "127.0.0.1:1", "log_level": 0, "group.id": "g", "rocketshim.retry.enable": True}
     with (
         patch.object(drop_in_consumer, "_poll", lambda _, timeout: client.poll(timeout)),
-        patch.object(retries, "Producer", lambda _: kafka.producer({"enable.idempotence": True})),
+        patch.object(retry_side, "Producer", lambda _: kafka.producer({"enable.idempotence": True})),
         Consumer(nowhere) as consumer,
     ):
         found: Any = consumer._rocketshim  # noqa: SLF001 - the topics exist, and there is no broker that assigns

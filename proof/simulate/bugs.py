@@ -23,7 +23,7 @@ from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.dropin import Consumer as DropinConsumer
 from rocketshim.dropin.partitions import Partitions
-from rocketshim.dropin.retries import Retries
+from rocketshim.dropin.retry_side import RetrySide
 from rocketshim.dropin.send_back import DropinSendBack
 from rocketshim.kafka import lookups
 from rocketshim.kafka.record_sender import OwnedSender, RecordSender
@@ -420,7 +420,7 @@ BUGS: Final = (
     Bug("half an answer is believed", lookups, "check_answers", _half_answer_is_believed, HALF_ANSWERS),
     Bug("a refused commit is not made again", Committer, "answered", _never_commits_again_after_an_error),
     Bug("a report without an offset is believed", DeliveryReports, "error", _believes),
-    Bug("no commit when partitions are revoked", Mode, "release", _no_commit_when_revoked, CHURNS),
+    Bug("no commit when partitions are revoked", Mode, "drain_and_commit", _no_commit_when_revoked, CHURNS),
     Bug("a hop of the worker counts as stored when produced", AtLeastOnce, "_register", _confirmed_when_produced),
     Bug("the worker commits what it has fetched", AssignedPartition, "position", _property(_position_of_the_head)),
     Bug("a hop that was refused counts as stored", HopBatch, "unstored", _refused_counts_as_stored),
@@ -475,11 +475,11 @@ BUGS: Final = (
         DROPIN,
     ),
     Bug("the drop-in stores what it returns", DropinConsumer, "poll", dropin_bugs.stored_when_returned, DROPIN),
-    Bug("the drop-in stores past buffered messages", Retries, "hand_out", dropin_bugs.nothing_is_buffered, DROPIN),
+    Bug("the drop-in stores past buffered messages", RetrySide, "hand_out", dropin_bugs.nothing_is_buffered, DROPIN),
     Bug("buffered messages survive a revocation", DropinConsumer, "poll", dropin_bugs.reads_ahead, DROPIN),
     Bug(
         "the retry topic is read again after a rebalance",
-        Retries,
+        RetrySide,
         "_starts",
         dropin_bugs.from_the_beginning,
         DROPIN,

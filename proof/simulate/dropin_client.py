@@ -23,7 +23,8 @@ import rocketshim.dropin.consumer as consumer_module
 from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.virtual_time import replaced, time_of
 from proof.simulate.world import World
-from rocketshim.dropin import retries, send_back
+from rocketshim.dropin import retry_side as retries
+from rocketshim.dropin import send_back
 from rocketshim.dropin.consumer import Consumer
 
 __all__ = ["DropinClients"]

@@ -200,7 +200,7 @@ class Mode(ABC, Generic[QueueT]):
         count, size_bytes = self.settings.pull_threshold_for_topic, self.settings.pull_threshold_size_for_topic_bytes
         self._limits = per_queue_limits(self._own_limits, count, size_bytes, len(self.partitions))
 
-    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+    def drain_and_commit(self, keys: Collection[TopicPartitionKey]) -> None:
         """Wait for the listeners of these partitions, then commit: they are about to be revoked.
 
         A closing consumer only commits: it has waited.

@@ -1,7 +1,7 @@
 """`Consumer`: `confluent_kafka.Consumer` with retry.
 
 Each method that retry changes asks first whether it is enabled; if not, it calls the original. Otherwise it calls the
-method of `dropin.retries` with the same name; that module is loaded only then. The original's methods are called as
+method of `dropin.retry_side` with the same name; that module is loaded only then. The original's methods are called as
 functions of the class, so that the methods of a program's subclass are called by the program only.
 
 Private names here and in `Producer` begin with `_shim_`, except `_rocketshim`. The program's subclass has private names
@@ -26,7 +26,7 @@ from rocketshim_topics.message import MessageView, Origin
 from rocketshim_topics.wire import read_again
 
 if TYPE_CHECKING:
-    from rocketshim.dropin.retries import Retries
+    from rocketshim.dropin.retry_side import RetrySide
     from rocketshim.health import Metric
 
 __all__ = ["Consumer"]
@@ -36,7 +36,7 @@ _consume: Final = OriginalConsumer.consume
 
 
 def _changed(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Call the method of `Retries` with this name if retry is enabled, and otherwise the original's."""
+    """Call the method of `RetrySide` with this name if retry is enabled, and otherwise the original's."""
     name = method.__name__
 
     @wraps(method)
@@ -67,7 +67,7 @@ class Consumer(confluent_kafka.Consumer):
     """
 
     __slots__ = ("_rocketshim",) if OriginalConsumer.__weakrefoffset__ else ("__weakref__", "_rocketshim")
-    _rocketshim: "Retries | None"
+    _rocketshim: "RetrySide | None"
 
     if not TYPE_CHECKING:  # type checkers use the original's constructor
 
@@ -80,7 +80,7 @@ class Consumer(confluent_kafka.Consumer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             values, args, kwargs = take(args, kwargs)
             if values and (settings := ConsumerDropinSettings.make(**values)).retry_enable:
-                from rocketshim.dropin.retries import prepare  # noqa: PLC0415 - loaded only if retry is enabled
+                from rocketshim.dropin.retry_side import prepare  # noqa: PLC0415 - loaded only if retry is enabled
 
                 retries, config = prepare(settings, args, kwargs)
                 super().__init__(config)
@@ -223,7 +223,7 @@ class Consumer(confluent_kafka.Consumer):
         read_again(checked(message))
         return MessageView(message, self.is_retried(message))
 
-    def _shim_retries(self, method: str) -> "Retries":
+    def _shim_retries(self, method: str) -> "RetrySide":
         """Return what retry has.
 
         Raises:

@@ -185,7 +185,7 @@ def test_a_revoked_partition_gives_back_what_waits_for_a_commit(
     b = bench(lambda message: seen.append(message.body), care=careful())
     kafka.fail_commits(KafkaError(KafkaError.COORDINATOR_NOT_AVAILABLE), count=1)
     b.turn(2)
-    b.loop.mode.release(list(b.loop.reader.partitions))
+    b.loop.mode.drain_and_commit(list(b.loop.reader.partitions))
     assert found(kafka) == Handling(is_open=False)
     assert not b.loop.dispatch.awaits_commit
     assert b.loop.dispatch.in_flight == 0

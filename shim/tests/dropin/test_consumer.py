@@ -12,8 +12,8 @@ import pytest
 from confluent_kafka import OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, Message, TopicPartition
 
 from rocketshim.dropin import Consumer
-from rocketshim.dropin import retries as retries_module
-from rocketshim.dropin.retries import Rebalance, Retries, _on_lost
+from rocketshim.dropin import retry_side as retries_module
+from rocketshim.dropin.retry_side import Rebalance, RetrySide, _on_lost
 from rocketshim.dropin.send_back import with_credentials
 from rocketshim.errors import ConfigError, FeatureNotEnabledError, MalformedRecordError, StaleMessageError
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -24,12 +24,12 @@ PARTITION = TopicPartitionKey("t", 0)
 PLACE = TopicPartition("t", 0, 1)
 
 
-def retries_of(consumer: Consumer) -> Retries:
+def retries_of(consumer: Consumer) -> RetrySide:
     assert consumer._rocketshim is not None
     return consumer._rocketshim
 
 
-def nine_handed_out(consumer: Consumer) -> Retries:
+def nine_handed_out(consumer: Consumer) -> RetrySide:
     """Assign a partition, as if nine messages of it were handed out."""
     retries = retries_of(consumer)
     retries.partitions.add([PARTITION])

@@ -741,7 +741,7 @@ class PullPartitions:
         partition = self.by_key.get(key)
         return None if partition is None else partition.position
 
-    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+    def drain_and_commit(self, keys: Collection[TopicPartitionKey]) -> None:
         """Commit what is done of partitions that are about to be revoked; an error is logged."""
         if self._settings.auto_commit and not self.reader.is_closing:  # `_close` has committed
             try:

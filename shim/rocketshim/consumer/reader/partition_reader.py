@@ -65,7 +65,7 @@ class PartitionOwner(Protocol):
     def position(self, key: TopicPartitionKey) -> int | None:
         """Return the offset to read again after stale records; None: nothing of the partition is wanted now."""
 
-    def release(self, keys: Collection[TopicPartitionKey]) -> None:
+    def drain_and_commit(self, keys: Collection[TopicPartitionKey]) -> None:
         """Finish and commit what can be: the partitions are about to be revoked. Errors as in `accept`."""
 
     def forget(self, keys: Collection[TopicPartitionKey]) -> None:
@@ -434,7 +434,7 @@ class PartitionReader:
     def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
         try:
-            self._owner.release(keys)
+            self._owner.drain_and_commit(keys)
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
         finally:

@@ -71,7 +71,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import coordinates
 
-__all__ = ["Rebalance", "Retries", "prepare"]
+__all__ = ["Rebalance", "RetrySide", "prepare"]
 
 _LOG = safe_logger("rocketshim.dropin")
 _COMMITTED_TIMEOUT_S: Final = 10.0
@@ -96,7 +96,7 @@ class Rebalance:
     done: bool = False  # the program's callback has itself assigned or unassigned the partitions, and ours with them
 
 
-class Retries:
+class RetrySide:
     """The part of one consumer that exists if retry is enabled.
 
     The consumer is an argument of each method, so that no cycle of references keeps it alive. It belongs to the poll
@@ -562,13 +562,13 @@ class Retries:
 
 def prepare(
     settings: ConsumerDropinSettings, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Retries, dict[str, Any]]:
+) -> tuple[RetrySide, dict[str, Any]]:
     """Make the retries of a consumer and the configuration of its client, from its arguments without our keys."""
     facts, config = client_facts(args, kwargs)
     make_producer = partial(_make_producer, inner_producer_config(config, settings))
     if settings.producer:
         make_producer()  # what the client refuses is an error now, and not at the first message that fails
-    return Retries(settings, facts, DropinSendBack(make_producer, settings, facts.group)), config
+    return RetrySide(settings, facts, DropinSendBack(make_producer, settings, facts.group)), config
 
 
 def is_a(value: object, kind: type) -> bool:
@@ -581,14 +581,14 @@ def _on_assign(consumer: Any, partitions: list[TopicPartition]) -> None:
 
 
 def _on_revoke(consumer: Any, partitions: list[TopicPartition]) -> None:
-    retries: Retries = consumer._rocketshim  # noqa: SLF001
+    retries: RetrySide = consumer._rocketshim  # noqa: SLF001
     if retries.is_dirty:
         retries.store_handled(consumer)
     retries.released(consumer, partitions, retries.callbacks[1])
 
 
 def _on_lost(consumer: Any, partitions: list[TopicPartition]) -> None:
-    retries: Retries = consumer._rocketshim  # noqa: SLF001
+    retries: RetrySide = consumer._rocketshim  # noqa: SLF001
     retries.partitions.remove([TopicPartitionKey.of(each) for each in partitions])  # another member already has them
     retries.released(consumer, partitions, retries.callbacks[2] or retries.callbacks[1])  # as the client
 

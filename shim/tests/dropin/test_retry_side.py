@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
-from rocketshim.dropin import retries
-from rocketshim.dropin.retries import Retries, prepare
+from rocketshim.dropin import retry_side as retries
+from rocketshim.dropin.retry_side import RetrySide, prepare
 from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics.coordinates import TopicPartitionKey
@@ -25,7 +25,7 @@ class Stage:
             kafka.append("orders", b"%d" % number)
         settings = ConsumerDropinSettings(retry_enable=True)
         config = {"group.id": "g", "enable.auto.offset.store": stores}
-        self.retries: Retries = prepare(settings, ({**config, "bootstrap.servers": "127.0.0.1:1"},), {})[0]
+        self.retries: RetrySide = prepare(settings, ({**config, "bootstrap.servers": "127.0.0.1:1"},), {})[0]
         self.client: Any = kafka.consumer({**config, "enable.auto.offset.store": False})
         self.client.assign([TopicPartition("orders", 0, 0)])
         self.stored: list[int] = []
