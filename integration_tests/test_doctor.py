@@ -207,6 +207,9 @@ ELSEWHERE = {
     "clock-skew": "test_a_clock_that_is_off_is_measured",
     "session-timeout": "test_a_session_that_the_brokers_refuse_is_found_and_the_one_named_is_accepted",
     "marks-lost": "test_records_whose_marks_are_gone_are_found_until_the_ways_out_are_taken",
+    "append-time-not-kept": "test_probe.py::test_a_broker_that_does_not_keep_append_times_is_found_by_a_record",
+    "cluster-lacks": "test_checks.py::test_one_fault_is_one_finding",
+    "not-measured": "test_security.py::test_what_a_stranger_may_not_measure_is_said_and_nothing_is_left",
     **dict.fromkeys(
         ("copies", "min-in-sync", "no-leader", "in-sync", "offsets-retention", "auto-create", "transaction-timeout"),
         "test_copies_and_brokers_that_are_away_are_found",
@@ -215,7 +218,8 @@ ELSEWHERE = {
         ("rights", "not-looked-at"), "test_security.py::test_the_doctor_names_the_rights_that_a_stranger_lacks"
     ),
 }
-"""Where the others are broken: they need a member that hangs, a clock, three brokers, an authorizer. All is well in
+"""Where the others are broken: they need a member that hangs, a clock, three brokers, an authorizer, or a broker that
+is none of Kafka's (`cluster-lacks`, `append-time-not-kept`: in memory). All is well in
 `test_nothing_is_said_where_all_is_well`, for copies in the three brokers' test, for rights also in
 `test_security.py::test_an_operator_has_every_tool`."""
 
@@ -225,7 +229,14 @@ def test_each_check_of_the_page_is_broken_on_a_real_broker() -> None:
     rows = page.partition("| check | finds |\n")[2].partition("\n\n")[0].splitlines()
     listed = {name for row in rows for name in re.findall(r"`([a-z-]+)`", row.split("|")[1])}
     assert listed == {*ONE_BROKER, *ELSEWHERE}
-    here = Path(__file__).read_text(encoding="utf-8") + (Path(__file__).parent / "test_security.py").read_text("utf-8")
+    unit = Path(__file__).parents[1] / "shim" / "tests" / "admin" / "doctor"
+    files = (
+        Path(__file__),
+        Path(__file__).parent / "test_security.py",
+        unit / "test_probe.py",
+        unit / "test_checks.py",
+    )
+    here = "".join(file.read_text(encoding="utf-8") for file in files)
     assert all(f"def {test.rpartition('::')[2]}(" in here for test in ELSEWHERE.values())
 
 

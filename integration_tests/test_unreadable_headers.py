@@ -104,7 +104,7 @@ class Stage:
         """Why each record is parked."""
         self.capsys.readouterr()
         assert main(["parked", "ls", "--json", "--namespace", self.namespace, "--bootstrap", self.bootstrap]) == 0
-        return [json.loads(line)["reason"] for line in self.capsys.readouterr().out.splitlines()]
+        return [json.loads(line)["park_reason"] for line in self.capsys.readouterr().out.splitlines()]
 
 
 @pytest.fixture
