@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Annotated, Any, Final
 
 import typer
+from confluent_kafka import KafkaException
 from rich.table import Table
 
 from rocketshim.admin.group_log_snapshot import GroupLogStanding, group_log, release_record
@@ -20,7 +21,7 @@ from rocketshim.cli.records import console, echo_safe, show_table, split_partiti
 from rocketshim.errors import ConfigError, SendError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import confluent_clients
-from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.groups import GroupReader, count
 from rocketshim.observe.snapshot import GroupStanding, conflicts
@@ -434,17 +435,13 @@ def release(
 
 
 def _store(at: Connection, topic: str, value: bytes) -> None:
-    errors: list[Any] = []
-    reports = DeliveryReports()
     producer = (at.clients or confluent_clients()).producer(
         merge(at.client, defaults={}, required={**PROTECTED_PRODUCER, "bootstrap.servers": at.bootstrap})
     )
-
-    def reported(error: Any, message: Any) -> None:
-        errors.append(reports.error(error, message))
-
-    producer.produce(topic, value, partition=0, on_delivery=reported)
-    producer.flush(_FLUSH_TIMEOUT_S)
-    error = errors[0] if errors else "no answer"  # test it with `is` only: comparing a KafkaError with None breaks
-    if error is not None:
-        raise SendError(f"cannot confirm the release of the queue: {error}; run the command again")
+    why: object = "no answer"
+    try:
+        if store(producer, DeliveryReports(), _FLUSH_TIMEOUT_S, topic, value, partition=0) is not None:
+            return
+    except KafkaException as error:
+        why = error.args[0]
+    raise SendError(f"cannot confirm the release of the queue: {why}; run the command again")

@@ -25,12 +25,13 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError
+from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
+from rocketshim.kafka.clients import ProducerClient
 
-__all__ = ["UNCONFIRMED", "BrokerTime", "DeliveryError", "DeliveryReports", "is_unconfirmed"]
+__all__ = ["UNCONFIRMED", "BrokerTime", "DeliveryError", "DeliveryReports", "is_unconfirmed", "store"]
 
 UNCONFIRMED: Final = KafkaError(
     KafkaError.DUPLICATE_SEQUENCE_NUMBER, "reported as stored but without an offset; it may be stored or not"
@@ -88,6 +89,26 @@ def _may_be_refused(message: Any, age_s: float) -> bool:
         return False
     latency_s = message.latency()
     return latency_s is None or latency_s >= age_s
+
+
+def store(producer: ProducerClient, checked: DeliveryReports, timeout_s: float, *record: Any, **options: Any) -> Any:
+    """Produce one record and wait for its report; return it, or None if there was none within the time.
+
+    `record` and `options` are those of `produce`. Raises KafkaException: the record is not stored, or not surely.
+    """
+    reports: list[tuple[KafkaError | None, Any]] = []
+
+    def reported(error: KafkaError | None, message: Any) -> None:
+        reports.append((checked.error(error, message), message))
+
+    producer.produce(*record, on_delivery=reported, **options)
+    producer.flush(timeout_s)
+    if not reports:
+        return None
+    error, message = reports[0]
+    if error is not None:
+        raise KafkaException(error)
+    return message
 
 
 class BrokerTime(BrokerClock):

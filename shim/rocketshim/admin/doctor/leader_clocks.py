@@ -3,10 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from confluent_kafka import KafkaException
-
 from rocketshim.kafka.clients import ProducerFactory, close_producer
-from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.names import TopicNames
 
@@ -33,20 +31,11 @@ def clocks_ahead_ms(
         for node, number in leaders.items():
             out = clock_probe(names, partition=number)
             for _ in range(2):  # the first opens the connection; only the second is measured
-                reports: list[tuple[Any, Any]] = []
-
-                def reported(error: Any, message: Any, into: list[tuple[Any, Any]] = reports) -> None:
-                    into.append((checked.error(error, message), message))
-
                 sent_ms = now_ms()
-                producer.produce(out.topic, out.value, out.key, number, headers=out.headers, on_delivery=reported)
-                producer.flush(timeout_s)
-                if not reports:
+                report = store(producer, checked, timeout_s, out.topic, out.value, out.key, number, headers=out.headers)
+                if report is None:
                     raise TimeoutError(f"broker {node} did not confirm a probe")
-                error, message = reports[0]
-                if error is not None:
-                    raise KafkaException(error)
-                appended_ms, answered_ms = message.timestamp()[1], now_ms()
+                appended_ms, answered_ms = report.timestamp()[1], now_ms()
                 ahead[node] = max(0, appended_ms - answered_ms) + min(0, appended_ms - sent_ms)
     finally:
         close_producer(producer, timeout_s)

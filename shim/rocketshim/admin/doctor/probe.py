@@ -12,16 +12,16 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER
 from rocketshim.kafka.clients import Clients, ConsumerClient, ProducerClient, close_producer
 from rocketshim.kafka.positions import answer_of
-from rocketshim.kafka.reports import DeliveryReports
+from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim.observe.finding import Severity
-from rocketshim_topics.kafka_codes import AWAY, DENIED
+from rocketshim_topics.kafka_codes import AWAY, DENIED, MISSING
 from rocketshim_topics.layout import SPEED_ONLY, Layout
 from rocketshim_topics.provision import read_topics
 
@@ -132,19 +132,12 @@ def _measured(clients: Clients, settings: Settings, name: str, timeout_s: float)
     yield _join(clients, settings, name, "consumer", max(10.0, 3 * (time.monotonic() - began_s)))
 
 
-def _send(producer: ProducerClient, name: str, value: bytes, timeout_s: float, timestamp_ms: int = 0) -> Any:
-    """Store a record; return its report. Raises KafkaException: it was not stored."""
-    reports: list[Any] = []
-    checked = DeliveryReports()
-    producer.produce(
-        name, value, partition=0, timestamp=timestamp_ms,
-        on_delivery=lambda error, message: reports.append((checked.error(error, message), message)),
-    )  # fmt: skip
-    producer.flush(timeout_s)
-    error, message = reports[0] if reports else (None, None)
-    if error is not None:
-        raise KafkaException(error)
-    return message
+def _store(producer: ProducerClient, name: str, value: bytes, timeout_s: float, timestamp_ms: int = 0) -> Any:
+    """Store a record; return its report. Raises KafkaException: it was not stored, or nobody answered."""
+    report = store(producer, DeliveryReports(), timeout_s, name, value, partition=0, timestamp=timestamp_ms)
+    if report is None:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))  # noqa: SLF001 - no public spelling
+    return report
 
 
 def append_times(
@@ -152,7 +145,7 @@ def append_times(
 ) -> Capability:
     """Store a record with a time of an hour ago; the leader's time has to be in the report and in the record."""
     try:
-        report = _send(producer, name, b"probe", timeout_s, now_ms - _HOUR_MS)
+        report = _store(producer, name, b"probe", timeout_s, now_ms - _HOUR_MS)
         reader.assign([TopicPartition(name, 0, OFFSET_BEGINNING)])
         record, until = None, time.monotonic() + timeout_s
         while (record is None or record.error() is not None) and time.monotonic() < until:
@@ -172,7 +165,7 @@ def append_times(
 def _size(producer: ProducerClient, name: str, timeout_s: float) -> Capability:
     what, needed_by = "records of 1 MiB", "messages of the usual largest size"
     try:
-        _send(producer, name, bytes(_MIB), timeout_s)
+        _store(producer, name, bytes(_MIB), timeout_s)
     except KafkaException as error:
         return _failed(what, error, needed_by, Severity.WARNING)
     return Capability(what, works=True, seen="stored", needed_by=needed_by)
@@ -239,6 +232,5 @@ def _deleted(admin: AdminClient, name: str, timeout_s: float) -> str:
     try:
         answer_of(future, timeout_s)
     except KafkaException as error:
-        is_absent = error.args[0].name() == "UNKNOWN_TOPIC_OR_PART"
-        return "" if is_absent else f"{name} ({error.args[0].str()})"
+        return "" if error.args[0].code() in MISSING else f"{name} ({error.args[0].str()})"
     return ""
