@@ -63,14 +63,13 @@ def test_with_threads_left_alone_a_program_of_gevent_sends_and_handles(
     provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.default()).shared(), create=True)
     program = (
         "from gevent import monkey; monkey.patch_all(thread=False, queue=False)\n"
-        "import sys, gevent\nfrom rocketshim import Producer, PushConsumer\n"
-        "B, T, G, N = sys.argv[1:]\nhandled = []\n"
+        "import sys, threading, gevent\nfrom rocketshim import Producer, PushConsumer\n"
+        "B, T, G, N = sys.argv[1:]\nhandled = threading.Semaphore(0)\n"
         "consumer = PushConsumer(B, group=G, namespace=N, consume_from_where='CONSUME_FROM_FIRST_OFFSET')\n"
-        "consumer.register_message_listener(T, lambda message: handled.append(message.body))\n"
+        "consumer.register_message_listener(T, lambda message: handled.release())\n"
         "consumer.start()\n"
         "with Producer(B, namespace=N) as producer:\n"
         "    gevent.joinall([gevent.spawn(producer.send, T, b'x') for _ in range(20)], raise_error=True)\n"
-        "while len(handled) < 20: gevent.sleep(0.01)\n"
-        "consumer.stop(); print(len(handled))\n"
+        "print(sum(handled.acquire() for _ in range(20))); consumer.stop()\n"
     )
     assert run(program, broker.bootstrap, topic(), group(), namespace) == "20"

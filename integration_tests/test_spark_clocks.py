@@ -1,19 +1,23 @@
 """Landings by machines whose clocks are a day off: no report is wrong because of it, or it names the clock."""
 
 import datetime as dt
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer as PlainProducer
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from rocketshim import Message, Producer
+from rocketshim.kafka.reports import DeliveryReports, store
 from rocketshim_local import Broker
 from rocketshim_spark import land
 from rocketshim_spark.cli import main
 from rocketshim_topics import DelayLevels, Layout, TopicNames, provision
+from rocketshim_topics.hops import clock_probe
+
+from .waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("interpreted")
 
@@ -34,12 +38,25 @@ def test_what_is_stuck_is_told_by_the_brokers_clock_whatever_clock_landed_before
     """One message is due, and no worker runs; another one is due in an hour."""
     del spark  # the one that the commands find
     orders = topic(1)
-    provision.ensure_topics(admin, Layout(TopicNames(namespace), DelayLevels.parse(LEVELS)).shared())
+    names = TopicNames(namespace)
+    provision.ensure_topics(admin, Layout(names, DelayLevels.parse(LEVELS)).shared())
 
     def ask(*words: str) -> tuple[int, str]:
         capsys.readouterr()
         code = main([*words, "--lake", tmp_path.as_uri(), "--namespace", namespace])
         return code, capsys.readouterr().out
+
+    def await_due() -> None:
+        """Wait until the brokers' clock, which probes show, is a second further: before the others are sent."""
+        plain, out = PlainProducer({"bootstrap.servers": broker.bootstrap}), clock_probe(names, partition=0)
+        shown_ms: list[int] = []
+
+        def has_passed() -> bool:
+            report = store(plain, DeliveryReports(), 60.0, out.topic, out.value, out.key, 0, headers=out.headers)
+            shown_ms.append(report.timestamp()[1])
+            return shown_ms[-1] - shown_ms[0] > 1_000
+
+        wait_until(has_passed, "the message is due", within_s=60.0)
 
     def stuck_after_landing(ahead: dt.timedelta) -> tuple[str, bool]:
         """Send another message, land by a clock that is ahead; return what is stuck, and whether a note names it."""
@@ -54,7 +71,7 @@ def test_what_is_stuck_is_told_by_the_brokers_clock_whatever_clock_landed_before
 
     with Producer(broker.bootstrap, namespace=namespace, delay_levels=LEVELS) as producer:
         producer.send(Message(orders, b"due", delay_level=1), timeout_s=60)
-        time.sleep(1.2)  # it is due before the others are sent
+        await_due()
         right, is_named = stuck_after_landing(dt.timedelta())
         assert "1 stuck" in right, right
         assert not is_named

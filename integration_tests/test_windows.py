@@ -43,7 +43,7 @@ with Harness() as harness:
 print(seen)
 """
 ROUND = """
-import sys, threading, time
+import sys, threading
 from rocketshim import DelayWorker, LitePullConsumer, MessageModel, Producer, PushConsumer, WorkerSettings, dropin
 B, N, T, FOLDER = sys.argv[1:]
 given = dict(namespace=N, consume_from_where="CONSUME_FROM_FIRST_OFFSET", delay_levels="1s 2s")
@@ -52,9 +52,10 @@ working = threading.Thread(target=worker.run, daemon=True); working.start()
 with Producer(B, namespace=N, delay_levels="1s 2s") as producer:
     for number in range(10): producer.send(T, b"%d" % number, delay_level=1 if number == 9 else None)
 results = {"push": [], "orderly": [], "all": [], "pull": [], "dropin": []}
+handled = threading.Semaphore(0)
 def once(name):
     def handle(message):
-        results[name].append(message.reconsume_times)
+        results[name].append(message.reconsume_times); handled.release()
         if name != "all" and message.body == b"3" and message.reconsume_times < 1: raise ValueError("once")
     return handle
 push = PushConsumer(B, group="push", **given)
@@ -78,7 +79,7 @@ while len(results["dropin"]) < 11:
     results["dropin"].append(plain.reconsume_times(message))
     if message.value() == b"3" and plain.reconsume_times(message) < 1: plain.reconsume_later(message)
 plain.close()
-while len(results["push"]) < 11 or len(results["orderly"]) < 11 or len(results["all"]) < 10: time.sleep(0.01)
+for _ in range(11 + 11 + 10): handled.acquire()
 for consumer in consumers: consumer.stop()
 worker.stop(); working.join()
 print({name: (len(found), sum(found)) for name, found in results.items()})

@@ -9,25 +9,7 @@ from typing import Any
 from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException
 
 from rocketshim.kafka.membership import described_groups
-
-
-class Admin:
-    """An admin client whose answers the test gives."""
-
-    def __init__(self) -> None:
-        self.asked: list[Future[Any]] = []
-
-    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, Future[Any]]:
-        assert request_timeout == 3_600, "librdkafka may crash later if this limit is reached"
-        asked: dict[str, Future[Any]] = {group: Future() for group in groups}
-        self.asked += asked.values()
-        return asked
-
-    def poll(self, _: float) -> int:
-        return 0
-
-    def __len__(self) -> int:
-        return 0  # as a real one: the number of its waiting events
+from test_support.coordinator import AskedAdmin
 
 
 def group(*members: Any) -> Any:
@@ -37,8 +19,8 @@ def group(*members: Any) -> Any:
 def test_groups_are_described_by_a_client_that_is_dropped_whatever_it_answers() -> None:
     made: list[Any] = []
 
-    def make() -> Admin:
-        admin = Admin()
+    def make() -> AskedAdmin:
+        admin = AskedAdmin()
         made.append(weakref.ref(admin))
         asked = admin.describe_consumer_groups
 

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,25 +10,7 @@ from confluent_kafka import ConsumerGroupState, KafkaError, KafkaException, Topi
 
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.kafka.membership import GroupQuestion
-
-
-class Admin:
-    """An admin client whose answers the test gives."""
-
-    def __init__(self) -> None:
-        self.asked: list[Future[Any]] = []
-
-    def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> dict[str, Future[Any]]:
-        assert request_timeout == 3_600, "librdkafka may crash later if this limit is reached"
-        asked: dict[str, Future[Any]] = {group: Future() for group in groups}
-        self.asked += asked.values()
-        return asked
-
-    def poll(self, _: float) -> int:
-        return 0
-
-    def __len__(self) -> int:
-        return 0  # as a real one: the number of its waiting events
+from test_support.coordinator import AskedAdmin
 
 
 def member(name: str, *partitions: int, target: tuple[int, ...] | None = None) -> Any:
@@ -64,7 +45,7 @@ def joining(make_admin: Callable[[Any], Any], **settings: str) -> Joining:
     ids=["no partitions", "has some", "will get some", "not stable", "not a member yet"],
 )
 def test_only_a_stable_group_without_partitions_for_the_member_counts(answer: Any, *, found: bool) -> None:
-    admin = Admin()
+    admin = AskedAdmin()
     check = joining(lambda _: admin)
     assert not check.look("me", 0, is_joining=True, is_member=False)
     assert not check.look("me", 10, is_joining=True, is_member=False), "there is no answer yet"
@@ -74,7 +55,7 @@ def test_only_a_stable_group_without_partitions_for_the_member_counts(answer: An
 
 
 def test_after_an_error_the_coordinator_is_asked_again() -> None:
-    admin = Admin()
+    admin = AskedAdmin()
     check = joining(lambda _: admin)
     check.look("me", 0, is_joining=True, is_member=False)
     admin.asked[0].set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
@@ -87,8 +68,8 @@ def test_after_an_error_the_coordinator_is_asked_again() -> None:
 
 
 def test_a_client_without_an_answer_for_five_seconds_is_dropped_and_so_is_one_of_a_known_member() -> None:
-    made: list[Admin] = []
-    check = joining(lambda _: made.append(Admin()) or made[-1])  # type: ignore[func-returns-value]
+    made: list[AskedAdmin] = []
+    check = joining(lambda _: made.append(AskedAdmin()) or made[-1])  # type: ignore[func-returns-value]
     check.look("me", 0, is_joining=True, is_member=False)
     check.look("me", 4_999, is_joining=True, is_member=False)
     alive = weakref.ref(made.pop())
@@ -116,7 +97,7 @@ def awaited(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
     return [record.members for record in caplog.records if record.event == "consumer.group-awaited"]  # type: ignore[attr-defined]
 
 
-def classic(admin: Admin) -> Callable[..., bool]:
+def classic(admin: AskedAdmin) -> Callable[..., bool]:
     """Return what lets a member of the classic protocol look: its client calls back without partitions."""
     watch = joining(lambda _: admin, **{"group.protocol": "classic"})
     return lambda now_ms, is_joining=True: watch.look("me-1", now_ms, is_joining=is_joining, is_member=not is_joining)
@@ -126,7 +107,7 @@ def classic(admin: Admin) -> Callable[..., bool]:
 def test_after_five_seconds_of_joining_the_other_members_are_named_once(
     state: ConsumerGroupState, caplog: pytest.LogCaptureFixture
 ) -> None:
-    admin = Admin()
+    admin = AskedAdmin()
     look = classic(admin)
     look(0)
     look(4_999)
@@ -140,7 +121,7 @@ def test_after_five_seconds_of_joining_the_other_members_are_named_once(
 
 
 def test_a_member_that_has_joined_asks_nothing() -> None:
-    admin = Admin()
+    admin = AskedAdmin()
     look = classic(admin)
     look(0)
     look(4_000, is_joining=False)
@@ -150,7 +131,7 @@ def test_a_member_that_has_joined_asks_nothing() -> None:
 
 @pytest.mark.parametrize("answer", [group(named("shop")), group(named("me"), state=ConsumerGroupState.EMPTY)])
 def test_a_group_that_waits_for_nobody_is_asked_again(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    admin = Admin()
+    admin = AskedAdmin()
     look = classic(admin)
     look(0)
     look(5_000)
@@ -166,7 +147,7 @@ def test_brokers_that_do_not_know_the_new_protocol_are_said_once(
     caplog: pytest.LogCaptureFixture, protocol: str, count: int
 ) -> None:
     """They answer nothing at all (Kafka 3.3, librdkafka 2.16)."""
-    asked = joining(lambda _: Admin(), **{"group.protocol": protocol})
+    asked = joining(lambda _: AskedAdmin(), **{"group.protocol": protocol})
     for now_ms in (0, 29_999, 30_000, 60_000):
         asked.look(None, now_ms, is_joining=True, is_member=False)
         events = [getattr(record, "event", None) for record in caplog.records]
@@ -174,7 +155,7 @@ def test_brokers_that_do_not_know_the_new_protocol_are_said_once(
 
 
 def test_a_consumer_that_has_joined_is_not_said_to_wait(caplog: pytest.LogCaptureFixture) -> None:
-    asked = joining(lambda _: Admin())
+    asked = joining(lambda _: AskedAdmin())
     asked.look("me", 0, is_joining=False, is_member=True)
     asked.look("me", 60_000, is_joining=True, is_member=False)
     assert [record for record in caplog.records if getattr(record, "event", None) == "consumer.not-joined"] == []
