@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -45,6 +45,8 @@ SMALL_DISK: Final = 3
 """The node whose disk can be filled up."""
 HARNESS: Final = "harness"
 _END_S: Final = 60.0
+_ABORT_S: Final = 5.0
+_LAST_WORDS: Final = 6_000  # characters: the stacks of all threads of a worker
 _ANSWER_S: Final = 30.0
 _DISK_MIB: Final = 512
 _MIB_PER_1000: Final = 3
@@ -247,7 +249,7 @@ class Stage:
         running.popen.wait()
 
     def end(self, running: Running) -> None:
-        """End a process in order (SIGTERM); it is killed if that takes too long.
+        """End a process in order (SIGTERM); if that takes too long, it is aborted, and writes where its threads are.
 
         One that has just started may not hear the signal yet, and dies by it.
         """
@@ -256,12 +258,21 @@ class Stage:
         try:
             code = running.popen.wait(_END_S)
         except subprocess.TimeoutExpired:
+            running.popen.send_signal(signal.SIGABRT)  # its faulthandler writes the stacks to its log
+            with suppress(subprocess.TimeoutExpired):
+                running.popen.wait(_ABORT_S)
             running.popen.kill()
             running.popen.wait()
-            self.bad_endings.append(f"{running.name} did not end within {_END_S:.0f} s of SIGTERM")
+            self.bad_endings.append(
+                f"{running.name} did not end within {_END_S:.0f} s of SIGTERM{self._last_words(running.name)}"
+            )
         else:
             if code not in {0, -signal.SIGTERM}:
                 self.bad_endings.append(f"{running.name} ended with {code} after SIGTERM")
+
+    def _last_words(self, name: str) -> str:
+        log = self._run / "logs" / f"{name}.log"
+        return f":\n{log.read_text(errors='replace')[-_LAST_WORDS:]}" if log.exists() else ""
 
     def control(self, running: Running, what: str) -> Path:
         """The file by which the harness controls a process."""

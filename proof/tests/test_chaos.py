@@ -164,6 +164,26 @@ def test_a_process_that_does_not_end_in_order_is_noted(
     assert stage.running == []
 
 
+def test_a_process_that_never_ends_says_where_its_threads_are(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "logs" / "pay-1.log"
+    program = f"import faulthandler, signal, sys\nfaulthandler.enable()\n{at_sigterm('None')}"
+    with log.open("wb") as said:
+        command = [sys.executable, "-c", program]
+        popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said)  # noqa: S603 - our own
+    assert popen.stdout is not None
+    with popen.stdout as ready:
+        ready.readline()
+    running = Running("pay-1", "consumer", LANES[0], 0, popen)
+    stage._running.append(running)
+    monkeypatch.setattr(stage_module, "_END_S", 1.0)
+    stage.end(running)
+    [wrong] = stage.bad_endings
+    assert wrong.startswith("pay-1 did not end within 1 s of SIGTERM:\nFatal Python error: Aborted")
+    assert 'File "<string>", line 6 in <module>' in wrong
+
+
 class Deployment:
     """A stage that only notes who ends and starts, and which quotas are set."""
 
