@@ -11,7 +11,7 @@ from typing import Any, Final
 from proof.simulate import dropin_bugs, sender_bugs
 from rocketshim.admin.redrive import Journal, Redriver, Transactions
 from rocketshim.consumer.mode import Mode
-from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.orderly import OrderlyRunner
 from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack

@@ -54,7 +54,7 @@ class Result:
 
 
 class Pool(Protocol):
-    """Runs chunks: threads (`ListenerPool`) or an event loop (`concurrent.async_pool.AsyncPool`).
+    """Runs chunks: threads (`ListenerPool`) or an event loop (`concurrent.AsyncPool`).
 
     Thread-safety: only one owner thread calls it; any thread calls `is_own_thread`.
     """

@@ -134,7 +134,7 @@ def wants(subscription: Subscription, message: MessageView) -> bool:
     User code is called: it may raise anything, and so do headers that cannot be read. Then the message has failed.
 
     Decides: Which messages does a filter take out, and what becomes of them? They count as handled, so the commit
-        passes them. On the hot path `consumer.concurrent.runner.ConcurrentRunner._matching` does the same for many.
+        passes them. On the hot path `consumer.concurrent.ConcurrentRunner._matching` does the same for many.
     """
     if message.trusted:
         return subscription.matches_retry is None or subscription.matches_retry(read_headers(message.record))

@@ -59,7 +59,7 @@ answer; the listener thread asks it before each call, the poll thread before it 
 
 **One lease** has one state machine, `holder.TRANSITIONS`; DESIGN.md has a drawing that is made from it. Its user, the
 poll thread, gets the lease when it is granted and once more when it is stopped (`Lease.stopped`), and answers by one
-release. Between the two it is in use or leaving: `consumer.orderly.mode`.
+release. Between the two it is in use or leaving: `consumer.orderly`.
 
 **Two threads**, because a poll thread may wait for a commit much longer than a lease is relied on (with the broker
 frozen, a synchronous commit had not returned after 4 minutes). They share the lease, a queue of commands and a queue of

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from rocketshim.clock import SystemClock
-from rocketshim.consumer.concurrent.mode import ConcurrentDispatch, ConcurrentMode
-from rocketshim.consumer.concurrent.runner import ConcurrentRunner
+from rocketshim.consumer.concurrent import ConcurrentDispatch, ConcurrentMode, ConcurrentRunner
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer

@@ -11,12 +11,9 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from rocketshim.consumer.concurrent.async_pool import AsyncPool
-from rocketshim.consumer.concurrent.mode import ConcurrentDispatch, ConcurrentMode
-from rocketshim.consumer.concurrent.runner import ConcurrentRunner
+from rocketshim.consumer.concurrent import AsyncPool, ConcurrentDispatch, ConcurrentMode, ConcurrentRunner
 from rocketshim.consumer.dispatch import ListenerPool, Pool
-from rocketshim.consumer.orderly.mode import OrderlyDispatch, OrderlyMode
-from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.orderly import OrderlyDispatch, OrderlyMode, OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.reader.joining import Joining

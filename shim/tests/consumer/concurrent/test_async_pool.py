@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.concurrent.async_pool import AsyncPool
-from rocketshim.consumer.concurrent.runner import ConcurrentRunner
+from rocketshim.consumer.concurrent import AsyncPool, ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt, is_async
 from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
@@ -32,7 +31,7 @@ Pools = Callable[..., AsyncPool]
 @pytest.fixture
 def pools(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pools]:
     """Make a pool: `pools(listener, size=2)`; all are stopped after the test, which takes as long as it needs."""
-    monkeypatch.setattr("rocketshim.consumer.concurrent.async_pool._CANCEL_GRACE_S", GUARD_S)
+    monkeypatch.setattr("rocketshim.consumer.concurrent._CANCEL_GRACE_S", GUARD_S)
     made: list[AsyncPool] = []
 
     def make(listener: Callable[..., Any], size: int = 100, batch_count: int = 1, **subscription: Any) -> AsyncPool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rocketshim.consumer.concurrent.mode import ChunkSizes
+from rocketshim.consumer.concurrent import ChunkSizes
 
 
 def test_a_chunk_is_one_batch_until_listener_times_are_known() -> None:

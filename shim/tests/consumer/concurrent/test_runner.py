@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.codecs import UnansweredCodec
-from rocketshim.consumer.concurrent.runner import ConcurrentRunner
+from rocketshim.consumer.concurrent import ConcurrentRunner
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage

@@ -9,8 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
-from rocketshim.consumer.orderly.mode import OrderlyDispatch, OrderlyMode
-from rocketshim.consumer.orderly.runner import OrderlyRunner
+from rocketshim.consumer.orderly import OrderlyDispatch, OrderlyMode, OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -945,7 +944,7 @@ def test_a_closing_member_serves_the_group_while_a_queue_that_it_has_given_up_ha
 
 
 def test_a_lock_that_is_won_while_its_loop_closes_is_given_back(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rocketshim.consumer.orderly.mode._LOG_STOP_S", 60.0)
+    monkeypatch.setattr("rocketshim.consumer.orderly._LOG_STOP_S", 60.0)
     stage.topic()
     a = stage.join("a")
     won, closing = threading.Event(), threading.Event()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
-from rocketshim.consumer.concurrent.runner import ConcurrentRunner
+from rocketshim.consumer.concurrent import ConcurrentRunner
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, Hooks
 from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeReturnType, ConsumeStatus, return_type

@@ -1,1 +1,0 @@
-"""The orderly consumer: consumes a queue in order, under its lock."""
