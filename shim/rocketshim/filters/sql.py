@@ -1,8 +1,8 @@
 """SQL92 expressions on message properties, evaluated as in the broker of RocketMQ 5.3.
 
-The parts are `sql_lexer` and `sql_parser` (text to tree, all compile-time rules), `sql_ast` (the tree), `sql_compiler`
-(tree to closures) and `java_text` (conversion of properties to numbers). This module combines them in one class. Like
-RocketMQ, it caches the last compiled expressions, including invalid ones.
+The parts are `sql_parser` (text to tree, all compile-time rules), `sql_ast` (the tree), `sql_compiler` (tree to
+closures) and `java_text` (conversion of properties to numbers). This module combines them in one class. Like RocketMQ,
+it caches the last compiled expressions, including invalid ones.
 
 The properties are the headers of the record, decoded from UTF-8. RocketMQ's system properties (`TAGS`, `KEYS`,
 `UNIQ_KEY`) are headers here, so expressions can use them. Four rules determine the value of a property:

@@ -1,4 +1,4 @@
-"""Parse the text of an SQL92 filter expression into a tree, with RocketMQ 5.3's grammar and compile-time rules.
+r"""Parse the text of an SQL92 filter expression into a tree, with RocketMQ 5.3's grammar and compile-time rules.
 
 The grammar is LALR(1) and small: no arithmetic, no LIKE, no functions. Precedence from low to high: OR, AND,
 equality (`=`, `<>`, `IS [NOT] NULL`), comparison (`<`, `BETWEEN`, `IN`, `CONTAINS` …), unary (`+`, `-`, `NOT`). NOT is
@@ -21,15 +21,37 @@ Different on purpose: text after a complete expression is an error (RocketMQ ign
 selects nothing), and there are limits on length and nesting (RocketMQ has none).
 
 Lark's parser object is built at its first use and then shared; it keeps no state between texts.
+
+The lexer (`SqlLexer`) produces exactly the tokens of RocketMQ 5.3's token manager. At each position the longest token
+is taken, independent of what the grammar expects next. Some consequences are surprising:
+
+* `5.`, `.5`, `5E3`, `5.E3` and `007.5` are floats; `5l` and `5L` are integers; `0L` is `0` and a name.
+* `5AND` is `5` and `AND`, but `ANDa` is a name. Keywords are case-insensitive, names case-sensitive; both are ASCII.
+* A name has letters, digits, `_` and `$`; a dot or a dash ends it. A minus is never part of a number.
+* `--` starts a comment only if the text has a line end after it. Otherwise it is two minus signs.
+* `/* */` comments do not nest. Blanks are only space, tab, line feed, carriage return and form feed.
+* A string ends at the next single quote that is not doubled; it may contain line ends.
+
+Anything else (`!`, `"`, `.`, `%`, letters outside ASCII, an unclosed string or comment) becomes an `ILLEGAL` token. It
+ends the scan, and the parser raises an error.
+
+The lexer is a generator: the parser takes one token at a time, so the first error from the left is reported. Each
+character is read at most a fixed number of times: the last line end of the text is known in advance, so a comment is
+not searched in vain; repetitions in the pattern are possessive; and a zero followed by digits, which no grammar
+rule allows, ends the scan instead of producing one token per zero. Open parentheses are counted, so that too deep
+nesting is reported at its position and not after the whole text was read.
 """
 
 import functools
 import math
+import re
 import sys
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from lark import Lark, Token, Transformer, v_args
 from lark.exceptions import UnexpectedToken
+from lark.lexer import Lexer
 
 from rocketshim.errors import FilterSyntaxError
 from rocketshim.filters.java_text import INT32_MAX, INT64_MAX
@@ -52,9 +74,130 @@ from rocketshim.filters.sql_ast import (
     Truth,
     is_boolean,
 )
-from rocketshim.filters.sql_lexer import ILLEGAL, KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer, syntax_error
 
-__all__ = ["MAX_EXPRESSION_CHARACTERS", "parse"]
+__all__ = [
+    "ILLEGAL",
+    "KEYWORDS",
+    "MAX_EXPRESSION_CHARACTERS",
+    "MAX_NESTING",
+    "SYMBOLS",
+    "SqlLexer",
+    "parse",
+]
+
+MAX_NESTING: Final = 100
+"""Maximum depth of an expression: open parentheses at one position, and nested operators."""
+
+KEYWORDS: Final = frozenset(
+    ("NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", "CONTAINS", "STARTSWITH", "ENDSWITH")
+)
+"""Reserved words, case-insensitive; they cannot be property names."""
+
+SYMBOLS: Final = {
+    "=": "EQUAL",
+    "<>": "NOT_EQUAL",
+    ">": "GREATER",
+    ">=": "GREATER_OR_EQUAL",
+    "<": "LESS",
+    "<=": "LESS_OR_EQUAL",
+    "+": "PLUS",
+    "-": "MINUS",
+    "(": "LEFT_PARENTHESIS",
+    ")": "RIGHT_PARENTHESIS",
+    ",": "COMMA",
+}
+"""Operator text -> terminal name in the grammar."""
+
+# No possessive quantifier on a group that can fail after its first character: Python 3.11.2 counts that character in.
+_TOKEN = re.compile(
+    r"""
+    (?P<BLANK> [ \t\n\r\f]++ )
+  | (?P<FLOAT> (?: [0-9]++ \. [0-9]*+ | \. [0-9]++ ) (?: [eE] [+-]? [0-9]++ )? | [0-9]++ [eE] [+-]? [0-9]++ )
+  | (?P<ZEROS> 0 [0-9]++ )
+  | (?P<INTEGER> 0 | [1-9] [0-9]*+ [lL]? )
+  | (?P<WORD> [A-Za-z_$] [A-Za-z0-9_$]*+ )
+  | (?P<STRING> ' [^']*+ (?: '' [^']*+ )*+ ' )
+  | (?P<SYMBOL> <> | <= | >= | [=<>+\-(),] )
+    """,
+    re.VERBOSE | re.ASCII,
+)
+
+_LINE_END = re.compile(r"[\n\r]")
+
+ILLEGAL: Final = "ILLEGAL"
+"""Type of a token of invalid text. No grammar rule has it, so the parser raises an error and says what it expected."""
+
+_SHOWN_CHARACTERS: Final = 40
+
+
+def _syntax_error(expression: str, position: int, token: str, expected: str, hint: str = "") -> FilterSyntaxError:
+    """Return the error for a token at a wrong position; `hint` says what its author may have meant."""
+    shown = token if len(token) <= _SHOWN_CHARACTERS else token[: _SHOWN_CHARACTERS - 1] + "…"
+    found = f"{shown!r}" if token else "the end of the expression"
+    message = f"SQL92 filter, position {position}: found {found}, expected {expected}"
+    return FilterSyntaxError(
+        f"{message} ({hint})" if hint else message,
+        expression=expression,
+        position=position,
+        token=token,
+        expected=expected,
+    )
+
+
+class SqlLexer(Lexer):
+    """A lexer that splits an expression into lark tokens. It has no state: all threads may share one object."""
+
+    def __init__(self, _lexer_conf: Any = None) -> None:
+        """Ignore lark's configuration of terminals: all terminals are declared in this module."""
+
+    def lex(self, text: str) -> Iterator[Token]:  # type: ignore[override]  # lark's interface for custom lexers
+        """Yield the tokens of a text from left to right, without blanks and comments.
+
+        At a position where no token begins, it yields a token of type `ILLEGAL` and stops.
+
+        Raises:
+            FilterSyntaxError: parentheses are nested too deeply.
+        """
+        position = 0
+        open_count = 0
+        last_line_end = max(text.rfind("\n"), text.rfind("\r"))
+        while position < len(text):
+            after_comment = _comment_end(text, position, last_line_end)
+            if after_comment is not None:
+                position = after_comment
+                continue
+            match = _TOKEN.match(text, position)
+            if match is None:
+                word = text[position:] if text[position] == "'" else text[position]
+                yield Token(ILLEGAL, word, start_pos=position, end_pos=position + len(word))
+                return
+            kind, word, end = str(match.lastgroup), match.group(), match.end()
+            if kind == "ZEROS":
+                yield Token("INTEGER", "0", start_pos=position, end_pos=position + 1)
+                yield Token(ILLEGAL, word[1:], start_pos=position + 1, end_pos=end)
+                return
+            if kind == "WORD":
+                kind = upper if (upper := word.upper()) in KEYWORDS else "NAME"
+            elif kind == "SYMBOL":
+                kind = SYMBOLS[word]
+                open_count += (word == "(") - (word == ")")
+                if open_count > MAX_NESTING:
+                    raise _syntax_error(text, position, word, f"at most {MAX_NESTING} nested levels")
+            if kind != "BLANK":
+                yield Token(kind, word, start_pos=position, end_pos=end)
+            position = end
+
+
+def _comment_end(text: str, position: int, last_line_end: int) -> int | None:
+    """Return the end of the comment that begins at this position; None if no comment begins here."""
+    if text.startswith("--", position) and position < last_line_end:
+        line_end = _LINE_END.search(text, position)
+        return line_end.end() if line_end else None
+    if text.startswith("/*", position):
+        end = text.find("*/", position + 2)
+        return end + 2 if end >= 0 else None
+    return None
+
 
 MAX_EXPRESSION_CHARACTERS: Final = 32_768
 """Maximum length of an expression in characters. RocketMQ has no limit."""
@@ -166,14 +309,14 @@ def parse(expression: str) -> Expression:
     if len(expression) > MAX_EXPRESSION_CHARACTERS:
         token = expression[MAX_EXPRESSION_CHARACTERS : MAX_EXPRESSION_CHARACTERS + 20]
         expected = f"the end: at most {MAX_EXPRESSION_CHARACTERS:,} characters, not {len(expression):,}"
-        raise syntax_error(expression, MAX_EXPRESSION_CHARACTERS, token, expected)
+        raise _syntax_error(expression, MAX_EXPRESSION_CHARACTERS, token, expected)
     try:
         root: Any = _parser().parse(expression)
     except UnexpectedToken as error:
         raise _unexpected(expression, error) from None
     except _RefusedError as refused:
         token = expression[refused.start : refused.end]
-        raise syntax_error(expression, refused.start, token, refused.expected, refused.hint) from None
+        raise _syntax_error(expression, refused.start, token, refused.expected, refused.hint) from None
     node: Expression = root
     return node
 
@@ -396,4 +539,4 @@ def _unexpected(expression: str, error: UnexpectedToken) -> FilterSyntaxError:
         hint = _LEFT_OVER_HINTS.get(word.upper(), _LEFT_OVER)
     else:
         hint = ""
-    return syntax_error(expression, position, word, expected, hint)
+    return _syntax_error(expression, position, word, expected, hint)

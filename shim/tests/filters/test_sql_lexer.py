@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.errors import FilterSyntaxError
-from rocketshim.filters.sql_lexer import ILLEGAL, KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer
+from rocketshim.filters.sql_parser import ILLEGAL, KEYWORDS, MAX_NESTING, SYMBOLS, SqlLexer
 
 
 def cut(text: str) -> list[tuple[str, str]]:

@@ -25,8 +25,7 @@ from rocketshim.filters.sql_ast import (
     TextTest,
     Truth,
 )
-from rocketshim.filters.sql_lexer import MAX_NESTING
-from rocketshim.filters.sql_parser import MAX_EXPRESSION_CHARACTERS, parse
+from rocketshim.filters.sql_parser import MAX_EXPRESSION_CHARACTERS, MAX_NESTING, parse
 
 
 def integer(value: int) -> Literal:
