@@ -7,7 +7,7 @@ nothing; they are spelled out as on a terminal, and as numbers in the fields of 
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property, partial
@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from rocketshim.admin.record_view import time_text
-from rocketshim.console.biography import Biography
 from rocketshim.console.people import Person
 from rocketshim.console.reading import ReadLimits
 from rocketshim.console.runs import PlanFiles, Runs
@@ -70,13 +69,9 @@ class Templates:
         """Return the page of a template."""
         return self._environment.get_template(template).render(values)
 
-    def picture(self, life: Biography) -> str:
-        """Return the picture of a message's history, and the list below it."""
-        return str(self._environment.get_template("macros.html").module.picture(life))  # type: ignore[attr-defined]
-
-    def histogram(self, bars: Sequence[object], most: int) -> str:
-        """Return a histogram and the table below it; `most`: the count of the highest bar."""
-        return str(self._environment.get_template("macros.html").module.histogram(bars, most))  # type: ignore[attr-defined]
+    def drawn(self, macro: str, *values: object) -> str:
+        """Return what a macro makes: a picture, and the list or table below it."""
+        return str(getattr(self._environment.get_template("macros.html").module, macro)(*values))
 
     def _time(self, at_ms: int | None) -> Markup:
         """Return a time as UTC, and how long ago it is or how long it will take."""

@@ -34,7 +34,6 @@ from rocketshim_topics.hops import is_probe
 from rocketshim_topics.wire import headers_shown
 
 __all__ = [
-    "Bar",
     "DoctorVisits",
     "doctor",
     "group",
@@ -55,19 +54,11 @@ _EDGES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
-    """A bar of the histogram: how many leave their queue within a time from now that the bars before do not cover."""
-
-    within: str
-    count: int
-
-
 def waiting(request: Request) -> Response:
     """Show the queues, and when what waits leaves them."""
     console = Console.of(request)
     snapshot = console.snapshot()
-    bars: list[Bar] = []
+    bars: dict[str, int] = {}
     if snapshot is not None and snapshot.waiting:
         with console.reader() as reader:
             bars = leaving(reader, snapshot.queues, snapshot.at_ms)
@@ -76,7 +67,7 @@ def waiting(request: Request) -> Response:
         "waiting.html",
         snapshot=snapshot,
         bars=bars,
-        most=max((bar.count for bar in bars), default=1) or 1,
+        most=max(bars.values(), default=1) or 1,
         command=console.command("delayed stats", delay_levels=console.delay_levels),
     )
 
@@ -126,8 +117,10 @@ def retries(request: Request) -> Response:
     )
 
 
-def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> list[Bar]:
+def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> dict[str, int]:
     """Return the histogram of when waiting records leave their queues, without reading one.
+
+    Each count is of those that leave within a time from now that the bars before do not cover.
 
     * `queues`: the queues; those without a delay of the level table are left out.
     """
@@ -138,15 +131,15 @@ def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> l
             key = TopicPartitionKey(queue.standing.topic, queue.partition)
             spans[key] = queue.standing.unread
             delays[key] = queue.delay_ms
-    bars: list[Bar] = []
+    bars: dict[str, int] = {}
     before = 0
     for edge_ms, text in _EDGES:
         found = reader.offsets_at_times({key: max(0, now_ms + edge_ms - delay + 1) for key, delay in delays.items()})
         until = sum(min(max(found.get(key, end), start), end) - start for key, (start, end) in spans.items())
-        bars.append(Bar(text, until - before))
+        bars[text] = until - before
         before = until
     later = sum(end - start for start, end in spans.values()) - before
-    return [*bars, Bar("later", later)] if later else bars
+    return bars | {"later": later} if later else bars
 
 
 def _waiting(console: Console, wanted: Any) -> tuple[list[WaitingRecord], BoundedReading]:

@@ -9,8 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.admin.trace import history
-from rocketshim.console.biography import biography
 from rocketshim.console.context import Templates
+from rocketshim.console.records import biography
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import DelayLevels
 
@@ -43,7 +43,7 @@ def test_the_picture_has_a_column_for_each_record_and_waits_as_labels(stage: Sta
     with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as reader:
         entries = [RecordView.of(each) for each in reader.read([NAMES.schedule, RETRY, DEAD])]
         drawn = biography(history(reader, NAMES, DelayLevels.default(), entries), NAMES)
-    assert [lane.name for lane in drawn.lanes] == ["source", "schedule", "retry", "dead"]
+    assert [*drawn.lanes] == ["source", "schedule", "retry", "dead"]
     assert [(step.lane, step.kind, step.wait) for step in drawn.steps] == [
         ("source", "missing", ""),
         ("schedule", "failed", ""),
@@ -53,7 +53,7 @@ def test_the_picture_has_a_column_for_each_record_and_waits_as_labels(stage: Sta
         ("dead", "dead", "1 h 30 min"),
     ]
     templates = Templates("", lambda: 0)
-    shown = templates.picture(drawn)
+    shown = templates.drawn("picture", drawn)
     svg = re.search(r"<svg.*</svg>", shown, flags=re.DOTALL)
     assert svg is not None
     assert svg[0] + "\n" == (GOLDEN / "biography.svg").read_text()

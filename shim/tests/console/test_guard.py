@@ -10,9 +10,8 @@ import pytest
 from starlette.routing import Mount, Route
 from starlette.testclient import TestClient
 
-from rocketshim.console.guard import CONTENT_SECURITY_POLICY
 from rocketshim.console.people import user_line
-from rocketshim.console.server_app import make_app
+from rocketshim.console.server_app import CONTENT_SECURITY_POLICY, make_app
 from rocketshim.errors import ConfigError
 from rocketshim.kafka.clients import Clients
 

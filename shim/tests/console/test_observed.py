@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from rocketshim.admin.doctor import Finding, Severity
 from rocketshim.console import context, observed
 from rocketshim.console.context import Templates
-from rocketshim.console.observed import Bar, leaving
+from rocketshim.console.observed import leaving
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.snapshot import DelayQueue, GroupStanding, PartitionStanding, WorkerSnapshot
 from rocketshim_topics import DelayLevels
@@ -69,10 +69,10 @@ def test_the_histogram_counts_by_append_times_without_reading_a_record(stage: St
         queues.append(DelayQueue(partition, delay_ms, standing))
     with TopicReader("memory:1", clients=stage.kafka.clients(blocking=False)) as reader:
         bars = leaving(reader, queues, clock.wall_ms())
-    assert sum(bar.count for bar in bars) == 7
-    found = {bar.within: bar.count for bar in bars if bar.count}
+    assert sum(bars.values()) == 7
+    found = {within: count for within, count in bars.items() if count}
     assert found == {"due now": 3, "30 min": 4}
-    shown = Templates("", lambda: 0).histogram([Bar("due now", 3), Bar("10 s", 0), Bar("later", 4)], 4)
+    shown = Templates("", lambda: 0).drawn("histogram", {"due now": 3, "10 s": 0, "later": 4}, 4)
     svg = re.search(r"<svg.*</svg>", shown, flags=re.DOTALL)
     assert svg is not None
     assert svg[0] + "\n" == (GOLDEN / "histogram.svg").read_text()
