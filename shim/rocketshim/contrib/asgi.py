@@ -33,7 +33,6 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[Mapping[str, Any]]]
 """What `FastAPI(lifespan=…)` and `Starlette(lifespan=…)` take."""
 
 _STATE: Final = "rocketshim_producer"
-_ASSIGNED_S: Final = 10.0  # as `PushConsumer.start` waits; all of them at the same time
 
 
 def lifespan(
@@ -63,7 +62,6 @@ def lifespan(
     @asynccontextmanager
     async def run(app: Any) -> AsyncIterator[Mapping[str, Any]]:
         state: dict[str, Any] = {}
-        started: list[PushConsumer] = []
         async with AsyncExitStack() as running:
             if producer is not None:
                 state[_STATE] = used = producer() if callable(producer) else producer
@@ -73,14 +71,10 @@ def lifespan(
             if wrapping is not None:
                 yielded = await running.enter_async_context(wrapping(app))
                 state.update({} if yielded is None else yielded)
-            for each in consumers:
-                consumer = each if isinstance(each, PushConsumer) else each()
+            made = [each if isinstance(each, PushConsumer) else each() for each in consumers]
+            for consumer in made:
                 running.push_async_callback(asyncio.to_thread, consumer.stop, stop_timeout_s)
-                consumer._event_loop = asyncio.get_running_loop()  # noqa: SLF001 - as its run_async() does
-                await asyncio.to_thread(consumer.start, wait_s=0)
-                started.append(consumer)
-            waits = (asyncio.to_thread(each._wait_started, _ASSIGNED_S) for each in started)  # noqa: SLF001
-            await asyncio.gather(*waits)
+            await asyncio.gather(*(consumer.__aenter__() for consumer in made))  # each left by `stop`, with its time
             yield state
 
     return run
