@@ -63,7 +63,7 @@ def test_with_the_new_group_protocol_a_member_without_queues_knows_that_it_has_j
         member.start()
     readers = [member._partitions.reader for member in members]
     end = time.monotonic() + GUARD_S
-    while any(reader.is_joining or not reader.is_member for reader in readers):
+    while any(reader.is_joining or not reader.joining.is_member for reader in readers):
         assert time.monotonic() < end, "a member still waits for its queues"
         for member in members:
             member.poll(200)

@@ -202,7 +202,8 @@ class Consumer:
             make_pool=make_pool,
         ).build()
         self.pool = pools[0]
-        self._log = LogInTurns(world, self.loop._log)  # noqa: SLF001
+        owners = (self.loop.mode, self.loop.reader.assigner)  # of the group-log thread, if there is one
+        self._log = LogInTurns(world, next((log for each in owners if (log := getattr(each, "_log", None))), None))
 
     def turn(self) -> None:
         """Do a turn of the poll loop."""

@@ -19,6 +19,7 @@ from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
 from rocketshim.core.partition import Partition, PauseReason, QueueT
+from rocketshim.core.timer import Timer
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.lookups import offsets_at
 from rocketshim.logs import safe_logger
@@ -44,10 +45,10 @@ class Mode(ABC, Generic[QueueT]):
             reader.starts.as_offsets,
             reader.ownership,
             reader.partitions,
-            store=reader.store,
+            store=reader.starts.store,
             care=reader.care,
         )
-        self.commit_interval_ms = settings.persist_consumer_offset_interval_ms
+        self._commit_timer = Timer(settings.persist_consumer_offset_interval_ms)
         self.dispatch = dispatch
         self.reader = reader
         self.settings = settings
@@ -75,6 +76,9 @@ class Mode(ABC, Generic[QueueT]):
 
         Raises RocketshimError: the consumer cannot continue.
         """
+
+    def open(self) -> None:
+        """Start what the mode needs beside the client: the loop has subscribed."""
 
     def finish(self) -> bool:
         """While closing: finish what can be finished now; return whether nothing is left."""
@@ -221,6 +225,12 @@ class Mode(ABC, Generic[QueueT]):
     def mark_released(self) -> None:
         """Have the last commit of a closing consumer say that nothing of its partitions is in progress."""
         self.reader.care.mark_released(each.key for each in self.partitions)
+
+    def commit_if_due(self, now_ms: int) -> None:
+        """Commit at the interval, also what no reader sees."""
+        if self._commit_timer.is_due(now_ms):
+            self.skip_invisible()
+            self.commit()
 
     def commit(self) -> None:
         """Commit what is finished, without waiting for the answer."""

@@ -260,7 +260,7 @@ class OrderlyMode(Mode[OrderlyQueue]):
     ) -> None:
         super().__init__(reader, dispatch, settings, limits)
         if log is not None:  # a crash repeats what was not committed
-            self.commit_interval_ms = min(self.commit_interval_ms, _COMMIT_MS)
+            self._commit_timer = Timer(min(settings.persist_consumer_offset_interval_ms, _COMMIT_MS))
         self._log = log  # None: no locks (broadcasting)
         self._now_ms = reader.now_ms
         self._assigned: set[TopicPartitionKey] = set()
@@ -303,6 +303,11 @@ class OrderlyMode(Mode[OrderlyQueue]):
             return _AWAITING_LOCK_S
         due_ms = [at_ms for queue in queues if (at_ms := queue.next_wakeup_ms) is not None]
         return _IDLE_S if not due_ms else min(_IDLE_S, max(0, min(due_ms) - now_ms) / 1_000)
+
+    def open(self) -> None:
+        """Start the group-log thread."""
+        if self._log is not None:
+            self._log.start()
 
     def finish(self) -> bool:
         """Release what is drained; return whether all is."""

@@ -10,8 +10,8 @@ the listeners. Concurrent and orderly consumption are two `Mode`s. Rules:
   half a second while all of them have work, because a pause discards what librdkafka has fetched. Each time messages
   leave a queue, the loop checks whether it may be resumed.
 * No message of a partition is handed out before its start is known and committed (`PartitionReader.start`).
-* Commits are the offsets after the longest finished prefixes, every `commit_interval_ms`, and at revoke, suspend
-  and close. `core.partition` prevents them from going backwards.
+* Commits are the offsets after the longest finished prefixes, at an interval, and at revoke, suspend and close.
+  `core.partition` prevents them from going backwards.
 * Closing: no new call begins, and the loop commits. Running calls may finish until the deadline while the group is
   still served; a rebalance does not wait for them. Then the loop commits again, and leaves the group.
 """
@@ -38,7 +38,6 @@ from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.clients import LookupClient, Parting, is_fatal, unsubscribes
 from rocketshim.kafka.queue_lookup import no_such_topics
-from rocketshim.locks.log_thread import GroupLogThread
 from rocketshim.logs import safe_logger
 from rocketshim_topics.kafka_codes import DENIED
 
@@ -57,7 +56,7 @@ _MISSING_GRACE_MS: Final = 30_000
 
 
 class TopicWatch:
-    """Which topics a consumer reads (`topics`, by physical name), and whether they exist.
+    """Which topics a consumer reads (`topics`, by physical name) by its subscriptions, and whether they exist.
 
     Topics that match patterns are looked up at an interval. A topic that the cluster reports as unknown may be new, or
     the broker's metadata may be outdated. So the consumer waits for half a minute, and then looks the topic up. A
@@ -66,7 +65,7 @@ class TopicWatch:
 
     def __init__(self, source: Subscriptions, interval_ms: int) -> None:
         self.topics = source.topics()
-        self._source = source
+        self.source = source
         self._look = Timer(interval_ms)
         self._unknown: dict[str, int] = {}  # topic to the time of its look-up, monotonic ms
 
@@ -77,18 +76,18 @@ class TopicWatch:
 
     def look(self, lookups: LookupClient, now_ms: int) -> bool:
         """Look up the existing topics, if it is time; return whether the topics to read have changed."""
-        if not self._source.has_patterns or not self._look.is_due(now_ms):
+        if not self.source.has_patterns or not self._look.is_due(now_ms):
             return False
         try:
             existing = lookups.list_topics(timeout=_TIMEOUT_S).topics
         except KafkaException as error:
             _LOG.warning("consumer.topics-unknown", extra={"error": str(error)})
             return False
-        self._source.match_patterns(existing)
+        self.source.match_patterns(existing)
         return self._have_changed()
 
     def _have_changed(self) -> bool:
-        before, self.topics = self.topics, self._source.topics()
+        before, self.topics = self.topics, self.source.topics()
         return before != self.topics
 
     def note_unknown(self, topic: str, now_ms: int) -> None:
@@ -113,7 +112,7 @@ class TopicWatch:
                 continue
             if found is not None and found.partitions:
                 continue
-            if not self._source.is_matched(topic):
+            if not self.source.is_matched(topic):
                 return no_such_topics([topic])
             self._look.next_ms = 0
         return None
@@ -129,7 +128,6 @@ class PollLoop:
         self,
         mode: Mode[Any],
         source: Subscriptions,
-        log: GroupLogThread | None = None,
         on_close: Callable[[], None] = lambda: None,
     ) -> None:
         settings = mode.settings
@@ -142,19 +140,13 @@ class PollLoop:
         self.reader = mode.reader
         self.mode = mode
         self.dispatch = mode.dispatch
-        self._source = source
-        self._log = log  # started by `open`; None: the group needs no locks
         self._on_close = on_close  # releases what the loop does not know: files, the admin client
         self._settings = settings
-        self._unsubscribes = unsubscribes(settings.client)
         self._now_ms = mode.reader.now_ms
         self._watch = TopicWatch(source, settings.rebalance_interval_ms)
-        self._commit = Timer(mode.commit_interval_ms)
         self._show = Timer(_SHOW_MS)
-        self._error: BaseException | None = None
         self._stop_by_ms: int | None = None  # None: no stop requested; no Event: a signal handler may need its lock
         self._asked: SimpleQueue[tuple[Callable[[PollLoop], None], Future[None]]] = SimpleQueue()
-        self._idle_s = 0.0
         self._next_pull_ms = self._next_poll_ms = 0
 
     # --- any thread --------------------------------------------------------------------------------------------------
@@ -162,12 +154,13 @@ class PollLoop:
     @property
     def error(self) -> BaseException | None:
         """Return why the loop ends, or has ended; None: no error."""
-        known = (self._error, self.reader.error, self.dispatch.died, self.mode.commits.fatal)
+        known = (self.reader.error, self.dispatch.died, self.mode.commits.fatal)
         return next((error for error in known if error is not None), None)
 
     def _fail(self, error: BaseException) -> None:
         """Keep the first error; an error of user code may have no truth value."""
-        self._error = error if self.error is None else self.error
+        if self.error is None:
+            self.reader.fail(error)
 
     def stop(self, timeout_ms: int) -> None:
         """Request the loop to end within a time. Any thread may call it, also twice; the earlier deadline counts."""
@@ -236,8 +229,7 @@ class PollLoop:
         self.reader.open(self.mode, self.mode.commits.answered, self._client_error)
         self._watch.look(self.reader.lookups, self._now_ms())
         self.reader.subscribe(self._watch.topics)
-        if self._log is not None:
-            self._log.start()
+        self.mode.open()
         self.is_open = True
         self.opened.set()
 
@@ -246,9 +238,10 @@ class PollLoop:
         now_ms = self._now_ms()
         self.dispatch.take()
         self.mode.resume_with_room()
+        idle_s = 0.0
         try:
             self._do_due(now_ms)
-            self._idle_s = self.mode.turn(now_ms)
+            idle_s = self.mode.turn(now_ms)
         except RocketshimError as error:
             self._fail(error)
         while self._asked.qsize():
@@ -260,7 +253,7 @@ class PollLoop:
             raise ConsumerError(f"the consumer cannot go on: {safe_text(reason)}") from reason
         if not self.has_begun.is_set() and self._knows_its_starts():
             self.has_begun.set()
-        self._fetch()
+        self._fetch(idle_s)
 
     def _knows_its_starts(self) -> bool:
         return self.reader.assigned is not None and all(each.sent >= 0 for each in self.reader.partitions.values())
@@ -277,8 +270,6 @@ class PollLoop:
             self._fail(error)
         finally:
             self.reader.forget_all()
-            if self.reader.assigner is not None:
-                self.reader.assigner.close()
             self.dispatch.pool.stop(max(0, deadline_ms - self._now_ms()) / 1_000)
             self._leave(deadline_ms)
             self.dispatch.send_back.close()
@@ -290,7 +281,7 @@ class PollLoop:
         consumer = self.reader.client()
         if self.error is None:  # else a turn may have ended before it put everything into the queues
             self.mode.skip_invisible()
-        if self._unsubscribes:  # with KIP-848 no member waits for one that leaves while it joins
+        if unsubscribes(self._settings.client):  # with KIP-848 no member waits for one that leaves while it joins
             self._poll_while(lambda: self.reader.is_joining and self.error is None, deadline_ms)
         self.reader.suspend()
         self.dispatch.withhold(self.mode.queues)
@@ -320,7 +311,7 @@ class PollLoop:
         unanswered = self.mode.commits.outstanding
         timeout_s = max(_LEAVE_S, (deadline_ms - self._now_ms()) / 1_000)
         try:
-            parting = self.reader.leave(timeout_s, unsubscribe=self._unsubscribes)
+            parting = self.reader.leave(timeout_s, unsubscribe=unsubscribes(self._settings.client))
         except (KafkaException, RuntimeError) as error:
             self._fail(error)
             return
@@ -345,12 +336,10 @@ class PollLoop:
         if self._watch.look(reader.lookups, now_ms):
             reader.subscribe(self._watch.topics)
         reader.follow_assigner()
-        if self._commit.is_due(now_ms):
-            self.mode.skip_invisible()
-            self.mode.commit()
+        self.mode.commit_if_due(now_ms)
         reader.start_waiting()
         reader.look_at_group()
-        if reader.is_member:
+        if reader.joining.is_member:
             reader.starts.compare(self._watch.topics, now_ms)
         if (missing := self._watch.missing(reader.lookups, now_ms, reader.log_error)) is not None:
             raise missing
@@ -373,17 +362,17 @@ class PollLoop:
 
     def subscribe(self, subscription: Subscription) -> None:
         """Add a subscription, or replace the one of the same topic."""
-        self._source.put(subscription)
-        self._subscription_changed()
+        self._subscribe(lambda source: source.put(subscription))
 
     def unsubscribe(self, topic: str) -> None:
         """Read a topic (physical name, or pattern) no longer."""
-        self._source.remove(topic)
-        self._subscription_changed()
+        self._subscribe(lambda source: source.remove(topic))
 
-    def _subscription_changed(self) -> None:
-        """Have the next commits carry the subscription, and read by it."""
-        self.reader.starts.subscribe(self._source.digest(), self._source.text())
+    def _subscribe(self, change: Callable[[Subscriptions], object]) -> None:
+        """Change the subscription, have the next commits carry it, and read by it."""
+        source = self._watch.source
+        change(source)
+        self.reader.starts.subscribe(source.digest(), source.text())
         self.mode.commits.commit_again(self.reader.partitions)  # even if no message arrives
         self.mode.commit()
         if self._watch.refresh():
@@ -391,15 +380,13 @@ class PollLoop:
 
     # --- reading -----------------------------------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
+    def _fetch(self, idle_s: float) -> None:
         if self.mode.is_too_full():
             self._catch_up()
             return
         has_results = self.dispatch.pool.results.qsize() > 0
         wait_s = (
-            _GATHER_S
-            if has_results or self.dispatch.awaits_commit
-            else (_BUSY_S if self.dispatch.is_busy else self._idle_s)
+            _GATHER_S if has_results or self.dispatch.awaits_commit else (_BUSY_S if self.dispatch.is_busy else idle_s)
         )
         count = self._settings.pull_batch_size
         if self._settings.pull_interval_ms:
@@ -495,7 +482,7 @@ def _state_of(group: str, reader: PartitionReader, mode: Mode[Any], now_ms: int)
     return ConsumerState(
         at_ns=now_ms * 1_000_000,
         group=group,
-        is_member=reader.is_member,
+        is_member=reader.joining.is_member,
         suspended=reader.is_suspended,
         commits_fail_since_ns=None if since_ms is None else since_ms * 1_000_000,
         commits_failed=commits.failed,

@@ -202,7 +202,7 @@ class Bench:
         """Open, and turn until the group has assigned the partitions."""
         self.loop.open()
         for _ in range(20):
-            if self.loop.reader.has_joined.is_set() and len(self.loop.mode.queues):
+            if self.loop.reader.joining.has_joined and len(self.loop.mode.queues):
                 break
             self.loop.turn()
         return self

@@ -595,11 +595,12 @@ class PullPartitions:
         if self._settings.auto_commit and self._commit_timer.is_due(self.reader.now_ms()):
             self.skip_invisible()
             self._commit_done()
-        self.reader.start_waiting()
+        reader = self.reader
+        reader.start_waiting()
         if self._subscribed:
-            self.reader.look_at_group()
-        if self._subscribed and self.reader.is_member:
-            self.reader.starts.compare(self._subscribed, self.reader.now_ms())
+            reader.look_at_group()
+        if self._subscribed and reader.joining.is_member:
+            reader.starts.compare(self._subscribed, reader.now_ms())
 
     def skip_invisible(self) -> None:
         """Have the next commits pass what no reader sees behind the last messages; see `PartitionReader.read_to`."""

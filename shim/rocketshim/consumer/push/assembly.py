@@ -226,9 +226,9 @@ class PushAssembly:
         pool, limits = self._make_pool(), _flow_limits(settings, orderly=orderly)
         if orderly:
             ordered = OrderlyDispatch(pool, send_back, settings, clock, reader)
-            return PollLoop(OrderlyMode(reader, ordered, settings, limits, log), self.subscriptions, log, opened.close)
+            return PollLoop(OrderlyMode(reader, ordered, settings, limits, log), self.subscriptions, opened.close)
         dispatch = ConcurrentDispatch(pool, send_back, settings, clock, reader)
-        return PollLoop(ConcurrentMode(reader, dispatch, settings, limits), self.subscriptions, log, opened.close)
+        return PollLoop(ConcurrentMode(reader, dispatch, settings, limits), self.subscriptions, opened.close)
 
     def _make_lookup_client(self) -> ConsumerClient:
         """Make a client that joins no group and fetches nothing."""

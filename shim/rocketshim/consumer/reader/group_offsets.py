@@ -208,7 +208,7 @@ class StartOffsets:
         self._client = client
         self._lookups = lookups
         self._ownership = ownership
-        self._store = store
+        self.store = store  # None: offsets are stored in Kafka
         self._counts: dict[str, int] = {}
         self._logged: dict[TopicPartitionKey, Handling] = {}
         self._born: dict[TopicPartitionKey, int] = {}
@@ -260,7 +260,7 @@ class StartOffsets:
     def commit(self, starts: Mapping[TopicPartitionKey, int]) -> None:
         """Commit where partitions start. Raises KafkaException: refused, or not answered."""
         handlings = {key: self._care.handling(key) for key in starts}
-        commit_now(self._store or self._client(), self.as_offsets(starts))
+        commit_now(self.store or self._client(), self.as_offsets(starts))
         for key, handling in handlings.items():
             self._care.stored(key, handling)
 
@@ -343,7 +343,7 @@ class StartOffsets:
 
     def _committed(self, numbers: Mapping[str, Iterable[int]], timeout_s: float) -> list[TopicPartition]:
         asked = [TopicPartition(topic, number) for topic, each in numbers.items() for number in each]
-        return in_parts(lambda part: (self._store or self._client()).committed(part, timeout=timeout_s), asked)
+        return in_parts(lambda part: (self.store or self._client()).committed(part, timeout=timeout_s), asked)
 
     def compare_soon(self) -> None:
         """Compare the subscriptions at the next opportunity: partitions were assigned, whose commits may differ."""
@@ -380,7 +380,7 @@ class StartOffsets:
             self._compare(topic, commits[topic] + witnesses)
 
     def _is_compared(self, topic: str) -> bool:
-        return topic != self._rules.retry_topic and self._store is None  # only this member writes into a local store
+        return topic != self._rules.retry_topic and self.store is None  # only this member writes into a local store
 
     def _compare(self, topic: str, commits: Iterable[CommitMetadata | None]) -> None:
         rules = self._rules

@@ -44,6 +44,8 @@ class Joining:
         self, group: str = "", settings: Mapping[str, Any] | None = None, question: GroupQuestion | None = None
     ) -> None:
         self.is_refused = False
+        self.has_joined = False  # partitions were assigned for the first time, perhaps none
+        self.is_member = False  # likewise, and the group has not put the consumer out since
         self._group = group
         self._errors = ErrorLines(group, settings or {})
         self._question = question
@@ -51,7 +53,11 @@ class Joining:
         self._since_ms: int | None = None
         self._is_explained = False  # why the group waits, or it has joined
 
-    def look(self, member_id: str | None, now_ms: int, *, is_joining: bool, is_member: bool) -> bool:
+    def joined(self) -> None:
+        """Note that the group has assigned partitions, perhaps none."""
+        self.has_joined = self.is_member = True
+
+    def look(self, member_id: str | None, now_ms: int, *, is_joining: bool) -> bool:
         """Log, once, which members the group waits for, if the consumer has been joining it for 5 s.
 
         `is_joining`: the group has assigned nothing yet, and may. Return whether it has no partitions for this member.
@@ -63,7 +69,7 @@ class Joining:
             facts = {"group": self._group, "waited_s": _NO_ANSWER_MS // 1_000, "hint": _NO_PROTOCOL}
             _LOG.warning("consumer.not-joined", extra=facts)
         is_late = not self._is_explained and now_ms - self._since_ms >= _PATIENCE_MS
-        is_unknown = self._must_ask and not is_member
+        is_unknown = self._must_ask and not self.is_member
         if self._question is None or not (is_late or is_unknown):
             self.close()
             return False
@@ -80,9 +86,9 @@ class Joining:
             _LOG.warning("consumer.group-awaited", extra=facts)
         return False
 
-    def log_error(self, error: KafkaError, topic: str | None, now_ms: int, *, has_joined: bool) -> None:
+    def log_error(self, error: KafkaError, topic: str | None, now_ms: int) -> None:
         """Log an error of the client, after which it goes on; one that repeats only now and then."""
-        self.is_refused = not has_joined and (self.is_refused or error.code() in REFUSES_TO_JOIN)
+        self.is_refused = not self.has_joined and (self.is_refused or error.code() in REFUSES_TO_JOIN)
         facts = self._errors.facts(error, topic, now_ms)
         if facts is not None:
             _LOG.warning("consumer.client-error", extra=facts)

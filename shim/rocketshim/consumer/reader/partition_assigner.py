@@ -123,6 +123,9 @@ class TopicAssigner:
         """Return whether nothing more is wanted than what `wanted` has returned."""
         return self._seen is not None
 
+    def open(self) -> None:
+        """Start; the reader's thread calls this once."""
+
     def release(self, key: TopicPartitionKey) -> None:
         """Release a partition that the loop no longer reads; it was committed if it was still owned."""
 
@@ -168,6 +171,10 @@ class LeasedAssigner(TopicAssigner):
     def has_share(self) -> bool:
         """Return whether this process has the lease of each queue of its share."""
         return self._wanted is not None and self._wanted <= self._leases.keys()
+
+    def open(self) -> None:
+        """Start the group-log thread."""
+        self._log.start()
 
     def release(self, key: TopicPartitionKey) -> None:
         """Release the lease of a queue."""

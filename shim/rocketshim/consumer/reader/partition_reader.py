@@ -16,7 +16,6 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
 * Partitions are given by Kafka's group protocol, by a `TopicAssigner`, or by `start_at`.
 """
 
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from operator import lt
 from typing import Any, Final, Protocol
@@ -78,7 +77,7 @@ class PartitionReader:
     Without a `store` offsets are stored in Kafka; without an `assigner` Kafka's group protocol, or `start_at`, decides
     what to read; without `care` commits do not mention it; without `joining` nothing of that is explained.
 
-    Thread-safety: one thread owns it; any thread may wait for `has_joined`.
+    Thread-safety: one thread owns it.
     """
 
     def __init__(
@@ -94,9 +93,7 @@ class PartitionReader:
         care: CarefulStart | None = None,
         joining: Joining | None = None,
     ) -> None:
-        self.error: BaseException | None = None  # the first one of a rebalance callback
-        self.has_joined = threading.Event()  # partitions were assigned for the first time, perhaps none
-        self.is_member = False  # likewise, and the group has not put the consumer out since
+        self.error: BaseException | None = None  # the first one, of a rebalance callback or of the owner
         self.is_closing = False  # partitions that are still assigned are not read any more
         self.is_suspended = False
         self.ownership = ownership
@@ -109,7 +106,6 @@ class PartitionReader:
         )
         self._make_consumer = make_consumer
         self.now_ms = now_ms
-        self.store = store
         self.partitions: dict[TopicPartitionKey, Partition] = {}  # those that are assigned
         self._rotation: LookupRotation[TopicPartitionKey] = LookupRotation()
         self._fetches = 0
@@ -123,6 +119,8 @@ class PartitionReader:
         """Make the Kafka consumer, without network calls; `on_error` gets errors that come in place of messages."""
         self._owner, self._on_error = owner, on_error
         self._consumer = self._make_consumer(on_commit)
+        if self.assigner is not None:
+            self.assigner.open()
 
     def client(self) -> ConsumerClient:
         """Return the Kafka consumer. Raises ConsumerError if the reader is not open."""
@@ -138,23 +136,22 @@ class PartitionReader:
     @property
     def is_joining(self) -> bool:
         """Return whether the group has not yet assigned anything to this consumer, and may wait for it."""
-        return self.assigner is None and not self.has_joined.is_set() and not self.joining.is_refused
+        return self.assigner is None and not self.joining.has_joined and not self.joining.is_refused
 
     @property
     def assigned(self) -> frozenset[TopicPartitionKey] | None:
         """Return the partitions of the newest assignment; None: there was none yet, or more of it is to come."""
-        is_whole = self.has_joined.is_set() and (self.assigner is None or self.assigner.has_share)
+        is_whole = self.joining.has_joined and (self.assigner is None or self.assigner.has_share)
         return frozenset(self.partitions) if is_whole else None
 
     def look_at_group(self) -> None:
         """Find out whether the group has no partitions for this consumer, or which members it waits for."""
-        is_joining, is_member = self.is_joining, self.is_member
-        if self.joining.look(self.client().memberid(), self.now_ms(), is_joining=is_joining, is_member=is_member):
-            self.joined()
+        if self.joining.look(self.client().memberid(), self.now_ms(), is_joining=self.is_joining):
+            self.joining.joined()
 
     def log_error(self, error: KafkaError, topic: str | None) -> None:
         """Log an error of the client, after which it goes on."""
-        self.joining.log_error(error, topic, self.now_ms(), has_joined=self.has_joined.is_set())
+        self.joining.log_error(error, topic, self.now_ms())
 
     def subscribe(self, topics: list[str]) -> None:
         """Read these topics as a member of the group; do nothing if an assigner decides what to read."""
@@ -384,7 +381,7 @@ class PartitionReader:
         for callback, keys in ((self._on_lost, lost), (self._on_revoke, released), (self._on_assign, new)):
             if keys:
                 callback(consumer, [TopicPartition(*key) for key in keys])
-        self.joined()
+        self.joining.joined()
 
     def unassign(self, keys: Collection[TopicPartitionKey]) -> None:
         """Give up partitions; the owner forgets them. An error is kept."""
@@ -403,15 +400,12 @@ class PartitionReader:
                 self.assigner.release(key)
 
     def forget_all(self) -> None:
-        """Forget every partition: the consumer is closing."""
-        self.is_member = False
+        """Forget every partition, and end the assigner: the consumer is closing."""
+        self.joining.is_member = False
         if self.partitions:
             self.forget(sorted(self.partitions))
-
-    def joined(self) -> None:
-        """Note that the group has assigned partitions, perhaps none."""
-        self.is_member = True
-        self.has_joined.set()
+        if self.assigner is not None:
+            self.assigner.close()
 
     def fail(self, error: BaseException) -> None:
         """Keep the first error."""
@@ -428,7 +422,7 @@ class PartitionReader:
         except (KafkaException, RuntimeError) as error:
             self.fail(error)
             return
-        self.joined()
+        self.joining.joined()
         _LOG.info("consumer.assigned", extra={"partitions": list(map(str, keys))})
 
     def _on_revoke(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
@@ -442,7 +436,7 @@ class PartitionReader:
 
     def _on_lost(self, _: ConsumerClient, partitions: list[TopicPartition]) -> None:
         keys = _keys(partitions)
-        self.is_member = False
+        self.joining.is_member = False
         _LOG.warning("consumer.lost", extra={"partitions": list(map(str, keys))})
         self.unassign(keys)
 

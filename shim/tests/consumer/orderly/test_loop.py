@@ -146,7 +146,7 @@ class Member:
         dispatch = OrderlyDispatch(pool, send_back, settings, clock, reader)
         limits = FlowLimits(count, span=span, resume_span=span)
         mode = OrderlyMode(reader, dispatch, settings, limits, self.log)
-        self.loop = PollLoop(mode, source, self.log)
+        self.loop = PollLoop(mode, source)
         self.counts = self.loop.dispatch.orderly_counts
         self.mode: Any = self.loop.mode
         self.lookups: Any = self.loop.reader.lookups

@@ -47,45 +47,47 @@ def joining(make_admin: Callable[[Any], Any], **settings: str) -> Joining:
 def test_only_a_stable_group_without_partitions_for_the_member_counts(answer: Any, *, found: bool) -> None:
     admin = AskedAdmin()
     check = joining(lambda _: admin)
-    assert not check.look("me", 0, is_joining=True, is_member=False)
-    assert not check.look("me", 10, is_joining=True, is_member=False), "there is no answer yet"
+    assert not check.look("me", 0, is_joining=True)
+    assert not check.look("me", 10, is_joining=True), "there is no answer yet"
     admin.asked[0].set_result(answer)
-    assert check.look("me", 20, is_joining=True, is_member=False) is found
+    assert check.look("me", 20, is_joining=True) is found
     assert len(admin.asked) == 1
 
 
 def test_after_an_error_the_coordinator_is_asked_again() -> None:
     admin = AskedAdmin()
     check = joining(lambda _: admin)
-    check.look("me", 0, is_joining=True, is_member=False)
+    check.look("me", 0, is_joining=True)
     admin.asked[0].set_exception(KafkaException(KafkaError(KafkaError.GROUP_AUTHORIZATION_FAILED)))
-    assert not check.look("me", 100, is_joining=True, is_member=False)
-    assert not check.look("me", 499, is_joining=True, is_member=False)
+    assert not check.look("me", 100, is_joining=True)
+    assert not check.look("me", 499, is_joining=True)
     assert len(admin.asked) == 1
-    assert not check.look("me", 500, is_joining=True, is_member=False)
+    assert not check.look("me", 500, is_joining=True)
     admin.asked[1].set_result(group(member("me")))
-    assert check.look("me", 600, is_joining=True, is_member=False)
+    assert check.look("me", 600, is_joining=True)
 
 
 def test_a_client_without_an_answer_for_five_seconds_is_dropped_and_so_is_one_of_a_known_member() -> None:
     made: list[AskedAdmin] = []
     check = joining(lambda _: made.append(AskedAdmin()) or made[-1])  # type: ignore[func-returns-value]
-    check.look("me", 0, is_joining=True, is_member=False)
-    check.look("me", 4_999, is_joining=True, is_member=False)
+    check.look("me", 0, is_joining=True)
+    check.look("me", 4_999, is_joining=True)
     alive = weakref.ref(made.pop())
     assert alive() is not None
-    check.look("me", 5_000, is_joining=True, is_member=False)
+    check.look("me", 5_000, is_joining=True)
     assert alive() is None
-    check.look("me", 5_100, is_joining=True, is_member=False)
+    check.look("me", 5_100, is_joining=True)
     alive = weakref.ref(made.pop())
-    check.look("me", 5_500, is_joining=False, is_member=True)
+    check.joined()
+    check.look("me", 5_500, is_joining=False)
     assert alive() is None
-    check.look("me", 5_600, is_joining=True, is_member=False)
+    check.is_member = False
+    check.look("me", 5_600, is_joining=True)
     made[0].asked[0].set_result(group(member("other")))
-    check.look("me", 5_700, is_joining=True, is_member=False)
-    check.look("me", 6_200, is_joining=True, is_member=False)
+    check.look("me", 5_700, is_joining=True)
+    check.look("me", 6_200, is_joining=True)
     made[0].asked[1].set_result(group(member("me")))
-    assert check.look("me", 6_300, is_joining=True, is_member=False)
+    assert check.look("me", 6_300, is_joining=True)
     assert len(made) == 1
 
 
@@ -100,7 +102,7 @@ def awaited(caplog: pytest.LogCaptureFixture) -> list[list[str]]:
 def classic(admin: AskedAdmin) -> Callable[..., bool]:
     """Return what lets a member of the classic protocol look: its client calls back without partitions."""
     watch = joining(lambda _: admin, **{"group.protocol": "classic"})
-    return lambda now_ms, is_joining=True: watch.look("me-1", now_ms, is_joining=is_joining, is_member=not is_joining)
+    return lambda now_ms, is_joining=True: watch.look("me-1", now_ms, is_joining=is_joining)
 
 
 @pytest.mark.parametrize("state", [ConsumerGroupState.PREPARING_REBALANCING, ConsumerGroupState.UNKNOWN])
@@ -149,13 +151,14 @@ def test_brokers_that_do_not_know_the_new_protocol_are_said_once(
     """They answer nothing at all (Kafka 3.3, librdkafka 2.16)."""
     asked = joining(lambda _: AskedAdmin(), **{"group.protocol": protocol})
     for now_ms in (0, 29_999, 30_000, 60_000):
-        asked.look(None, now_ms, is_joining=True, is_member=False)
+        asked.look(None, now_ms, is_joining=True)
         events = [getattr(record, "event", None) for record in caplog.records]
         assert events.count("consumer.not-joined") == (count if now_ms >= 30_000 else 0)
 
 
 def test_a_consumer_that_has_joined_is_not_said_to_wait(caplog: pytest.LogCaptureFixture) -> None:
     asked = joining(lambda _: AskedAdmin())
-    asked.look("me", 0, is_joining=False, is_member=True)
-    asked.look("me", 60_000, is_joining=True, is_member=False)
+    asked.joined()
+    asked.look("me", 0, is_joining=False)
+    asked.look("me", 60_000, is_joining=True)
     assert [record for record in caplog.records if getattr(record, "event", None) == "consumer.not-joined"] == []
