@@ -31,6 +31,7 @@ APPEND_TIME: Final = "append times"
 
 _HOUR_MS: Final = 3_600_000
 _MIB: Final = 1_048_576
+_LOOK_AGAIN_S: Final = 0.1
 _JOIN_S: Final = 60.0  # a link on which a request takes 3 s needs twenty
 
 Settings = Callable[..., dict[str, Any]]
@@ -99,10 +100,13 @@ def _refused(admin: AdminClient, name: str, wanted: Mapping[str, str], timeout_s
 
 
 def _ignored(admin: AdminClient, name: str, kept: Mapping[str, str], timeout_s: float) -> list[str]:
+    state, until = None, time.monotonic() + timeout_s
     with suppress(KafkaException):
-        config = read_topics(admin, [name], timeout_s=timeout_s)[name].config
-        return [] if config is None else [setting for setting, value in kept.items() if config.get(setting) != value]
-    return []
+        # A broker may not know yet what its controller has created (test_a_topic_that_is_not_known_yet_is_awaited).
+        while (state := read_topics(admin, [name], timeout_s=timeout_s).get(name)) is None and time.monotonic() < until:
+            time.sleep(_LOOK_AGAIN_S)
+    config = None if state is None else state.config
+    return [] if config is None else [setting for setting, value in kept.items() if config.get(setting) != value]
 
 
 def _settings_seen(refused: Mapping[str, str], ignored: list[str]) -> Capability:

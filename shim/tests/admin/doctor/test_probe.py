@@ -1,10 +1,13 @@
 """What a probe says of append times, on the in-memory Kafka, and of a broker that does not answer."""
 
+from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.admin.doctor.probe import APPEND_TIME, Capability, _size, append_times
+from rocketshim.admin.doctor.probe import APPEND_TIME, Capability, _ignored, _size, append_times
 from rocketshim.testing import InMemoryKafka, VirtualClock
 
 
@@ -33,3 +36,30 @@ class Unanswered:
 def test_a_record_without_a_report_is_not_measured() -> None:
     producer: Any = Unanswered()
     assert _size(producer, "probe", 0.0).works is None
+
+
+class NotKnownYet:
+    """An admin client whose broker knows a new topic from the third request on."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def describe_topics(self, _: Any, **__: Any) -> dict[str, "Future[Any]"]:
+        future: Future[Any] = Future()
+        self._asked += 1
+        if self._asked < 3:
+            future.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+        else:
+            future.set_result(SimpleNamespace(partitions=[0]))
+        return {"probe": future}
+
+    def describe_configs(self, resources: list[Any], **_: Any) -> dict[Any, "Future[Any]"]:
+        future: Future[Any] = Future()
+        future.set_result({"retention.ms": SimpleNamespace(name="retention.ms", value="1")})
+        return dict.fromkeys(resources, future)
+
+
+def test_a_topic_that_is_not_known_yet_is_awaited() -> None:
+    """Before, `doctor --probe` ended with a KeyError on a broker that was busy (seen on Kafka 4.4.0)."""
+    admin: Any = NotKnownYet()
+    assert _ignored(admin, "probe", {"retention.ms": "2"}, 60.0) == ["retention.ms"]
