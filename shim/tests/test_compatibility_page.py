@@ -1,13 +1,17 @@
 """docs/compatibility.md says what was tried, and the round of a broker consists of tests that exist."""
 
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from tools.compat.environments import unit_tests
+from tools.compat.__main__ import app
+from tools.compat.environments import AwayError, newest, newest_python, unit_tests
 from tools.compat.page import PAGE, RESULTS, rendered
-from tools.compat.round import FEATURES, outcomes
+from tools.compat.round import FEATURES, SHORT, outcomes
 
 TESTS = Path(__file__).parents[2] / "integration_tests"
 
@@ -51,3 +55,44 @@ def test_the_report_of_an_earlier_run_is_not_the_result_of_one_that_did_not_star
     (tmp_path / "unit.xml").write_text('<testsuites><testsuite tests="3"/></testsuites>')
     with pytest.raises(FileNotFoundError, match=r"unit\.xml"):
         unit_tests(Path("/bin/false"), tmp_path)
+
+
+def test_the_short_round_is_a_part_of_the_whole_one() -> None:
+    for feature, tests in SHORT.items():
+        assert tests
+        assert set(tests) <= set(FEATURES[feature])
+
+
+@pytest.mark.parametrize(
+    ("answers", "raised"), [("false", AwayError), ('[ "$3" = download ]', subprocess.CalledProcessError)]
+)
+def test_a_version_that_cannot_be_had_is_not_a_registry_that_is_away(
+    tmp_path: Path, answers: str, raised: type[Exception]
+) -> None:
+    interpreter = tmp_path / "bin" / "python"
+    interpreter.parent.mkdir()
+    interpreter.write_text(f"#!/bin/sh\n{answers}\n")
+    interpreter.chmod(0o755)
+    interpreter.with_name("uv").touch()
+    with pytest.raises(raised):
+        newest("python3", tmp_path)
+
+
+def test_jars_that_cannot_be_had_are_no_failure_of_a_round(tmp_path: Path) -> None:
+    environment = {"ROCKETSHIM_MAVEN_REPOSITORY": "http://127.0.0.1:1", "ROCKETSHIM_CACHE": str(tmp_path)}
+    done = CliRunner().invoke(app, ["brokers", "--short", "3.9.2"], env=environment)
+    assert done.exit_code == os.EX_TEMPFAIL
+    assert "Kafka 3.9.2: NOT TRIED: cannot download" in done.output
+
+
+def test_a_python_that_only_ends_with_an_error_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path / "pyenv"))
+    monkeypatch.setenv("PATH", str(tmp_path / "shims"))
+    works = tmp_path / "pyenv" / "versions" / "3.12.1" / "bin" / "python3.12"
+    for file, command in ((tmp_path / "shims" / "python3.13", "exit 127"), (works, "exit 0")):
+        file.parent.mkdir(parents=True)
+        file.write_text(f"#!/bin/sh\n{command}\n")
+        file.chmod(0o755)
+    assert newest_python() == str(works)
+    works.unlink()
+    assert newest_python() is None

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
+from rocketshim_local.cache import FileSet
 from rocketshim_local.home import random_id
 from rocketshim_local.jars import fetch_jars
 from rocketshim_local.java import ready_java
@@ -20,7 +21,7 @@ from rocketshim_local.server_properties import HOST, NodeAddress, render_propert
 from rocketshim_local.startup_kit import StartupKit
 from rocketshim_local.watchdog import guarded
 
-__all__ = ["is_kraft", "old_broker", "parse"]
+__all__ = ["fetch", "is_kraft", "old_broker", "parse"]
 
 _START_S: Final = 120.0
 _LOGGING: Final = "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4"
@@ -38,6 +39,11 @@ def is_kraft(version: str) -> bool:
     return parse(version) >= _FIRST_OF_KRAFT
 
 
+def fetch(version: str) -> FileSet:
+    """Return the jars of a version; LocalBrokerError: they cannot be downloaded."""
+    return fetch_jars([f"org.apache.kafka:kafka_2.13:{version}", _LOGGING])
+
+
 @contextmanager
 def old_broker(version: str, folder: Path) -> Iterator[str]:
     """Run one broker of a version in an empty folder; yield its address.
@@ -46,7 +52,7 @@ def old_broker(version: str, folder: Path) -> Iterator[str]:
         LocalBrokerError: the jars cannot be downloaded.
         TimeoutError: no broker answers within 120 s; the folder has the logs.
     """
-    kit = StartupKit(ready_java(), fetch_jars([f"org.apache.kafka:kafka_2.13:{version}", _LOGGING]))
+    kit = StartupKit(ready_java(), fetch(version))
     java = [part for part in kit.java_command(512, folder) if "jsa" not in part]
     (folder / "data").mkdir(parents=True)
     configuration = folder / "server.properties"

@@ -2,28 +2,65 @@
 
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
-__all__ = ["failing_help", "lowest", "newest", "unit_tests", "versions"]
+__all__ = [
+    "ALL",
+    "PURE",
+    "PURE_TESTS",
+    "UNIT_TESTS",
+    "AwayError",
+    "failing_help",
+    "lowest",
+    "newest",
+    "newest_python",
+    "unit_tests",
+    "versions",
+]
 
 ROOT: Final = Path(__file__).parents[2]
 _EXTRAS: Final = "local,asgi,django,opentelemetry,top,console,docker"
+ALL: Final = ("--group", "dev")
+"""What the unit tests need."""
+PURE: Final = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
+"""What `PURE_TESTS` need."""
+UNIT_TESTS: Final = ("shim/tests", "topics/tests")
+PURE_TESTS: Final = ("shim/tests/core", "topics/tests")
 _MAIN: Final = "import sys; from rocketshim.cli import main; sys.exit(main())"
-_UNIT_TESTS: Final = ("shim/tests", "topics/tests")
 
 
-def newest(interpreter: str, folder: Path) -> Path:
+class AwayError(Exception):
+    """The registry of packages does not answer, so no version was tried."""
+
+
+def newest_python() -> str | None:
+    """Return the newest Python after 3.11 of this machine, in PATH or of pyenv; None: there is none."""
+    folders = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin")
+    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)])
+    for minor in range(30, 11, -1):
+        for folder in path.split(os.pathsep):
+            found = shutil.which(f"python3.{minor}", path=folder)
+            # One of pyenv's shims may be there, and end with an error.
+            if found and not subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode:
+                return found
+    return None
+
+
+def newest(interpreter: str, folder: Path, tests: Sequence[str] = ALL) -> Path:
     """Return the Python of an environment with the newest version of every package; made if `folder` is missing."""
     python = _environment(interpreter, folder)
-    _pip(python, "--upgrade", "--upgrade-strategy", "eager", "--editable", f".[{_EXTRAS}]", "--group", "dev")
+    _pip(python, "--upgrade", "--upgrade-strategy", "eager", "--editable", f".[{_EXTRAS}]", *tests)
     return python
 
 
-def lowest(interpreter: str, folder: Path) -> Path:
+def lowest(interpreter: str, folder: Path, tests: Sequence[str] = ALL) -> Path:
     """Return the Python of an environment with the lowest version of every package that pyproject.toml names.
 
     Packages that only the tests need have their newest version.
@@ -32,8 +69,8 @@ def lowest(interpreter: str, folder: Path) -> Path:
     pins = folder / "lowest.txt"
     extras = [word for extra in _EXTRAS.split(",") for word in ("--extra", extra)]
     words = ["pip", "compile", "--quiet", "--resolution", "lowest-direct", "--no-header", "--no-annotate", *extras]
-    subprocess.run([python, "-m", "uv", *words, "pyproject.toml", "-o", str(pins)], cwd=ROOT, check=True)
-    _pip(python, "--editable", f".[{_EXTRAS}]", "--group", "dev", "--constraint", str(pins))
+    _install(python, "-m", "uv", *words, "pyproject.toml", "-o", str(pins))
+    _pip(python, "--editable", f".[{_EXTRAS}]", *tests, "--constraint", str(pins))
     return python
 
 
@@ -50,8 +87,8 @@ def versions(python: Path) -> dict[str, str]:
     return found
 
 
-def unit_tests(python: Path, folder: Path, processes: int = 2) -> str:
-    """Run the unit tests; return `"6,535 passed"` or `"6,535 passed, 9 failed"`. `folder` keeps pytest's report.
+def unit_tests(python: Path, folder: Path, tests: Sequence[str] = UNIT_TESTS) -> str:
+    """Run unit tests; return `"6,535 passed"` or `"6,535 passed, 9 failed"`. `folder` keeps pytest's report.
 
     Raises:
         FileNotFoundError: pytest ended without a report; `unit.txt` beside it has the cause.
@@ -59,7 +96,7 @@ def unit_tests(python: Path, folder: Path, processes: int = 2) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     report = folder / "unit.xml"
     report.unlink(missing_ok=True)  # otherwise the result of an earlier run might count
-    words = ["-m", "pytest", "-q", "-m", "not long", "-n", str(processes), f"--junitxml={report}", *_UNIT_TESTS]
+    words = ["-m", "pytest", "-q", "-m", "not long", "-n", "2", f"--junitxml={report}", *tests]
     with (folder / "unit.txt").open("wb") as out:
         subprocess.run([python, *words], cwd=ROOT, stdout=out, stderr=out, check=False)
     (suite,) = ET.parse(report).iter("testsuite")  # noqa: S314 - written by our own pytest
@@ -72,12 +109,14 @@ def unit_tests(python: Path, folder: Path, processes: int = 2) -> str:
 def failing_help(python: Path) -> list[str]:
     """Return each command of `rocketshim` whose `--help` does not end with 0, with the last line that it printed."""
     program = "from tools.compat.environments import commands; print('\\n'.join(commands()))"
-    failing = []
-    for command in _run(python, "-c", program).stdout.splitlines():
+
+    def last_line(command: str) -> str | None:
         done = _run(python, "-c", _MAIN, *command.split(), "--help", check=False)
-        if done.returncode:
-            failing.append(f"{command}: {(done.stderr or done.stdout).strip().splitlines()[-1]}")
-    return failing
+        return f"{command}: {(done.stderr or done.stdout).strip().splitlines()[-1]}" if done.returncode else None
+
+    with ThreadPoolExecutor(2) as threads:
+        lines = threads.map(last_line, _run(python, "-c", program).stdout.splitlines())
+        return [line for line in lines if line is not None]
 
 
 def commands() -> Iterator[str]:
@@ -98,14 +137,30 @@ def commands() -> Iterator[str]:
 
 def _environment(interpreter: str, folder: Path) -> Path:
     python = folder / "bin" / "python"
-    if not python.exists():
+    if not python.with_name("uv").exists():  # else the last attempt ended half-way
         subprocess.run([interpreter, "-m", "venv", str(folder)], check=True)
         _pip(python, "--upgrade", "pip", "uv")
     return python
 
 
 def _pip(python: Path, *words: str) -> None:
-    subprocess.run([python, "-m", "pip", "--quiet", "install", *words], cwd=ROOT, check=True)
+    _install(python, "-m", "pip", "--quiet", "install", *words)
+
+
+def _install(python: Path, *words: str) -> None:
+    """Run pip or uv; if that fails, ask whether the registry has a package that it surely has, before anyone is blamed.
+
+    Raises:
+        AwayError: it does not.
+        CalledProcessError: it does, so pyproject.toml asks for what cannot be had.
+    """
+    done = subprocess.run([python, *words], cwd=ROOT, check=False)
+    if done.returncode:
+        with tempfile.TemporaryDirectory() as folder:
+            asked = ["-m", "pip", "download", "--no-cache-dir", "--no-deps", "--dest", folder, "iniconfig"]
+            if subprocess.run([python, *asked], capture_output=True, check=False).returncode:
+                raise AwayError("the registry of packages does not answer")
+        done.check_returncode()
 
 
 def _run(python: Path, *words: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
