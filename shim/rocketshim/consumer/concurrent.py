@@ -50,9 +50,9 @@ from typing import Any, Final, cast
 from confluent_kafka import TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
+from rocketshim.consumer.listeners import Runner, WithoutContext, asked_level, wants
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.runner import Runner, WithoutContext, asked_level, wants
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock
 from rocketshim.core.failure_rules import Rules

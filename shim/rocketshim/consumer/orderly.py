@@ -48,9 +48,9 @@ from typing import Any, Final, assert_never
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Dispatch, Pool, Result
+from rocketshim.consumer.listeners import Runner, WithoutContext, wants
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.consumer.runner import Runner, WithoutContext, wants
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.clock import Clock
 from rocketshim.core.failure_rules import Rules

@@ -184,8 +184,8 @@ class HopMaker:
         default level table. Each is the delay of a level, so it takes one hop.
 
         Decides: What if a member cannot handle a retried message, but another one may? It is sent on, uncounted, for a
-            day, by the append times of its records. Which messages these are: `consumer.runner.Runner` (no listener; a
-            body that only another member could decode), `dropin.partitions.Partitions.topic_of_others`.
+            day, by the append times of its records. Which messages these are: `consumer.listeners.Runner` (no listener;
+            a body that only another member could decode), `dropin.partitions.Partitions.topic_of_others`.
         """
         if failed.failure.exception_class != NO_LISTENER and envelope.fail_class in _NOT_DECODED:
             return None  # its last failure does not show that another member could decode it

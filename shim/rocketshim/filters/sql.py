@@ -123,7 +123,7 @@ class SqlFilter:
             headers: the headers as the Kafka client returns them; None if there are none.
 
         Decides: What if a filter cannot be evaluated? An SQL condition on a value that is not a number does not match,
-            so the message is finished. If a selector raises, the message has failed (`consumer.runner.wants`). A
+            so the message is finished. If a selector raises, the message has failed (`consumer.listeners.wants`). A
             message with an unreadable header name is parked, as no hop can be made of it.
         """
         found: dict[str, str] = {}

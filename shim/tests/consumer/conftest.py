@@ -11,11 +11,11 @@ import pytest
 from rocketshim.clock import SystemClock
 from rocketshim.consumer.concurrent import ConcurrentDispatch, ConcurrentMode, ConcurrentRunner
 from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.listeners import adapt
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.push_consumer import PushConsumer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
 from rocketshim.core.flow_control import FlowLimits

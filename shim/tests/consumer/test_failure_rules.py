@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLater
+from rocketshim.consumer.listeners import adapt
 from rocketshim.consumer.orderly import OrderlyRunner
-from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.failure_rules import FailureRules, failure_rules
 from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.subscriptions import Subscription

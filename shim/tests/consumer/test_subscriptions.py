@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.consumer.subscribing import subscription_of
+from rocketshim.consumer.listeners import subscription_of
 from rocketshim.core.subscriptions import Subscription, Subscriptions
 from rocketshim.errors import ConfigError
 from rocketshim.filters import MessageSelector

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from rocketshim.consumer.runner import wants
+from rocketshim.consumer.listeners import wants
 from rocketshim.core.listener_answers import ConsumeReturnType, as_one, return_type
 from rocketshim.core.subscriptions import Listener, Subscription
 from rocketshim.core.user_values import class_name, safe_text

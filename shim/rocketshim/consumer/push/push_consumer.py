@@ -15,10 +15,10 @@ from confluent_kafka import KafkaException
 
 from rocketshim.clock import SystemClock
 from rocketshim.codecs import Codec, decoding_codec
+from rocketshim.consumer.listeners import subscription_of
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.assembly import GroupTopics, PushAssembly
 from rocketshim.consumer.push.hooks import ConsumeMessageHook, FilterMessageHook, Hooks
-from rocketshim.consumer.subscribing import subscription_of
 from rocketshim.consumer_metrics import ConsumerState, OrderlyCounts, SendBackCounts
 from rocketshim.core.clock import Clock
 from rocketshim.core.message_model import MessageModel

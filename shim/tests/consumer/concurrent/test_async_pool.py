@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.concurrent import AsyncPool, ConcurrentRunner
-from rocketshim.consumer.subscribing import adapt, is_async
+from rocketshim.consumer.listeners import adapt, is_async
 from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.subscriptions import Subscription

@@ -10,7 +10,7 @@ from confluent_kafka import Message
 
 from rocketshim.codecs import UnansweredCodec
 from rocketshim.consumer.concurrent import ConcurrentRunner
-from rocketshim.consumer.subscribing import adapt
+from rocketshim.consumer.listeners import adapt
 from rocketshim.core.listener_answers import DEAD_LETTER_LEVEL, ConsumeStatus, DeadLetter, RetryLater
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.process_queue import Chunk, ProcessQueue

@@ -9,11 +9,11 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
+from rocketshim.consumer.listeners import adapt
 from rocketshim.consumer.orderly import OrderlyDispatch, OrderlyMode, OrderlyRunner
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.careful_start import CarefulStart, Handling
 from rocketshim.core.clock import now_ms_of
 from rocketshim.core.flow_control import FlowLimits

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from confluent_kafka import Message
 
+from rocketshim.consumer.listeners import adapt
 from rocketshim.consumer.orderly import OrderlyRunner, TriedMessageView
-from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeStatus, RetryLater
 from rocketshim.core.orderly_queue import BatchAnswer, OrderlyTask
 from rocketshim.core.subscriptions import Subscription

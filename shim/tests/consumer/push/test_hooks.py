@@ -9,8 +9,8 @@ import pytest
 from confluent_kafka import Message
 
 from rocketshim.consumer.concurrent import ConcurrentRunner
+from rocketshim.consumer.listeners import adapt
 from rocketshim.consumer.push.hooks import ConsumeMessageContext, Hooks
-from rocketshim.consumer.subscribing import adapt
 from rocketshim.core.listener_answers import ConsumeOrderlyStatus, ConsumeReturnType, ConsumeStatus, return_type
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.subscriptions import Subscription
