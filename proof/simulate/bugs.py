@@ -23,8 +23,7 @@ from rocketshim.core.process_queue import ProcessQueue
 from rocketshim.core.redrive_progress import RedriveProgress
 from rocketshim.dropin import Consumer as DropinConsumer
 from rocketshim.dropin.partitions import Partitions
-from rocketshim.dropin.retry_side import RetrySide
-from rocketshim.dropin.send_back import DropinSendBack
+from rocketshim.dropin.retry_side import DropinSendBack, RetrySide
 from rocketshim.kafka import lookups
 from rocketshim.kafka.record_sender import OwnedSender, RecordSender
 from rocketshim.kafka.reports import DeliveryReports

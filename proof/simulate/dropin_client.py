@@ -24,7 +24,6 @@ from proof.simulate.clients import CrashedError, ProcessClients
 from proof.simulate.virtual_time import replaced, time_of
 from proof.simulate.world import World
 from rocketshim.dropin import retry_side as retries
-from rocketshim.dropin import send_back
 from rocketshim.dropin.consumer import Consumer
 
 __all__ = ["DropinClients"]
@@ -81,10 +80,9 @@ class DropinClients:
             (retries, "_Original", client),
             (retries, "monotonic", time.monotonic),
             (retries, "Producer", self._producer),
-            (send_back, "time", time),
-            (send_back, "random", SimpleNamespace(Random=lambda: Random(0))),  # noqa: S311 - repeatable
-            (send_back, "SystemClock", lambda: clock),
-            (send_back, "Future", lambda: _Reported(self._await)),
+            (retries, "random", SimpleNamespace(Random=lambda: Random(0))),  # noqa: S311 - repeatable
+            (retries, "SystemClock", lambda: clock),
+            (retries, "Future", lambda: _Reported(self._await)),
         ]
         with replaced(items):
             yield

@@ -12,7 +12,7 @@ from rocketshim.client_metrics import Measured, ProducerCounts, PullCounts
 from rocketshim.clock import SystemClock
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.dropin.producer import delayed_messages
-from rocketshim.dropin.send_back import DropinSendBack
+from rocketshim.dropin.retry_side import DropinSendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.errors import ConsumerError, SendError, SendTimeoutError
 from rocketshim.health import Metric

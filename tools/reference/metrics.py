@@ -7,7 +7,7 @@ from rocketshim.client_metrics import ProducerCounts, PullCounts
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState, SendBackCounts
 from rocketshim.core.listener_answers import ConsumeReturnType
 from rocketshim.dropin.producer import delayed_messages
-from rocketshim.dropin.send_back import DropinSendBack
+from rocketshim.dropin.retry_side import DropinSendBack
 from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.health import Metric, build_info
 from rocketshim.kafka.clients import ProducerClient

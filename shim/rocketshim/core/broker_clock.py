@@ -66,7 +66,7 @@ class BrokerClock:
 
         Decides: Which timestamp has a dead letter, a parked or a redriven record? The brokers' clock once it is known.
             If a broker refuses this machine's time before that, a probe shows the clock
-            (`kafka.record_sender.OwnedSender`, `dropin.send_back.DropinSendBack`). A sent message has the time of this
+            (`kafka.record_sender.OwnedSender`, `dropin.retry_side.DropinSendBack`). A sent message has the time of this
             machine, or the one that the user gives.
         """
         evidence = self._evidence

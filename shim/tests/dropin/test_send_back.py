@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, Message
 
 from rocketshim.clock import SystemClock
 from rocketshim.core.user_values import class_name
-from rocketshim.dropin.send_back import DropinSendBack, with_credentials
+from rocketshim.dropin.retry_side import DropinSendBack, with_credentials
 from rocketshim.dropin.settings import ConsumerDropinSettings
 from rocketshim.errors import ClosedError, MessageError, SendError, SendTimeoutError
 from rocketshim.testing import InMemoryKafka
