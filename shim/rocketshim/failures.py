@@ -360,21 +360,20 @@ class FailureLog:
         """Log how many failures of the minutes that have ended were not logged one by one."""
         with self._lock:
             ended = self._windows.ended(now_ms)
-        for unlogged in ended:
-            name, place, is_final = unlogged.cause
+        for (name, place, is_final), count in ended:
             event = f"{self._prefix}.{_NOT_LOGGED}"
             what = "are not tried again" if is_final else "are tried again"
             where = f" at {place}" if place else ""
             self._log.warning(
                 "%s",
-                f"{event}: {unlogged.count} more messages of group {self._group} failed within a minute: "
+                f"{event}: {count} more messages of group {self._group} failed within a minute: "
                 f"{one_line(name)}{one_line(where)}; they {what}",
                 extra={
                     "event": event,
                     "group": self._group,
                     "error_class": name,
                     "place": place,
-                    "count": unlogged.count,
+                    "count": count,
                     "is_final": is_final,
                 },
             )

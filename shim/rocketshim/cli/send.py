@@ -5,7 +5,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
@@ -25,24 +25,12 @@ if TYPE_CHECKING:
 _IN_FLIGHT: Final = 1_000
 
 
-class Line(NamedTuple):
-    """A line of the input: its number, from 1, and its text without the line end."""
-
-    number: int
-    text: bytes
-
-
-class _Failure(NamedTuple):
-    number: int
-    cause: Exception
-
-
-def read_lines(stream: BinaryIO) -> Iterator[Line]:
-    """Yield each line that is not empty."""
+def read_lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yield each line that is not empty: its number, from 1, and its text without the line end."""
     for number, line in enumerate(stream, 1):
         text = line.removesuffix(b"\n").removesuffix(b"\r")
         if text:
-            yield Line(number, text)
+            yield number, text
 
 
 def facts_of(result: "SendResult") -> dict[str, str]:
@@ -63,13 +51,13 @@ class LineSender:
         self._waiting: deque[tuple[int, Future[SendResult]]] = deque()
         self._stored = 0
         self._later: list[int] = []
-        self._failure: _Failure | None = None
+        self._failure: tuple[int, Exception] | None = None  # the first line that was not stored, and why
 
-    def send(self, lines: Iterable[Line]) -> None:
+    def send(self, lines: Iterable[tuple[int, bytes]]) -> None:
         """Send the lines until one fails, wait for all reports, and name the first line that was not stored."""
         try:
-            for line in lines:
-                self._send(line)
+            for number, text in lines:
+                self._send(number, text)
                 while self._waiting and (len(self._waiting) >= _IN_FLIGHT or self._waiting[0][1].done()):
                     self._settle()
                 if self._failure is not None:
@@ -88,11 +76,11 @@ class LineSender:
         if not self._as_json:
             typer.echo(f"{self._stored} messages stored")
 
-    def _send(self, line: Line) -> None:
+    def _send(self, number: int, text: bytes) -> None:
         try:
-            self._waiting.append((line.number, self._producer.send_async(self._message(line.text))))
+            self._waiting.append((number, self._producer.send_async(self._message(text))))
         except (RocketshimError, BufferError) as error:
-            self._failure = _Failure(line.number, error)
+            self._failure = number, error
 
     def _settle(self) -> None:
         """Wait for the oldest delivery report."""
@@ -105,14 +93,14 @@ class LineSender:
             self._fail(number, error)
         else:
             self._stored += 1
-            if self._failure is not None and number > self._failure.number:
+            if self._failure is not None and number > self._failure[0]:
                 self._later.append(number)
             if self._as_json:
                 typer.echo(json.dumps({"line": number, **facts_of(result)}))
 
     def _fail(self, number: int, cause: Exception) -> None:
-        if self._failure is None or number < self._failure.number:
-            self._failure = _Failure(number, cause)
+        if self._failure is None or number < self._failure[0]:
+            self._failure = number, cause
 
 
 def _listed(numbers: list[int]) -> str:

@@ -16,14 +16,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:  # an extra, and `--help` and `--new-user` do without
     from starlette.datastructures import Headers
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["Logins", "Person", "ProxyUsers", "Role", "Sessions", "Token", "TooManyAttemptsError", "Users", "user_line"]
+__all__ = ["Person", "ProxyUsers", "Role", "Sessions", "Token", "TooManyAttemptsError", "Users", "user_line"]
 
 Role = Literal["viewer", "operator"]
 _N, _R, _P = 2**14, 8, 1
@@ -39,13 +39,6 @@ class Person:
 
     name: str  # as the log of redrives names them
     role: Role  # `viewer` may read, `operator` may write, too
-
-
-class Logins(Protocol):
-    """A way to log in with a form."""
-
-    def check(self, name: str, secret: str) -> Person | None:
-        """Return who this is; None: the secret is wrong."""
 
 
 class TooManyAttemptsError(Exception):
@@ -132,13 +125,13 @@ class ProxyUsers:
 
 
 class Sessions:
-    """Logins and who is logged in.
+    """Logins with a form, and who is logged in. `check` returns who has a name and a secret; None: it is wrong.
 
     Thread-safety: any thread; one lock. One password is checked at a time, so that guessing cannot use up memory.
     """
 
-    def __init__(self, logins: Logins, now_ms: Callable[[], int]) -> None:
-        self._logins = logins
+    def __init__(self, check: Callable[[str, str], Person | None], now_ms: Callable[[], int]) -> None:
+        self._check = check
         self._now_ms = now_ms
         self._sessions: dict[str, tuple[Person, int]] = {}
         self._failures: list[int] = []
@@ -151,7 +144,7 @@ class Sessions:
             self._failures = [at_ms for at_ms in self._failures if now_ms - at_ms < _FAILURES_MS]
             if len(self._failures) >= _MOST_FAILURES:
                 raise TooManyAttemptsError
-            person = self._logins.check(name, secret)
+            person = self._check(name, secret)
             if person is None:
                 self._failures.append(now_ms)
                 return None

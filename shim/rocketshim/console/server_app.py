@@ -34,7 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from rocketshim.console import observed, plans, records
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
-from rocketshim.console.people import Logins, Person, ProxyUsers, Sessions, Token, TooManyAttemptsError, Users
+from rocketshim.console.people import Person, ProxyUsers, Sessions, Token, TooManyAttemptsError, Users
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import (
     BrokerUnavailableError,
@@ -299,8 +299,8 @@ def _users(settings: ConsoleSettings, token: Token, now_ms: Callable[[], int]) -
             operators=settings.operators,
             trusted=settings.trusted_proxies,
         )
-    logins: Logins = token if settings.auth == "token" else Users.of(Path(settings.auth[1:]))
-    return Sessions(logins, now_ms)
+    logins = token if settings.auth == "token" else Users.of(Path(settings.auth[1:]))
+    return Sessions(logins.check, now_ms)
 
 
 @asynccontextmanager

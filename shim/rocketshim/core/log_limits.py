@@ -13,10 +13,9 @@ forgotten.
 """
 
 from collections.abc import Hashable
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-__all__ = ["WINDOW_MS", "FailureWindows", "RepeatedErrors", "Unlogged"]
+__all__ = ["WINDOW_MS", "FailureWindows", "RepeatedErrors"]
 
 WINDOW_MS: Final = 60_000
 _LINES: Final = 20
@@ -26,14 +25,6 @@ _SILENCE_MS: Final = 600_000
 _NEVER_MS: Final = 2**62
 
 CauseT = TypeVar("CauseT", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class Unlogged(Generic[CauseT]):
-    """Failures of a window that has ended, which were counted but not logged."""
-
-    cause: CauseT
-    count: int
 
 
 class FailureWindows(Generic[CauseT]):
@@ -47,7 +38,7 @@ class FailureWindows(Generic[CauseT]):
         self._lines = lines
         self._causes = causes
         self._windows: dict[CauseT, list[int]] = {}  # [end in ms, count], by age
-        self._ended: list[Unlogged[CauseT]] = []
+        self._ended: list[tuple[CauseT, int]] = []
         self._next_end_ms = _NEVER_MS
 
     def note(self, cause: CauseT, now_ms: int) -> int:
@@ -66,8 +57,8 @@ class FailureWindows(Generic[CauseT]):
         window[1] = count = window[1] + 1
         return count if count <= self._lines else 0
 
-    def ended(self, now_ms: int) -> list[Unlogged[CauseT]]:
-        """Return, once, what was not logged in the windows that have ended."""
+    def ended(self, now_ms: int) -> list[tuple[CauseT, int]]:
+        """Return, once, how many failures of a cause were not logged in a window that has ended."""
         if now_ms >= self._next_end_ms:
             self._end_windows(now_ms)
         if not self._ended:
@@ -83,7 +74,7 @@ class FailureWindows(Generic[CauseT]):
     def _end(self, cause: CauseT) -> None:
         unlogged = self._windows.pop(cause)[1] - self._lines
         if unlogged > 0 and len(self._ended) < self._causes:
-            self._ended.append(Unlogged(cause, unlogged))
+            self._ended.append((cause, unlogged))
 
 
 class RepeatedErrors:

@@ -14,7 +14,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 
-__all__ = ["Facts", "KeySample", "PartitionFacts", "TopicFacts"]
+__all__ = ["Facts", "PartitionFacts", "TopicFacts"]
 
 _WEEK_MS: Final = 604_800_000
 
@@ -41,14 +41,6 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class KeySample:
-    """How the keys of a topic are partitioned."""
-
-    keys: int  # number of distinct keys examined
-    elsewhere: int  # how many of them are in another partition than the Java client's partitioner chooses
-
-
-@dataclass(frozen=True, slots=True)
 class Facts:
     """Everything that the checks evaluate.
 
@@ -58,6 +50,8 @@ class Facts:
     * `marks_lost`: topic of dead or parked records to the number of them, 1,000 at most, that may have had a mark among
       the first records of the redrive log, which are gone.
     * `open_transactions_ms`: `topic/partition` to the age of the oldest record hidden by an open transaction, ms.
+    * `keys`: topic to the number of distinct keys examined, and how many of them are in another partition than the Java
+      client's partitioner chooses.
     * `clocks_ms`: node id to how far its clock is ahead of this machine's, in ms (negative: behind).
     * `client`: librdkafka settings as given.
     * `consume_timeout_ms`: longest time that a handler in the user's own poll loop may take; None: not given.
@@ -78,7 +72,7 @@ class Facts:
     parked_not_allowed: int = 0
     marks_lost: Mapping[str, int] = field(default_factory=dict)
     open_transactions_ms: Mapping[str, int] = field(default_factory=dict)
-    keys: Mapping[str, KeySample] = field(default_factory=dict)  # topic to how its keys are partitioned
+    keys: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     clocks_ms: Mapping[int, int] = field(default_factory=dict)
     capabilities: tuple[Capability, ...] = ()  # what was measured with `--probe`
     read_ms: int | None = None  # this machine's clock when what waits had been read, epoch ms; None: not known

@@ -23,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the stubs l
     ResourceType,
 )
 
-from rocketshim.admin.doctor.facts import Facts, KeySample, PartitionFacts, TopicFacts
+from rocketshim.admin.doctor.facts import Facts, PartitionFacts, TopicFacts
 from rocketshim.admin.doctor.leader_clocks import clocks_ahead_ms
 from rocketshim.admin.doctor.probe import Capability, measure
 from rocketshim.admin.redrive import read_log
@@ -351,7 +351,7 @@ class _ClusterReader:
             consumer.close()
         return ages
 
-    def keys(self, topics: Mapping[str, TopicFacts]) -> dict[str, KeySample]:
+    def keys(self, topics: Mapping[str, TopicFacts]) -> dict[str, tuple[int, int]]:
         """Return how the last keyed records of some partitions of each topic are partitioned."""
         samples = {
             name: self._request(f"records of {name}", partial(self._keys, name, topic), None)
@@ -359,7 +359,7 @@ class _ClusterReader:
         }
         return {name: sample for name, sample in samples.items() if sample is not None}
 
-    def _keys(self, name: str, topic: TopicFacts) -> KeySample | None:
+    def _keys(self, name: str, topic: TopicFacts) -> tuple[int, int] | None:
         led = _led(name, topic)
         found: dict[bytes, int] = {}
         for partition, (low, end) in self.reader.bounds_of(led[:: -(-len(led) // _KEY_PARTITIONS) or 1]).items():
@@ -368,7 +368,7 @@ class _ClusterReader:
                 if record.key() is not None:
                     found[record.key()] = partition.partition
         count = len(topic.partitions)
-        return KeySample(len(found), sum(partition_for(key, count) != number for key, number in found.items()))
+        return len(found), sum(partition_for(key, count) != number for key, number in found.items())
 
     def clocks(self, schedule: TopicFacts | None) -> dict[int, int]:
         """Return how far each leader's clock is ahead of this machine's, in ms; from now on `now_ms` is theirs."""

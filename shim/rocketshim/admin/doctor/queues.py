@@ -107,13 +107,13 @@ def _own_members(facts: Facts, group: str) -> str:
 
 def partitioner(facts: Facts) -> Iterator[Finding]:
     """Check that keys are in the partitions that the Java client's partitioner, and so rocketshim, chooses."""
-    for name, sample in sorted(facts.keys.items()):
-        if sample.keys >= _MIN_KEYS and sample.elsewhere > sample.keys * _MAX_MISPLACED_SHARE:
+    for name, (count, elsewhere) in sorted(facts.keys.items()):
+        if count >= _MIN_KEYS and elsewhere > count * _MAX_MISPLACED_SHARE:
             yield Finding(
                 "partitioner",
                 Severity.WARNING,
                 name,
-                f"{sample.elsewhere} of {sample.keys} keys are in another partition than murmur2 chooses",
+                f"{elsewhere} of {count} keys are in another partition than murmur2 chooses",
                 "delayed and immediate messages with the same key go to different partitions: their order is lost, "
                 "and two consumers may process them at the same time",
                 "set partitioner=murmur2_random in each librdkafka producer of this topic (it is not the default); "

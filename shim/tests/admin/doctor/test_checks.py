@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketshim.admin.acls import Role
 from rocketshim.admin.doctor import Facts, Finding, Severity, examine
-from rocketshim.admin.doctor.facts import KeySample, PartitionFacts, TopicFacts
+from rocketshim.admin.doctor.facts import PartitionFacts, TopicFacts
 from rocketshim.admin.doctor.probe import APPEND_TIME, Capability
 from rocketshim.core.start_position import CommitMetadata, encode_metadata
 from rocketshim.core.worker_notes import clock_ahead_ms_of, levels_metadata, levels_of
@@ -46,7 +46,7 @@ def sound(**changes: Any) -> Facts:
         },
         "queues": (queue(2, waiting(7, NOW_MS - 3_000, 3, 10_000)),),
         "parked": 0,
-        "keys": {"orders": KeySample(100, 0)},
+        "keys": {"orders": (100, 0)},
         "clocks_ms": {1: 12, 2: -40},
     }
     return Facts(**(values | changes))
@@ -187,7 +187,7 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
          partition("orders", n, metadata=encode_metadata(CommitMetadata(f"d{n}", 4, text)))
          for n, text in enumerate(("orders=paid", "orders=paid, refunds=*"))
      ))}}),
-    ("partitioner", "orders", Severity.WARNING, {"keys": {"orders": KeySample(100, 70)}}),
+    ("partitioner", "orders", Severity.WARNING, {"keys": {"orders": (100, 70)}}),
     ("client-setting", "acks", Severity.ERROR, {"client": {"acks": "1"}}),
     ("append-time-not-kept", "append times", Severity.ERROR, measured(APPEND_TIME, works=False)),
     ("cluster-lacks", "transactions", Severity.WARNING,
