@@ -19,7 +19,7 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
-from rocketshim.admin import redrive_planning as redrive
+from rocketshim.admin import redrive
 from rocketshim.cli import main
 from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
@@ -32,7 +32,7 @@ CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListe
 COUNT = 1_000
 ENDED = """
 import os, signal, sys
-import rocketshim.admin.redrive_planning as redrive
+import rocketshim.admin.redrive as redrive
 from rocketshim.cli import main
 
 class Ending(redrive.Redriver):
@@ -51,7 +51,7 @@ sys.exit(main(sys.argv[4:]))
 
 TAKEN_OVER = """
 import subprocess, sys
-import rocketshim.admin.redrive_planning as redrive
+import rocketshim.admin.redrive as redrive
 from rocketshim.cli import main
 
 class TakenOver(redrive.Redriver):

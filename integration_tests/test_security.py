@@ -41,7 +41,7 @@ from rocketshim import (
     WorkerSettings,
     dropin,
 )
-from rocketshim.admin import redrive_planning as redrive
+from rocketshim.admin import redrive
 from rocketshim.cli import main
 from rocketshim.errors import RocketshimError
 from rocketshim.kafka.acls import denied_topics

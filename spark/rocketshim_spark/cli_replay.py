@@ -121,7 +121,7 @@ def run(
     """
     config = at.client
     with lake.open() as view:
-        from rocketshim.admin.redrive_planning import ensure_log  # noqa: PLC0415
+        from rocketshim.admin.redrive import ensure_log  # noqa: PLC0415
         from rocketshim_spark.jobs import replay, replay_send  # noqa: PLC0415 Spark is installed
         from rocketshim_spark.sources import Cluster  # noqa: PLC0415
 

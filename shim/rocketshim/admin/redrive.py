@@ -43,17 +43,19 @@ import socket
 import time
 import uuid
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException
 
+from rocketshim.admin.decoder import Decoder
 from rocketshim.clock import SystemClock
 from rocketshim.core.broker_clock import BrokerClock
 from rocketshim.core.clock import Clock
 from rocketshim.core.redrive_progress import Cause, RedriveProgress, Refusals
 from rocketshim.errors import (
+    ConfigError,
     MalformedRecordError,
     MessageError,
     NotAuthorizedError,
@@ -72,6 +74,7 @@ from rocketshim.kafka.clients import (
 )
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports, is_unconfirmed
 from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import DelayLevels, Layout, TopicNames, wire
 from rocketshim_topics.hops import OutgoingRecord
 from rocketshim_topics.kafka_codes import DENIED, MISSING, TOO_LARGE
 from rocketshim_topics.names import init_command
@@ -85,10 +88,22 @@ from rocketshim_topics.redrive_log import (
     encode_redrive_record,
     record_digest,
 )
-from rocketshim_topics.redrive_plan import PlannedLetter
-from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, headers_shown
+from rocketshim_topics.redrive_plan import PlannedLetter, RedrivePlan, RedriveRules, redrive_id, redriven_record
+from rocketshim_topics.wire import REPLAY_ID, USER_PREFIX, Header, Record, coordinates, headers_shown
 
-__all__ = ["Journal", "Redriver", "Transactions", "log_records", "read_log", "replay_id_of", "whoami"]
+__all__ = [
+    "Journal",
+    "Redriver",
+    "Transactions",
+    "ensure_log",
+    "log_records",
+    "planned_redriver",
+    "read_log",
+    "record_maker",
+    "redriven_parked",
+    "replay_id_of",
+    "whoami",
+]
 
 _TRANSACTION_MS: Final = 15_000
 _API_TIMEOUT_S: Final = 10.0
@@ -100,6 +115,9 @@ _MAX_TRANSACTION_BYTES: Final = 8 * 1024 * 1024
 _POLL_S: Final = 0.1
 _WATCH_MS: Final = 200
 _NUMBER: Final = re.compile("[0-9]{1,19}")
+_DROPPED: Final = frozenset(
+    {wire.PARK_REASON, wire.PARK_FROM, wire.TARGET_TRIES, wire.HOP_ID, wire.DELAY_MS, wire.DELIVER_AT_MS, wire.DELAY}
+)
 _REFUSED: Final[Mapping[int, Cause]] = {
     **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
     **dict.fromkeys(MISSING, Cause.MISSING),
@@ -718,3 +736,117 @@ class _RefusedError(Exception):
 def _compresses(config: Mapping[str, Any]) -> bool:
     """Return whether the producer compresses, so that records may be stored smaller than they are."""
     return any(str(config.get(name, "none")) != "none" for name in ("compression.type", "compression.codec"))
+
+
+@contextmanager
+def planned_redriver(
+    bootstrap: str,
+    plan: RedrivePlan,
+    progress: RedriveProgress,
+    *,
+    writes: bool = True,
+    by: str | None = None,
+    report: Callable[[], None] = lambda: None,
+    client: Mapping[str, Any] | None = None,
+    clients: Clients | None = None,
+) -> Iterator[Redriver]:
+    """Check that a plan fits the cluster, and yield what applies it.
+
+    * `progress`: its letters; the caller may read it at any time between calls.
+    * `writes`: whether to create the redrive log if it is missing; False for a dry run.
+    * `by`: who applies the plan, for the log; None: the user of this process.
+    """
+    names = TopicNames(plan.rules.namespace)
+    with TopicReader(bootstrap, client=client, clients=clients) as sources:
+        _check_cluster(sources, plan)
+        if writes:
+            ensure_log(bootstrap, names, client=client, clients=clients)
+        with closing(
+            Redriver(
+                bootstrap,
+                Journal(
+                    names.redrive_log,
+                    source=plan.source,
+                    plan=plan.id,
+                    state="discarded" if plan.rules.action == "discard" else "redriven",
+                    again=plan.rules.again,
+                    log_end=plan.log_end,
+                    by=by,
+                ),
+                progress,
+                make=record_maker(plan.id, plan.rules, Decoder(names, plan.source, fetch=sources.fetch)),
+                report=lambda _: report(),
+                client=client,
+                clients=clients,
+            )
+        ) as redriver:
+            yield redriver
+
+
+def _check_cluster(reader: TopicReader, plan: RedrivePlan) -> None:
+    """Refuse a plan for another cluster, or one whose topics are missing."""
+    cluster_id, topics = reader.cluster_id(), reader.topics()
+    if cluster_id != plan.cluster_id:
+        raise ConfigError(f"the plan is for the cluster {plan.cluster_id!r}, but this is the cluster {cluster_id!r}")
+    wanted = {plan.source} | {letter.target for letter in plan.letters if letter.target}
+    missing = sorted(topic for topic in wanted if topic not in topics)
+    if missing:
+        raise TopicMissingError(f"these topics no longer exist: {', '.join(missing)}; create them or make another plan")
+
+
+def ensure_log(
+    bootstrap: str, names: TopicNames, *, client: Mapping[str, Any] | None = None, clients: Clients | None = None
+) -> None:
+    """Create the redrive log if it is missing."""
+    with TopicReader(bootstrap, client=client, clients=clients) as reader:
+        if names.redrive_log in reader.topics():
+            return
+    make_admin = (clients or confluent_clients()).admin
+    if make_admin is None:
+        raise TopicMissingError(
+            f"the topic {names.redrive_log} does not exist; create it with: {init_command(names.redrive_log)}"
+        )
+    from rocketshim_topics import provision  # noqa: PLC0415 - only needed once
+
+    admin = make_admin(merge(client or {}, defaults={}, required={"bootstrap.servers": bootstrap}))
+    provision.ensure_topics(admin, [Layout(names, DelayLevels.default()).redrive_log()])
+
+
+def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
+    """Return the schedule record that redrives a parked record; it is due immediately, because it has waited already.
+
+    It keeps its identity, without the worker's notes, and `HOP_ID` names the parked record. A parked record need not be
+    decodable, so each header is read separately. A record without a target is refused: the worker would only park it
+    again.
+
+    Decides: Where does a parked record go when it is sent again? To the finest delay queue, where the worker evaluates
+        it again; nothing leaves that topic by itself.
+    """
+    if not any(name == wire.REAL_TOPIC and value for name, value in headers_shown(record)):
+        raise MessageError(f"{coordinates(record)} names no target topic; send its message again yourself instead")
+    kept_headers: list[Header] = [header for header in headers_shown(record) if header[0] not in _DROPPED]
+    headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept_headers]
+    finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
+    return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)
+
+
+def record_maker(plan_id: str, rules: RedriveRules, decoder: Decoder) -> Make:
+    """Return the function that makes the record which sends a planned dead letter; None: it is only marked."""
+    names = TopicNames(rules.namespace)
+
+    def make(message: Any, planned: PlannedLetter) -> OutgoingRecord | None:
+        if rules.action == "discard":
+            return None
+        if decoder.topic == names.parked:
+            return redriven_parked(message, names)
+        opened = decoder.open(message)
+        if opened.malformed is not None:
+            raise MalformedRecordError(opened.malformed, "the dead letter cannot be read")
+        envelope = None if opened.dialect is None else opened.envelope
+        own_replay_id = redrive_id(plan_id, planned.partition, planned.offset)
+        out = redriven_record(opened.record, envelope, rules, replay_id=own_replay_id)
+        if out.topic != planned.target:
+            raise MalformedRecordError("other-target", f"{out.topic} is not the planned target")
+        return out
+
+    return make

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_view import RecordView, time_text
-from rocketshim.admin.redrive_planning import redriven_parked
+from rocketshim.admin.redrive import redriven_parked
 from rocketshim.admin.statistics import by_cause, fingerprint
 from rocketshim.admin.trace import Missing, life, step_text
 from rocketshim.errors import MessageError, TopicMissingError

@@ -11,7 +11,8 @@ from confluent_kafka import Message as Record
 
 from rocketshim.admin.decoder import Decoder
 from rocketshim.admin.record_filter import RecordFilter
-from rocketshim.admin.redrive_planning import make_plan, record_maker
+from rocketshim.admin.redrive import record_maker
+from rocketshim.admin.redrive_planning import make_plan
 from rocketshim.cli import main
 from rocketshim.cli.options import Connection
 from rocketshim.cli.redrive import _plan, _report, _write_private, write_plan
