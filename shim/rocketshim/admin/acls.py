@@ -69,11 +69,6 @@ def grants(
     * `topics`: the users' topics to send to, consume, deliver to or look at; a name, or a prefix with one `*` at its
       end.
     * `orderly`: a consumer takes queue locks (orderly listeners, allocation strategies).
-
-    Raises:
-        ConfigError: a topic or group name is invalid, or a consumer has no group or no topic.
-
-    Source: see the module.
     """
     groups, topics = tuple(map(check_group, groups)), tuple(topics)
     if role is Role.CONSUMER and not (groups and topics):

@@ -175,14 +175,8 @@ def replay_id_of(record: Any) -> bytes:
 class Journal:
     """A plan's side of the redrive log: what is done, who else redrives the topic, and the marks to write.
 
-    Args:
-        topic: physical name of the redrive log, which must exist; also the prefix of the `transactional.id`.
-        source: physical topic of the letters.
-        plan: id of the plan.
-        state: the state that the marks give to the letters.
-        again: also send letters that other plans have redriven or discarded.
-        log_end: the offset up to which the plan knows the redrive log: all later records must exist.
-        by: who applies the plan; None: the user of this process (`whoami`).
+    The log (`topic`) must exist; its name is also the prefix of the `transactional.id`. The plan knows it up to
+    `log_end`, so all later records must exist. `again`: also send letters that other plans have redriven or discarded.
     """
 
     def __init__(
@@ -415,19 +409,10 @@ class Transactions:
 
 
 class Redriver:
-    """Applies one plan.
+    """Applies one plan, in its owner's thread; the caller may read `progress` at any time between calls.
 
-    Args:
-        journal: the plan in the redrive log.
-        progress: the letters to process; the caller may read it at any time between calls.
-        make: makes the record that sends a letter.
-        fetch: reads the letters; None: read them from their topic.
-        report: called with the name of each step when it is done: `resumed`, `produced`, `committed`, `sent` (counted),
-            `failed` (a letter).
-        clock: time for the rate.
-        wait: waits for a number of seconds; None: `time.sleep`.
-
-    Thread-safety: none; one owner thread.
+    Without `fetch` the letters are read from their topic. `report` is called with the name of each step when it is
+    done: `resumed`, `produced`, `committed`, `sent` (counted), `failed` (a letter).
     """
 
     def __init__(

@@ -25,9 +25,7 @@ def past_ms(text: str, now_ms: int, option: str) -> int:
 def time_ms(text: str, option: str, *, otherwise: str = "") -> int:
     """Return the time of an ISO 8601 text, epoch ms; without a time zone it is UTC.
 
-    Raises:
-        ConfigError: the text is not such a time, or names one before 1970. The message says what to write: `otherwise`
-            and an example of a time.
+    Anything else, or a time before 1970, is a ConfigError that says what to write: `otherwise`, and an example.
     """
     try:
         at = datetime.fromisoformat(text)

@@ -70,11 +70,7 @@ _BARE_NUMBER: Final = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 def seconds(least: float = 0.0) -> Callable[[str], float]:
-    """Return the parser of an option that is a duration: `30s`, `500ms`, `2m`, or a bare number of seconds.
-
-    Args:
-        least: the least value, in seconds; the largest is a day (`LONGEST_S`).
-    """
+    """Return the parser of a duration from `least` seconds to a day: `30s`, `500ms`, `2m`, or a number of seconds."""
 
     def parse(value: str) -> float:
         text = str(value)

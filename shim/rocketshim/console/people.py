@@ -125,7 +125,7 @@ class ProxyUsers:
 
 
 class Sessions:
-    """Logins with a form, and who is logged in. `check` returns who has a name and a secret; None: it is wrong.
+    """Logins with a form, and their sessions. `check` returns the person of a name and a secret; None: they are wrong.
 
     Thread-safety: any thread; one lock. One password is checked at a time, so that guessing cannot use up memory.
     """

@@ -224,11 +224,7 @@ class Consumer(confluent_kafka.Consumer):
         return MessageView(message, self.is_retried(message))
 
     def _shim_retries(self, method: str) -> "RetrySide":
-        """Return what retry has.
-
-        Raises:
-            FeatureNotEnabledError: it is not enabled.
-        """
+        """Return what retry has. Raises FeatureNotEnabledError."""
         if self._rocketshim is not None:
             return self._rocketshim
         raise FeatureNotEnabledError(
@@ -361,11 +357,7 @@ class Consumer(confluent_kafka.Consumer):
 
 
 def checked(message: Message) -> Message:
-    """Return the message if it is a fetched message.
-
-    Raises:
-        ValueError: it carries an error, or was never fetched.
-    """
+    """Return the message if it is a fetched one; one with an error, or that was never fetched, is a ValueError."""
     error = message.error()
     if error is not None:
         raise ValueError(f"this is not a message but the event {error.name()}: check error() first")

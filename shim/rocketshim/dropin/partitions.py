@@ -205,8 +205,7 @@ class Partitions:
     def begin(self, key: TopicPartitionKey, offset: int) -> tuple[Future[None], bool]:
         """Return the future of a message's send-back, and whether the caller must do the send-back and call `end`.
 
-        Raises:
-            StaleMessageError: the message was not handed out by this assignment.
+        A message that this assignment has not handed out is a StaleMessageError.
         """
         with self._lock:
             partition = self.by_key.get(key)

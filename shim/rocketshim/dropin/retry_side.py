@@ -115,9 +115,6 @@ _Client = TypeVar("_Client")
 class DropinSendBack:
     """Makes and stores the next hop of each failed message of one consumer. Any thread may call every method.
 
-    Attributes:
-        credentials: user name and password that the program has set last, for every client of the consumer.
-
     Source: `ConsumeMessageConcurrentlyService#sendMessageBack`, `AbstractSendMessageProcessor#consumerSendMsgBack`.
     """
 
@@ -144,7 +141,7 @@ class DropinSendBack:
         self._counts = SendBackCounts()
         self._failures = FailureCounts()
         self._counting = threading.Lock()
-        self.credentials: deque[tuple[str, str]] = deque(maxlen=1)
+        self.credentials: deque[tuple[str, str]] = deque(maxlen=1)  # that the program has set, for every client
         credentials = self.credentials  # no cycle of references: it would keep the Kafka client
         self._sender = RecordSender(
             lambda: with_credentials(make_producer(), credentials),
@@ -259,9 +256,7 @@ class DropinSendBack:
     def _produce(self, out: OutgoingRecord, until_s: float) -> KafkaError | None:
         """Send a record once, and return the error of its report, or of a call that the client refuses.
 
-        Raises:
-            SendTimeoutError: no report came in time; the record may or may not be stored.
-            ClosedError: the consumer is closed; nothing was sent.
+        After a SendTimeoutError the record may or may not be stored.
         """
         future: Future[KafkaError | None] = Future()
         try:
@@ -338,8 +333,7 @@ class RetrySide:
     def send(self, message: Message, store: Callable[[], None]) -> None:
         """Send a message back once by `store`, and let no stored offset pass it before; raise what `store` raises.
 
-        Raises:
-            StaleMessageError: it does not belong to the assignment; `store` was not called.
+        A message that does not belong to the assignment is a StaleMessageError, and `store` is not called.
         """
         key, offset = key_of(message), offset_of(message)
         future, is_ours = self.partitions.begin(key, offset)

@@ -147,10 +147,8 @@ class ProducerDropinSettings(_DropinSettings):
 def take(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]:
     """Split the arguments of a client's constructor: our settings by field name, and the arguments for the original.
 
-    Without our keys these are the same objects.
-
-    Raises:
-        ConfigError: a test harness is open; or with our keys, and this process has no usable threads.
+    Without our keys these are the same objects. While a test harness is open, or with our keys in a process without
+    usable threads, this is a ConfigError.
     """
     first = args[0] if args else None
     config: dict[str, Any] = first if isinstance(first, dict) else {}
@@ -193,9 +191,8 @@ class ClientFacts:
 def client_facts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ClientFacts, dict[str, Any]]:
     """Return what the configuration of a consumer says, and the one of its client, which stores no offsets itself.
 
-    Raises:
-        TypeError: there is no configuration dict; the text is the original's.
-        ConfigError: a client setting does not work with retries.
+    Without a configuration dict it raises the original's TypeError. A setting that does not work with retries is a
+    ConfigError.
     """
     if len(args) > 1 or not all(isinstance(each, dict) for each in args):
         raise TypeError("expected configuration dict")
@@ -227,9 +224,6 @@ def inner_producer_config(config: Mapping[str, Any], settings: ConsumerDropinSet
     """Return the inner producer's configuration: the consumer's connection, `rocketshim.producer.*`, required settings.
 
     Settings that load code are accepted: they come from the consumer's configuration, which has loaded them already.
-
-    Raises:
-        ConfigError: a setting that is required for correctness has another value.
     """
     return merge(
         {**connection(config), **settings.producer},

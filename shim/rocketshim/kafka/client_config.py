@@ -175,10 +175,8 @@ def merge(
 ) -> dict[str, Any]:
     """Return the settings for one Kafka client: defaults, then the user's, then the required ones.
 
-    A client is a consumer if `required` names its group. Other clients do not get settings of consumers.
-
-    Raises:
-        ConfigError: a setting runs code, a protected setting has another value, or the group's name is blank.
+    A client is a consumer if `required` names its group. Other clients do not get settings of consumers. A setting that
+    runs code, a protected setting with another value, or a blank name of the group is a ConfigError.
 
     Decides: Which settings has a Kafka client? What we require is protected, if the caller gives it as required.
     """
@@ -221,11 +219,7 @@ def kafka_hint(name: str) -> str:
 
 
 def check_bootstrap(addresses: str) -> str:
-    """Return the addresses of brokers.
-
-    Raises:
-        ConfigError: there is none, or one is a URL, or it has a path.
-    """
+    """Return the addresses of brokers. Raises ConfigError: there is none, or one is a URL, or it has a path."""
     if not addresses.strip(", "):
         raise ConfigError("bootstrap is empty: write host:port of at least one broker (is a variable not set?)")
     for address in addresses.split(","):
@@ -302,11 +296,7 @@ def client_settings(
     `allow_code_settings`: `merge` accepts those that run code, wherever the returned settings are passed on.
 
     A file has the form of the Java clients' files: one `NAME=VALUE` per line. Empty lines and lines that begin with `#`
-    are skipped.
-
-    Raises:
-        ConfigError: a text is neither a pair nor a readable file. The error names the option, file and line, never a
-            value.
+    are skipped. A text that is neither a pair nor a readable file is a ConfigError, which never names a value.
     """
     settings: dict[str, Any] = {_TYPED: _ALLOWED} if allow_code_settings else {}
     for text in given or ():

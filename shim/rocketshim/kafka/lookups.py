@@ -68,11 +68,7 @@ def found_topics(client: LookupClient, topics: Collection[str], timeout_s: float
 
 
 def partitions_of(client: LookupClient, topics: Collection[str], timeout_s: float) -> dict[str, list[int]]:
-    """Return the numbers of the partitions of each topic, sorted.
-
-    Raises:
-        KafkaException: a topic does not exist, the cluster did not answer, or its answer for a topic is an error.
-    """
+    """Return the numbers of the partitions of each topic, sorted; a missing topic is a KafkaException, too."""
     numbers: dict[str, list[int]] = {}
     for topic, found in found_topics(client, topics, timeout_s).items():
         error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART) if found is None else found.error
@@ -167,11 +163,7 @@ def partition_bounds(client: LookupClient, partition: TopicPartition, timeout_s:
 
 
 class Lookups:
-    """A `LookupClient` beside a consumer.
-
-    Args:
-        check: called before each lookup; may raise if there is no consumer.
-        make: creates the second client, which joins no group.
+    """A `LookupClient` beside a consumer. `check` is called before each lookup, and raises if there is no consumer.
 
     Thread-safety: none; only the thread that owns the consumer.
     """

@@ -128,8 +128,7 @@ def listed_offsets(
 def listed_groups(admin: AdminClient, timeout_s: float) -> list[str]:
     """Return the names of all consumer groups that the principal may see, sorted.
 
-    Raises:
-        KafkaException: the cluster refused, or a broker did not answer in time, whose groups would be missing.
+    A broker that did not answer in time is a KafkaException, since its groups would be missing.
     """
     found = answer_of(admin.list_consumer_groups(request_timeout=timeout_s), timeout_s)
     if found.errors:

@@ -52,11 +52,9 @@ def no_such_topics(names: Sequence[str]) -> TopicMissingError:
 
 
 class QueueLookup:
-    """Lookups of queues.
+    """Lookups of queues. `complaint` returns that client's last connection error.
 
-    Args:
-        complaint: returns that client's last connection error. The default does not poll the client: polling would take
-            a record from a client that fetches.
+    The default does not poll the client: polling would take a record from a client that fetches.
 
     Thread-safety: none; only the thread that owns the Kafka consumer.
     """
@@ -69,11 +67,7 @@ class QueueLookup:
         self._complaint = complaint
 
     def key_of(self, queue: MessageQueue) -> TopicPartitionKey:
-        """Return the physical topic and partition of a queue.
-
-        Raises:
-            ConfigError: not a queue, an invalid topic name, or a queue id that is not a number from 0 on.
-        """
+        """Return the physical topic and partition of a queue; anything that names none is a ConfigError."""
         given: object = queue
         if not isinstance(given, MessageQueue) or not isinstance(given.queue_id, int):
             raise ConfigError(f"{given!r:.80} is not a queue: give a MessageQueue(topic, queue_id=0)")
@@ -100,9 +94,6 @@ class QueueLookup:
 
     def offset_for_timestamp(self, queue: MessageQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message that is not older than `timestamp_ms` (epoch ms), or else the end.
-
-        Raises:
-            ConfigError: a negative time.
 
         Source: `DefaultMQPullConsumer#searchOffset` of RocketMQ.
         """

@@ -385,12 +385,8 @@ class RecordSender:
         """Send a record; return when the client has accepted it. `done` is called in the poll thread; must not block.
 
         It waits for room in a full queue until one monotonic time, and the record is sent again, if it is reported
-        without an offset, until the other. After an error nothing was sent, and `done` is not called.
-
-        Raises:
-            BufferError: the queue stayed full.
-            KafkaException: the client refused the record.
-            ClosedError: the sender is closed.
+        without an offset, until the other. After an error nothing was sent, and `done` is not called: BufferError if
+        the queue stayed full, KafkaException if the client refused the record, ClosedError.
         """
         while True:
             link = self._link

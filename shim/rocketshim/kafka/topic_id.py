@@ -18,13 +18,7 @@ _NO_ID: Final = "A" * 22  # 16 zero bytes: a broker before Kafka 2.8, or one tha
 
 
 class TopicId:
-    """The id that Kafka gave a topic when it was created.
-
-    Args:
-        admin: `confluent_kafka.admin.AdminClient`; kept while requests are open.
-
-    Thread-safety: none; one owner thread.
-    """
+    """The id that Kafka gave a topic when it was created. One owner thread. The admin client is kept while it asks."""
 
     def __init__(self, admin: Any, topic: str) -> None:
         self._admin = admin

@@ -42,12 +42,8 @@ _FETCH_WAIT_MS: Final = 50  # a fetch that waits at an end delays the next read 
 class TopicReader:
     """Reads records of some topics.
 
-    Args:
-        patience_s: how long a partition with more records may stay silent (it has no leader), in seconds. Default 30;
-            twice that while a quota throttles this client.
-
-    Raises:
-        BrokerUnavailableError: from the methods; no broker answered, or a partition stayed silent.
+    A partition with more records that stays silent for `patience_s` (it has no leader), or for twice that while a quota
+    throttles this client, is a BrokerUnavailableError, like a cluster that does not answer.
 
     Thread-safety: none; one owner thread. A context manager; `close` is idempotent.
     """

@@ -129,9 +129,7 @@ class PushAssembly:
     def build(self) -> tuple[PollLoop, GroupTopics | None]:
         """Check and create the group's topics; return the loop, not open, and what looks up topics.
 
-        Raises:
-            TopicMissingError, TopicMismatchError, NotAuthorizedError, BrokerUnavailableError, ConsumerError,
-            OffsetStoreError: the cluster or the offset store does not meet the requirements; nothing is open.
+        If the cluster or the offset store does not meet the requirements, this is an error, and nothing is open.
         """
         opened = ExitStack()
         try:

@@ -627,11 +627,9 @@ class PushConsumer:
             self._ended.set()
 
     def _ask(self, act: Callable[[PollLoop], None]) -> None:
-        """Let the poll thread call a function with its loop, and wait for it.
+        """Let the poll thread call a function with its loop, and wait for it; raise what it raises.
 
-        Raises:
-            ConsumerError: the consumer is not running, or the poll thread does not answer.
-            And what the function raises.
+        A consumer that is not running, or a poll thread that does not answer, is a ConsumerError.
         """
         with self._lock:
             loop = self._loop
@@ -645,11 +643,7 @@ class PushConsumer:
 
 
 def _seconds(value: float, call: str, hint: str) -> float:
-    """Return a time that a caller gave, in seconds, within what locks and threads take.
-
-    Raises:
-        ConfigError: it is not a number.
-    """
+    """Return a time that a caller gave, in seconds, within what locks and threads take. Raises ConfigError."""
     try:
         return round(min(max(value, 0.0), _LONGEST_STOP_S) * 1e3) / 1e3
     except (TypeError, ValueError) as error:

@@ -265,11 +265,7 @@ class StartOffsets:
             self._care.stored(key, handling)
 
     def find(self, keys: Collection[TopicPartitionKey], timeout_s: float) -> dict[TopicPartitionKey, int]:
-        """Return the start offsets of partitions.
-
-        Raises:
-            KafkaException: the cluster did not answer; each request has `timeout_s` seconds.
-        """
+        """Return the start offsets of partitions. Each request has `timeout_s` seconds; no answer: KafkaException."""
         rules = self._rules
         resolved: dict[TopicPartitionKey, Start] = {}
         handlings: dict[TopicPartitionKey, Handling] = {}

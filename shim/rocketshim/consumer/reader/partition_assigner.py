@@ -155,8 +155,7 @@ class LeasedAssigner(TopicAssigner):
     ) -> set[TopicPartitionKey] | None:
         """Return the partitions of the share whose leases this process has; see `TopicAssigner`.
 
-        Raises:
-            RocketshimError: the group log can no longer be read, or the group allocates its queues in another way.
+        A log that can no longer be read, or another way to allocate in the group, is a RocketshimError.
         """
         if self._log.error is not None:
             raise self._log.error
