@@ -68,12 +68,12 @@ from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_queue import (
     BatchAnswer,
-    DeadLetterOrderly,
     OrderlyAction,
     OrderlyQueue,
     OrderlyTask,
     Progress,
     Suspended,
+    ToDeadLetters,
 )
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.subscriptions import Subscription
@@ -197,7 +197,7 @@ class OrderlyDispatch(Dispatch[OrderlyQueue]):
     def _perform(self, task: OrderlyTask, actions: Iterable[OrderlyAction]) -> None:
         for action in actions:
             match action:
-                case DeadLetterOrderly(message, reconsume_times):
+                case ToDeadLetters(message, reconsume_times):
                     failure, malformed = task.why(message)
                     outcome = FailedMessage(
                         message,

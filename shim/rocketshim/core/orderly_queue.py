@@ -71,12 +71,12 @@ __all__ = [
     "SUSPEND_MAX_MS",
     "SUSPEND_MIN_MS",
     "BatchAnswer",
-    "DeadLetterOrderly",
     "OrderlyAction",
     "OrderlyQueue",
     "OrderlyTask",
     "Progress",
     "Suspended",
+    "ToDeadLetters",
 ]
 
 Progress = tuple[int | None, ReconsumeCounts]
@@ -125,7 +125,7 @@ class BatchAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetterOrderly:
+class ToDeadLetters:
     """Write a message to the dead-letter topic and then call `dead_lettered`; the queue waits for it."""
 
     message: Any
@@ -147,7 +147,7 @@ class Suspended:
     """It has no limit, so it can block the queue forever."""
 
 
-OrderlyAction = DeadLetterOrderly | Suspended
+OrderlyAction = ToDeadLetters | Suspended
 
 
 class OrderlyTask:
@@ -685,7 +685,7 @@ class OrderlyQueue:
             count, offset = self.reconsume_times(message), message.offset() or 0
             if answer.dead_letter or count >= self.limit_of(message):
                 suspended.waiting[offset] = message
-                actions.append(DeadLetterOrderly(message, count))
+                actions.append(ToDeadLetters(message, count))
             else:
                 self._count_failure(message, now_ms)
                 suspended.again.append(message)

@@ -12,10 +12,10 @@ from rocketshim.core.listener_answers import ConsumeOrderlyStatus
 from rocketshim.core.orderly_queue import (
     CONTINUOUS_RUN_MAX_MS,
     BatchAnswer,
-    DeadLetterOrderly,
     OrderlyAction,
     OrderlyQueue,
     Suspended,
+    ToDeadLetters,
 )
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -67,13 +67,13 @@ def answer(made: OrderlyQueue, *answers: BatchAnswer, now_ms: int = 0, stored: b
     """Report, and let every dead letter be stored, or leave them unfinished."""
     actions = list(made.report(answers, now_ms))
     for action in list(actions):
-        if isinstance(action, DeadLetterOrderly) and stored:
+        if isinstance(action, ToDeadLetters) and stored:
             actions += made.dead_lettered(action.message.offset(), now_ms)
     return actions
 
 
 def dead(actions: Iterable[OrderlyAction]) -> list[tuple[int, int]]:
-    return [(a.message.offset(), a.reconsume_times) for a in actions if isinstance(a, DeadLetterOrderly)]
+    return [(a.message.offset(), a.reconsume_times) for a in actions if isinstance(a, ToDeadLetters)]
 
 
 def suspended(actions: Iterable[OrderlyAction]) -> list[Suspended]:
@@ -243,7 +243,7 @@ def test_a_listener_may_ask_for_the_dead_letter_topic() -> None:
     made = queue(3, 7)
     taken(made)
     actions = answer(made, BatchAnswer(1, SUSPEND, dead_letter=True))
-    assert actions == [DeadLetterOrderly(actions[0].message, 0)]
+    assert actions == [ToDeadLetters(actions[0].message, 0)]
     assert made.next_offset == 4
     assert taken(made) == [7]
 
