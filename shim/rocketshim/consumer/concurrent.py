@@ -54,9 +54,7 @@ from rocketshim.consumer.listeners import Runner, WithoutContext, asked_level, w
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.clock import Clock
-from rocketshim.core.failure_rules import Rules
-from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.clock import Clock, Timer
 from rocketshim.core.listener_answers import (
     ALL,
     DEAD_LETTER_LEVEL,
@@ -65,15 +63,16 @@ from rocketshim.core.listener_answers import (
     ConsumeOrderlyStatus,
     ConsumeReturnType,
     ConsumeStatus,
+    Rules,
     is_success,
     item_answers,
     return_type_of,
     succeeded_count,
 )
 from rocketshim.core.next_hop import FailedMessage
+from rocketshim.core.partition import FlowLimits
 from rocketshim.core.process_queue import Chunk, ProcessQueue
 from rocketshim.core.subscriptions import Subscription
-from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.filters.selection import matching
 from rocketshim.logs import safe_logger

@@ -14,13 +14,14 @@ from typing import Any, Unpack
 
 from rocketshim.codecs import Codec, UndecodableBody, codec_of, decode_body
 from rocketshim.core.clock import Clock
-from rocketshim.core.failure_rules import Rules, failure_rules
 from rocketshim.core.listener_answers import (
     ALL,
     NOT_ASKED,
     ConsumeStatus,
     DeadLetter,
     RetryLater,
+    Rules,
+    failure_rules,
     is_success,
     item_answers,
     succeeded_count,

@@ -17,9 +17,16 @@ from confluent_kafka import TopicPartition
 from rocketshim.consumer.dispatch import Dispatch
 from rocketshim.consumer.reader.group_offsets import Committer
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.core.flow_control import FlowLimits, must_pause, per_queue_limits, should_resume
-from rocketshim.core.partition import Partition, PauseReason, QueueT
-from rocketshim.core.timer import Timer
+from rocketshim.core.clock import Timer
+from rocketshim.core.partition import (
+    FlowLimits,
+    Partition,
+    PauseReason,
+    QueueT,
+    must_pause,
+    per_queue_limits,
+    should_resume,
+)
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.lookups import offsets_at
 from rocketshim.logs import safe_logger

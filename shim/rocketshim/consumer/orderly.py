@@ -52,9 +52,7 @@ from rocketshim.consumer.listeners import Runner, WithoutContext, wants
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
-from rocketshim.core.clock import Clock
-from rocketshim.core.failure_rules import Rules
-from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.clock import Clock, Timer
 from rocketshim.core.listener_answers import (
     DEAD_LETTER_LEVEL,
     NOT_ASKED,
@@ -62,6 +60,7 @@ from rocketshim.core.listener_answers import (
     ConsumeOrderlyStatus,
     ConsumeReturnType,
     ConsumeStatus,
+    Rules,
     orderly_status,
 )
 from rocketshim.core.lookup_rotation import LookupRotation
@@ -75,9 +74,8 @@ from rocketshim.core.orderly_queue import (
     Suspended,
     ToDeadLetters,
 )
-from rocketshim.core.partition import PauseReason
+from rocketshim.core.partition import FlowLimits, PauseReason
 from rocketshim.core.subscriptions import Subscription
-from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts
 from rocketshim.locks.log_thread import GroupLogThread

@@ -31,9 +31,9 @@ from rocketshim.at_exit import at_exit
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer_metrics import ConsumerQueueState, ConsumerState
+from rocketshim.core.clock import Timer
 from rocketshim.core.partition import PartitionQueue
 from rocketshim.core.subscriptions import Subscription, Subscriptions
-from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import safe_text
 from rocketshim.errors import ConsumerError, NotAuthorizedError, RocketshimError, TopicMissingError
 from rocketshim.kafka.clients import LookupClient, Parting, is_fatal, unsubscribes

@@ -9,7 +9,7 @@ alone waits longer for an answer than the one before, because a slow cluster sti
 from collections.abc import Collection, Iterable
 from typing import Final, Generic, TypeVar
 
-from rocketshim.core.backoff import Backoff
+from rocketshim.core.clock import Backoff
 
 __all__ = ["LookupRotation"]
 

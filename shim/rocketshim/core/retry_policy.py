@@ -21,7 +21,7 @@ import math
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
-from rocketshim.core.backoff import Backoff
+from rocketshim.core.clock import Backoff
 from rocketshim.core.user_values import call_problem, safe_text
 from rocketshim.errors import ConfigError
 from rocketshim_topics.hops import DEFAULT_MAX_DELAY_MS
@@ -170,7 +170,7 @@ def decide(
 
     Decides: Is a failed message retried, and when, or is it dead? By what the listener asked for (RetryLater,
         DeadLetter, delay_level_when_next_consume), else by the group's policy. Which exceptions are final:
-        `core.failure_rules.FailureRules`. If a policy raises or answers nonsense, the level table is used instead:
+        `core.listener_answers.FailureRules`. If a policy raises or answers nonsense, the level table is used instead:
         `core.next_hop.HopMaker._decide`.
     """
     if asked_level < 0:

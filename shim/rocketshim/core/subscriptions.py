@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rocketshim.core.failure_rules import FailureRules
+from rocketshim.core.listener_answers import FailureRules
 from rocketshim.errors import ConfigError
 from rocketshim_topics import MessageView, TopicNames
 from rocketshim_topics.names import is_dead_letter_topic

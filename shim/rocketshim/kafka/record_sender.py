@@ -22,7 +22,7 @@ from typing import Any, Final, Generic, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Producer
 
 from rocketshim.at_exit import EXIT_TIMEOUT_MS, at_exit
-from rocketshim.core.timer import Timer
+from rocketshim.core.clock import Timer
 from rocketshim.errors import ClosedError
 from rocketshim.kafka.clients import ProducerClient, close_producer, is_fatal
 from rocketshim.kafka.reports import UNCONFIRMED, BrokerTime, DeliveryReports, is_unconfirmed

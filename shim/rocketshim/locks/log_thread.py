@@ -40,8 +40,7 @@ from typing import Any, Final
 
 from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
-from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.timer import Timer
+from rocketshim.core.clock import Clock, Timer, now_ms_of
 from rocketshim.errors import ConsumerError, TopicMismatchError
 from rocketshim.kafka.client_config import PROTECTED_PRODUCER, merge
 from rocketshim.kafka.clients import Clients

@@ -8,7 +8,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from rocketshim.at_exit import EXIT_TIMEOUT_MS
 from rocketshim.codecs import Codec
 from rocketshim.core.allocate import AllocateMessageQueueStrategy
-from rocketshim.core.failure_rules import ExceptionTypes
+from rocketshim.core.listener_answers import ExceptionTypes
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
 from rocketshim.core.options import check_options

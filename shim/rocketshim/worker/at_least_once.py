@@ -28,10 +28,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Clock, Timer
 from rocketshim.core.level_queue import Due
 from rocketshim.core.send_pace import SendPace, cost
-from rocketshim.core.timer import Timer
 from rocketshim.kafka.clients import ConsumerClient, ProducerClient, close_producer, is_fatal, poll_callbacks
 from rocketshim.kafka.lookups import check_answers
 from rocketshim.settings.worker import WorkerSettings

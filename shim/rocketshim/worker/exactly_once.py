@@ -54,8 +54,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from rocketshim.core.backoff import Backoff
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Backoff, Clock
 from rocketshim.core.level_queue import Due
 from rocketshim.core.send_pace import SendPace, cost
 from rocketshim.errors import WorkerError

@@ -14,7 +14,7 @@ One owner thread: the worker's.
 from dataclasses import dataclass
 from typing import Final
 
-from rocketshim.core.backoff import Backoff
+from rocketshim.core.clock import Backoff
 
 __all__ = ["NEVER_NS", "TargetHealth"]
 

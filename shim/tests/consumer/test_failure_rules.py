@@ -8,7 +8,7 @@ import pytest
 from rocketshim import DeadLetter, Message, MessageView, PushConsumer, RetryLater
 from rocketshim.consumer.listeners import adapt
 from rocketshim.consumer.orderly import OrderlyRunner
-from rocketshim.core.failure_rules import FailureRules, failure_rules
+from rocketshim.core.listener_answers import FailureRules, failure_rules
 from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.errors import ConfigError

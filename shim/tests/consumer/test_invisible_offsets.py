@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from rocketshim.core.flow_control import FlowLimits
+from rocketshim.core.partition import FlowLimits
 from rocketshim.testing import InMemoryKafka, VirtualClock
 
 from .conftest import GROUP, Bench, cluster

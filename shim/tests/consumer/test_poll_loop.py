@@ -9,9 +9,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.consumer.dispatch import Result
 from rocketshim.consumer.poll_loop import PollLoop
-from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.listener_answers import DeadLetter, RetryLater
-from rocketshim.core.partition import PauseReason
+from rocketshim.core.partition import FlowLimits, PauseReason
 from rocketshim.core.retry_policy import AtLevel
 from rocketshim.core.start_position import CommitMetadata, ConsumeFromWhere, encode_metadata
 from rocketshim.core.user_values import class_name

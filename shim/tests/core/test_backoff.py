@@ -1,9 +1,9 @@
-"""How long to wait before the next try, by the rules of `core.backoff`."""
+"""How long to wait before the next try, by the rules of `core.clock`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.backoff import Backoff
+from rocketshim.core.clock import Backoff
 
 
 def test_pauses_double_up_to_the_longest() -> None:

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core import flow_control
-from rocketshim.core.flow_control import FlowLimits, per_queue_limits
+from rocketshim.core import partition
+from rocketshim.core.partition import FlowLimits, per_queue_limits
 from rocketshim.core.process_queue import ProcessQueue
 from rocketshim_topics.coordinates import TopicPartitionKey
 
-must_pause: Any = flow_control.must_pause  # of the counts alone
-should_resume: Any = flow_control.should_resume
+must_pause: Any = partition.must_pause  # of the counts alone
+should_resume: Any = partition.should_resume
 
 
 @dataclass

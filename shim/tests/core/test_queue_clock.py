@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from rocketshim.core.queue_clock import QueueClock
+from rocketshim.core.level_queue import QueueClock
 
 MS = 1_000_000
 S = 1_000 * MS

@@ -20,11 +20,10 @@ from rocketshim.consumer.pull.session import PullSession
 from rocketshim.consumer.reader.group_offsets import commit_now
 from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.partition_reader import PartitionReader
-from rocketshim.core.clock import Clock
+from rocketshim.core.clock import Clock, Timer
 from rocketshim.core.partition import PauseReason
 from rocketshim.core.start_position import StartRules, timestamp_or_default
 from rocketshim.core.subscriptions import digest_of, text_of
-from rocketshim.core.timer import Timer
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import BrokerUnavailableError, ConfigError, ConsumerError, RocketshimError
 from rocketshim.filters import MessageSelector, TagFilter

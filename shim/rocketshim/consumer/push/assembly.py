@@ -24,8 +24,8 @@ from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.allocate import Allocation
 from rocketshim.core.careful_start import CarefulStart
 from rocketshim.core.clock import Clock, now_ms_of
-from rocketshim.core.flow_control import FlowLimits
 from rocketshim.core.message_model import MessageModel
+from rocketshim.core.partition import FlowLimits
 from rocketshim.core.start_position import StartRules
 from rocketshim.core.subscriptions import Subscriptions
 from rocketshim.errors import ConsumerError, TopicMissingError

@@ -9,7 +9,7 @@ first commit, the group would start at the new end of the log and lose the messa
 *Commits.* `core.partition` decides which offsets may be sent. A failed commit does not end the consumer, because the
 next commit covers it, unless the client can do nothing more (`fatal`). The refusal of one partition does not count for
 the others (`kafka.lookups.stored_among`). Under leases, positions that do not move are committed again each hour
-(`core.timer.RENEWAL_MS`). A position is also committed again if its metadata has changed (`core.careful_start`): soon,
+(`core.clock.RENEWAL_MS`). A position is also committed again if its metadata has changed (`core.careful_start`): soon,
 because a call may wait for it.
 """
 
@@ -24,6 +24,7 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, KafkaError, KafkaExcep
 
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.core.careful_start import CarefulStart, Handling
+from rocketshim.core.clock import RENEWAL_MS, Timer
 from rocketshim.core.partition import Partition
 from rocketshim.core.start_position import (
     Commit,
@@ -41,7 +42,6 @@ from rocketshim.core.start_position import (
     resolve_starts,
     topics_of,
 )
-from rocketshim.core.timer import RENEWAL_MS, Timer
 from rocketshim.kafka.clients import ConsumerClient, LookupClient, is_fatal
 from rocketshim.kafka.lookups import check_answers, in_parts, offsets_at, partitions_of, stored_among
 from rocketshim.locks.lease import Ownership
