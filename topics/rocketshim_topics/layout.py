@@ -14,11 +14,13 @@ dead letters   1 or more                    delete; 30 days
 group log      1                            append time; delete; 24 hours; segments of 10 minutes
 parked         1                            delete; 30 days
 redrive log    1                            append time; delete; kept forever (one line a dead letter)
+timers         8, always                    append time; delete; retention as of the schedule topic
+timer state    8, as timers                 append time; compact; tombstones stay for the outage budget
 =============  ===========================  ===========================================================================
 
-Each topic but the group log and the redrive log accepts records 64 KiB larger than the largest source record, since a
-hop adds headers and a topic's limit is for a whole batch. No topic with messages has a limit of its total size: a
-waiting message must not be deleted to make room.
+Each topic with messages accepts records 64 KiB larger than the largest source record, since a hop adds headers and a
+topic's limit is for a whole batch. None of them has a limit of its total size: a waiting message must not be deleted to
+make room.
 
 Of an existing topic, a longer retention, a larger record limit, shorter segments and more partitions are accepted.
 Every other setting has to be as specified. A difference is *fatal* if the shim would lose messages or not work with it:
@@ -35,6 +37,7 @@ from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import INT_MAX, LONG_MAX
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
 __all__ = ["HEADROOM_BYTES", "SPEED_ONLY", "Difference", "Layout", "Plan", "TopicSpec", "TopicState", "compare"]
 
@@ -210,11 +213,10 @@ class Layout:
 
     def schedule(self) -> TopicSpec:
         """The delay queues."""
-        retention_ms = min(2 * self.levels.longest_ms + self.outage_budget_ms, LONG_MAX)
         return self._spec(
             self.names.schedule,
             self.lanes * DelayLevels.STRIDE,
-            _APPEND_TIME | self._kept(retention_ms),
+            _APPEND_TIME | self._kept(self._schedule_retention_ms),
             purpose="delay queues",
             partition_step=DelayLevels.STRIDE,
             group=None,
@@ -228,6 +230,26 @@ class Layout:
         """The log of redriven and discarded dead letters. It is kept forever, so that no dead letter is sent twice."""
         config = _APPEND_TIME | {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
         return self._spec(self.names.redrive_log, 1, config, purpose="what became of dead letters", group=None)
+
+    def timers(self) -> tuple[TopicSpec, ...]:
+        """Return the topics of named timers: the log of commands, and the names that are pending.
+
+        Their number of partitions never matters: names use the first `TIMER_PARTITIONS`.
+        """
+        log = self._spec(
+            self.names.timers,
+            TIMER_PARTITIONS,
+            _APPEND_TIME | self._kept(self._schedule_retention_ms),
+            purpose="commands for named timers",
+            group=None,
+        )
+        config = _APPEND_TIME | {
+            "cleanup.policy": "compact",
+            "delete.retention.ms": str(max(_DAY_MS, self.outage_budget_ms)),
+            "segment.ms": str(_DAY_MS),
+        }
+        state = self._spec(self.names.timer_state, TIMER_PARTITIONS, config, purpose="pending names", group=None)
+        return log, state
 
     def retry(self, group: str) -> TopicSpec:
         """The group's retry topic."""
@@ -265,6 +287,10 @@ class Layout:
         """Return the topics of a group: retries, dead letters, and its log if it is orderly or has a strategy."""
         topics = (self.retry(group), self.dead_letter(group))
         return (*topics, self.group_log(group)) if with_log else topics
+
+    @property
+    def _schedule_retention_ms(self) -> int:
+        return min(2 * self.levels.longest_ms + self.outage_budget_ms, LONG_MAX)
 
     def _kept(self, retention_ms: int) -> dict[str, str]:
         return {

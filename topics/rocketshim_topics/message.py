@@ -46,6 +46,8 @@ __all__ = ["FirstView", "Message", "MessageView", "Origin", "Properties", "first
 MAX_PROPERTIES: Final = 64
 MAX_PROPERTY_NAME_BYTES: Final = 128
 MAX_PROPERTIES_BYTES: Final = 16_384
+MAX_TIMER_BYTES: Final = 255
+"""Longest name of a timer, in bytes of UTF-8."""
 
 Properties = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 """User properties: a mapping, or pairs if order or repeated names matter. Text is sent as UTF-8."""
@@ -67,6 +69,11 @@ class Message:
             less: immediately.
         deliver_at: deliver at this time on the broker's clock: epoch milliseconds, or a datetime with a time zone. In
             the past: immediately. A number that looks like seconds (before 1973 as milliseconds) is refused.
+        timer: a name for a message with a delay, 1 to 255 bytes without control characters. While it waits it can be
+            cancelled (`Producer.cancel`), and another message with the same topic and name replaces it. None: no name.
+        if_absent: with `timer`: this message is dropped if one with the name waits already.
+        at_most: with `timer`: messages that replace each other are put off for this long at most, from the first one:
+            `"2m"`, seconds, or a timedelta. None: without a limit.
         properties: at most 64 user properties; with tag and keys at most 16 KiB. Names have 1 to 128 bytes, no control
             characters, and are not reserved by the wire format.
         max_reconsume_times: limit of failed attempts for this message. The lower of it and the group's limit counts.
@@ -75,6 +82,7 @@ class Message:
     Attributes:
         delay_ms: `delay` in ms, rounded up; None if not given.
         deliver_at_ms: `deliver_at` in epoch ms, rounded up; None if not given.
+        at_most_ms: `at_most` in ms, rounded up; None if not given.
         headers: `properties` as they are written, in their order.
 
     Raises:
@@ -93,10 +101,14 @@ class Message:
     delay: Duration | None = field(default=None, kw_only=True)
     delay_level: int | None = field(default=None, kw_only=True)
     deliver_at: int | datetime | None = field(default=None, kw_only=True)
+    timer: str | None = field(default=None, kw_only=True)
+    if_absent: bool = field(default=False, kw_only=True)
+    at_most: Duration | None = field(default=None, kw_only=True)
     properties: Properties | None = field(default=None, kw_only=True)
     max_reconsume_times: int | None = field(default=None, kw_only=True)
     delay_ms: int | None = field(init=False, repr=False, compare=False)
     deliver_at_ms: int | None = field(init=False, repr=False, compare=False)
+    at_most_ms: int | None = field(init=False, repr=False, compare=False)
     headers: tuple[Header, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -125,8 +137,27 @@ class Message:
             raise MessageError(f"{' and '.join(given)} are given: a message has at most one of its three delays")
         if self.delay_level is not None:
             _check_int("delay_level", self.delay_level, -INT_MAX - 1, INT_MAX)
-        object.__setattr__(self, "delay_ms", None if self.delay is None else _delay_ms(self.delay))
+        object.__setattr__(self, "delay_ms", None if self.delay is None else _duration_ms(self.delay, "delay"))
         object.__setattr__(self, "deliver_at_ms", None if self.deliver_at is None else _epoch_ms(self.deliver_at))
+        object.__setattr__(self, "at_most_ms", None)
+        if self.timer is not None:
+            self._check_timer(given)
+        elif self.if_absent or self.at_most is not None:
+            name = "if_absent" if self.if_absent else "at_most"
+            raise MessageError(f"{name} is given without a timer: give the message a name, timer=…")
+
+    def _check_timer(self, delays: list[str]) -> None:
+        check_timer(self.timer)
+        if not delays:
+            raise MessageError("timer is given without a delay: a named message waits, give delay= or deliver_at=")
+        if self.body is None:
+            raise MessageError("timer is given for a tombstone (body None), which cannot wait: give bytes, perhaps b''")
+        if not isinstance(self.if_absent, bool):
+            raise MessageError(f"if_absent is {self.if_absent!r:.80}: give True or False")
+        if self.at_most is not None:
+            if self.if_absent:
+                raise MessageError("if_absent and at_most are given: a message that replaces nothing is never put off")
+            object.__setattr__(self, "at_most_ms", _duration_ms(self.at_most, "at_most"))
 
     def _check_size(self) -> None:
         size = sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
@@ -203,11 +234,22 @@ def _checked_keys(keys: object) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _delay_ms(delay: Duration) -> int:
+def _duration_ms(duration: Duration, name: str) -> int:
     try:
-        return parse_duration_ms(delay)
+        return parse_duration_ms(duration)
     except ConfigError as error:
-        raise MessageError(f"delay: {error}") from error
+        raise MessageError(f"{name}: {error}") from error
+
+
+def check_timer(name: object) -> str:
+    """Return the name of a timer, or raise `MessageError`: 1 to 255 bytes of UTF-8, without control characters."""
+    if not isinstance(name, str) or not name.strip() or not _encodes(name):
+        raise MessageError(f"timer is {name!r:.80}: give a name, a Unicode text that is not blank")
+    if len(name.encode()) > MAX_TIMER_BYTES:
+        raise MessageError(f"timer is {name!r:.80}: {len(name.encode())} bytes are more than {MAX_TIMER_BYTES}")
+    if CONTROL_CHARACTERS.search(name) is not None:
+        raise MessageError(f"timer is {name!r:.80}: it has control characters")
+    return name
 
 
 def _epoch_ms(moment: object) -> int:

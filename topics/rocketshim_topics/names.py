@@ -12,6 +12,8 @@ SCHEDULE_TOPIC_XXXX    SCHEDULE_TOPIC_XXXX
 (group log of g)       rmq.group.<g>
 (parked records)       rmq.parked
 (redrive log)          rmq.redrive
+(named timers)         rmq.timers
+(pending names)        rmq.timers.state
 anything else          itself, in every namespace
 =====================  ======================================
 
@@ -58,14 +60,15 @@ MAX_GROUP_BYTES: Final = 255
 """Longest group name in bytes of UTF-8 (RocketMQ: 255 characters), so that the shim's headers stay within 4 KiB."""
 
 SHIM_TOPIC: Final = re.compile(
-    r"(?:[A-Za-z0-9._-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
+    r"(?:[A-Za-z0-9._-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive|timers(?:\.state)?)"
+    r"|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
 )
 """The physical name of a shim topic, in any namespace, with any prefix that MirrorMaker 2 gave it."""
 
 _FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?P<kind>retry|dlq)\.[A-Za-z0-9_-]+")
 _OURS: Final = re.compile(
     r"(?:(?P<namespace>[A-Za-z0-9_-]{1,64})\.)?"
-    r"(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive)|rmq\.(?P<kind>retry|dlq|group)\.(?P<group>[A-Za-z0-9_-]+))"
+    r"(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive|timers(?:\.state)?)|rmq\.(?P<kind>retry|dlq|group)\.(?P<group>[A-Za-z0-9_-]+))"
 )
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
@@ -222,6 +225,16 @@ class TopicNames:
         Its name is also the prefix of the `transactional.id`s of redrives.
         """
         return f"{self.prefix}rmq.redrive"
+
+    @property
+    def timers(self) -> str:
+        """The log of commands for named timers; see `rocketshim_topics.hops.timers`."""
+        return f"{self.prefix}rmq.timers"
+
+    @property
+    def timer_state(self) -> str:
+        """The compacted topic of the names that are pending, partition by partition of `timers`."""
+        return f"{self.prefix}rmq.timers.state"
 
     @property
     def worker_group(self) -> str:

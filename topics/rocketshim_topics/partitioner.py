@@ -7,7 +7,10 @@ from typing import Final
 
 from rocketshim_topics.errors import ConfigError
 
-__all__ = ["lane_for", "murmur2", "partition_for"]
+__all__ = ["TIMER_PARTITIONS", "lane_for", "murmur2", "partition_for", "timer_partition"]
+
+TIMER_PARTITIONS: Final = 8
+"""The partitions of the timer log that names use. It never changes: a name would move, and its cancel would miss it."""
 
 _SEED: Final = 0x9747B28C
 _MULTIPLIER: Final = 0x5BD1E995
@@ -50,3 +53,8 @@ def lane_for(key: bytes, lanes: int) -> int:
         ConfigError: `lanes` is not positive.
     """
     return 0 if lanes == 1 else partition_for(key, lanes)
+
+
+def timer_partition(topic: str, name: str) -> int:
+    """Return the partition of the timer log for a name of a target topic: that of the key `topic/name`."""
+    return partition_for(f"{topic}/{name}".encode("utf-8", "surrogateescape"), TIMER_PARTITIONS)

@@ -82,6 +82,11 @@ REPLAY_COUNT: Final = "REPLAY_COUNT"
 FAIL_STACK: Final = "FAIL_STACK"
 UNHANDLED_SINCE_MS: Final = "UNHANDLED_SINCE_MS"
 TARGET_TIMESTAMP_MS: Final = "TARGET_TIMESTAMP_MS"
+TIMER: Final = "TIMER"
+TIMER_DO: Final = "TIMER_DO"
+TIMER_SET_AT: Final = "TIMER_SET_AT"
+TIMER_AT_MOST_MS: Final = "TIMER_AT_MOST_MS"
+TIMER_SINCE_MS: Final = "TIMER_SINCE_MS"
 
 Header = tuple[str, bytes | None]
 
@@ -115,6 +120,11 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (FAIL_STACK, "fail_stack", None),
     (UNHANDLED_SINCE_MS, "unhandled_since_ms", LONG_MAX),
     (TARGET_TIMESTAMP_MS, "target_timestamp_ms", LONG_MAX),
+    (TIMER, "timer", None),
+    (TIMER_DO, "timer_do", None),
+    (TIMER_SET_AT, "timer_set_at", LONG_MAX),
+    (TIMER_AT_MOST_MS, "timer_at_most_ms", LONG_MAX),
+    (TIMER_SINCE_MS, "timer_since_ms", LONG_MAX),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -307,6 +317,11 @@ class Envelope:
     fail_stack: str | None = None
     unhandled_since_ms: int | None = None
     target_timestamp_ms: int | None = None
+    timer: str | None = None
+    timer_do: str | None = None
+    timer_set_at: int | None = None
+    timer_at_most_ms: int | None = None
+    timer_since_ms: int | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

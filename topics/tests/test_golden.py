@@ -14,20 +14,27 @@ import pytest
 
 from rocketshim_topics import DelayLevels, Failure, Message, OutgoingRecord, TopicNames, decode, murmur2, partition_for
 from rocketshim_topics.hops import (
+    checkpoint,
     clock_probe,
     dead_letter,
     dead_letter_by_reference,
     delayed_record,
     delivered,
     due_ms,
+    fire,
     hopped,
     parked,
     redriven,
     retried_target,
     retry,
+    scheduled_timer,
     sent_on,
     source_record,
+    timer_command,
+    timer_digest,
+    timer_state,
 )
+from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.wire import HEADER_ORDER, Header
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -94,12 +101,18 @@ def levels_golden() -> Any:
 def names_golden() -> Any:
     return {
         "header_order": list(HEADER_ORDER),
+        "timers": {
+            name: [timer_partition("orders", name), timer_digest("orders", name).hex()]
+            for name in ("o-7", "支付", "a/b")
+        },
         "groups": {group: [NAMES.retry(group), NAMES.dead_letter(group), NAMES.group_log(group)] for group in GROUPS},
         "namespaces": {
             namespace: [
                 TopicNames(namespace).schedule,
                 TopicNames(namespace).parked,
                 TopicNames(namespace).worker_group,
+                TopicNames(namespace).timers,
+                TopicNames(namespace).timer_state,
                 TopicNames(namespace).physical("%RETRY%payments"),
                 TopicNames(namespace).physical("%DLQ%a.b"),
                 TopicNames(namespace).physical("orders"),
@@ -141,6 +154,7 @@ def journey() -> dict[str, OutgoingRecord]:
     )
     records["target delivered"] = delivered(waiting, envelope, NAMES)
     records["clock probe"] = clock_probe(NAMES, partition=0)
+    records |= timers()
     records |= failures(Stored(records["source"], 19, T0_MS + 1, partition=2))
     foreign: list[Header] = [("DELAY", b"mine"), ("a\x01b", b"1"), ("TAGS", b"\xff"), ("TAGS", None), ("x", b"")]
     bare = Stored(OutgoingRecord("plain.topic", None, None, b"v", foreign), 3, T0_MS)
@@ -151,6 +165,35 @@ def journey() -> dict[str, OutgoingRecord]:
         "unknown-version",
     )
     return records
+
+
+def timers() -> dict[str, OutgoingRecord]:
+    by_name = Message("orders", b"o-7", key="o-7", tag="created", delay="30m", timer="cancel o-7", at_most="2h")
+    unique = Message("orders", b"", deliver_at=T0_MS + 90_000, timer="支付", if_absent=True)
+    first, second = (
+        delayed_record(each, NAMES, LEVELS, uniq_key="u-timer", born_ms=T0_MS, now_ms=T0_MS, lane=0)
+        for each in (by_name, unique)
+    )
+    command = Stored(first, 70, T0_MS + 1)
+    envelope = decode(first.headers, trusted=True)
+    waiting = scheduled_timer(command, envelope, NAMES, due_ms=T0_MS + 1_800_001, partition=15)
+    fired = fire(Stored(waiting, 3, T0_MS + 1_800_002), decode(waiting.headers, trusted=True), NAMES)
+    arrived = Stored(fired, 91, T0_MS + 1_800_003)
+    return {
+        "timer set": first,
+        "timer set if absent": second,
+        "timer cancelled": timer_command(
+            NAMES, "orders", "cancel o-7", "CANCEL", uniq_key="u-cancel", born_ms=T0_MS + 9
+        ),
+        "timer waiting in a delay queue": waiting,
+        "timer fired": fired,
+        "timer delivered": delivered(arrived, decode(fired.headers, trusted=True), NAMES),
+        "timer state, pending": timer_state(
+            NAMES, 3, envelope, applied=70, generation=70, due_ms=T0_MS + 1_800_001, since_ms=T0_MS
+        ),
+        "timer state, ended": timer_state(NAMES, 3, envelope, applied=91, generation=None),
+        "timer state, checkpoint": checkpoint(NAMES, 3, 92),
+    }
 
 
 def failures(first: Stored) -> dict[str, OutgoingRecord]:

@@ -87,7 +87,7 @@ def test_impossible_layout_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_what_is_not_there_is_missing_and_nothing_else() -> None:
-    specs = (*LAYOUT.shared(), *LAYOUT.for_group("g", with_log=True))
+    specs = (*LAYOUT.shared(), *LAYOUT.timers(), *LAYOUT.for_group("g", with_log=True))
     plan = compare(specs, {specs[1].name: state_of(specs[1])})
     assert [spec.name for spec in plan.missing] == [spec.name for spec in specs if spec is not specs[1]]
     assert not plan.differences
@@ -95,7 +95,7 @@ def test_what_is_not_there_is_missing_and_nothing_else() -> None:
 
 
 def test_what_is_there_as_specified_leaves_nothing_to_do() -> None:
-    specs = (*LAYOUT.shared(), *LAYOUT.for_group("g", with_log=True))
+    specs = (*LAYOUT.shared(), *LAYOUT.timers(), *LAYOUT.for_group("g", with_log=True))
     plan = compare(specs, {spec.name: state_of(spec) for spec in specs}, grow=True, fix=True)
     assert plan.is_done
     assert not plan.fatal

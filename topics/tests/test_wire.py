@@ -38,8 +38,11 @@ NUMBERS = {
     "REPLAY_COUNT",
     "UNHANDLED_SINCE_MS",
     "TARGET_TIMESTAMP_MS",
+    "TIMER_SET_AT",
+    "TIMER_AT_MOST_MS",
+    "TIMER_SINCE_MS",
 }
-LONGS = {"DELAY_MS", "DELIVER_AT_MS", "BORN_TIMESTAMP", "FAIL_AT_MS", "UNHANDLED_SINCE_MS", "TARGET_TIMESTAMP_MS"}
+LONGS = {name for name in NUMBERS if name.endswith("_MS")} | {"BORN_TIMESTAMP", "TIMER_SET_AT"}
 TEXTS = RESERVED - NUMBERS
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 from rocketshim_topics import DelayLevels, decode
-from rocketshim_topics.hops import MAX_FAIL_CLASS_BYTES
+from rocketshim_topics.hops import COMMANDS, MAX_FAIL_CLASS_BYTES
 from rocketshim_topics.message import MAX_PROPERTIES, MAX_PROPERTIES_BYTES
+from rocketshim_topics.partitioner import TIMER_PARTITIONS
 from rocketshim_topics.wire import HEADER_ORDER, MAX_SHIM_HEADERS_BYTES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "wire-format.md").read_text(encoding="utf-8")
@@ -23,6 +24,13 @@ def test_limits_and_default_table_are_the_code_s() -> None:
     assert f"more than {MAX_PROPERTIES_BYTES // 1024} KiB of properties" in PAGE
     assert f"at most {MAX_FAIL_CLASS_BYTES} bytes" in PAGE
     assert f"`{DelayLevels.DEFAULT}`" in PAGE
+
+
+def test_timer_commands_and_partitions_are_the_code_s() -> None:
+    table = PAGE.split("| `TIMER_DO` | other headers |", maxsplit=1)[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `([A-Z-]+)` \|", table, flags=re.MULTILINE)) == COMMANDS
+    assert f"`rmq.timers` (append time, {TIMER_PARTITIONS} partitions" in PAGE
+    assert f"mod {TIMER_PARTITIONS}, however" in PAGE
 
 
 def test_example_is_well_formed_and_in_the_queue_of_the_rule() -> None:

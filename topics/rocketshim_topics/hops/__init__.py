@@ -9,6 +9,7 @@
     listener fails:  retry ──► schedule ── delivered ──► retry topic ── retry ──► …
                      dead_letter, dead_letter_by_reference ──► dead-letter topic ── redriven ──► retry or source topic
     member cannot handle it:  sent_on ──► schedule ── delivered ──► retry topic
+    with a name:  delayed_record ──► timers ── scheduled_timer ──► schedule ── fire ──► timers ── delivered ──► target
 
 Rules for all hops:
 
@@ -45,9 +46,24 @@ from rocketshim_topics.hops.park import MAX_PARK_REASON_BYTES, bare_parked, park
 from rocketshim_topics.hops.record import DEFAULT_MAX_DELAY_MS, OutgoingRecord, record_size_bytes
 from rocketshim_topics.hops.redrive import redrive_count, redriven
 from rocketshim_topics.hops.send import delayed_record, source_record
+from rocketshim_topics.hops.timers import (
+    CHECKPOINT,
+    COMMANDS,
+    checkpoint,
+    command_problem,
+    fire,
+    forwarded,
+    is_misplaced,
+    scheduled_timer,
+    timer_command,
+    timer_digest,
+    timer_state,
+)
 
 __all__ = [
     "BY_REFERENCE",
+    "CHECKPOINT",
+    "COMMANDS",
     "DEFAULT_MAX_DELAY_MS",
     "MAX_FAIL_CLASS_BYTES",
     "MAX_FAIL_STACK_BYTES",
@@ -57,14 +73,19 @@ __all__ = [
     "OutgoingRecord",
     "ValueReference",
     "bare_parked",
+    "checkpoint",
     "clock_probe",
+    "command_problem",
     "dead_letter",
     "dead_letter_by_reference",
     "delayed_record",
     "delivered",
     "due_at_ms",
     "due_ms",
+    "fire",
+    "forwarded",
     "hopped",
+    "is_misplaced",
     "is_probe",
     "parked",
     "record_size_bytes",
@@ -72,7 +93,11 @@ __all__ = [
     "redriven",
     "retried_target",
     "retry",
+    "scheduled_timer",
     "sent_on",
     "source_record",
+    "timer_command",
+    "timer_digest",
+    "timer_state",
     "value_reference",
 ]

@@ -15,6 +15,7 @@ __all__ = [
     "cut_bytes",
     "digits",
     "drop_scheduling",
+    "drop_timer",
     "header_size_bytes",
     "identity_only",
     "next_envelope",
@@ -107,9 +108,16 @@ def drop_scheduling(envelope: Envelope) -> None:
     envelope.deliver_at_ms = None
     envelope.target_tries = None
     envelope.target_timestamp_ms = None
+    drop_timer(envelope)
     envelope.clock = None
     envelope.park_reason = None
     envelope.park_from = None
+
+
+def drop_timer(envelope: Envelope) -> None:
+    """Drop the headers of a named timer: the record has no name any more."""
+    envelope.timer = envelope.timer_do = None
+    envelope.timer_set_at = envelope.timer_at_most_ms = envelope.timer_since_ms = None
 
 
 def physical_name(names: TopicNames, logical: str, header: str) -> str:

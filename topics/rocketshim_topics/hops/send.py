@@ -5,6 +5,7 @@ from rocketshim_topics.hops.record import DEFAULT_MAX_DELAY_MS, OutgoingRecord
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message
 from rocketshim_topics.names import TopicNames, group_of
+from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, encode
 
 __all__ = ["delayed_record", "source_record"]
@@ -54,6 +55,7 @@ def delayed_record(
     * No delay, a delay of 0, a level of 0 or less, or any level of an empty table: the same as `source_record`.
     * A level above the highest one counts as the highest.
     * A delivery time in the past goes to the queue with the shortest delay.
+    * A message with a name goes to the timer log, as a SET.
 
     Args:
         message: it has at most one of its three delays.
@@ -73,13 +75,15 @@ def delayed_record(
 
     Raises:
         MessageError: the delay is longer than `max_delay_ms`, or the topic belongs to the shim: senders cannot
-            schedule messages for it.
+            schedule messages for it. Or the message has a name and no delay.
 
     Decides: Is a delay given as a level or in ms?
     """
     counted_ms = now_ms if now_ms is not None else born_ms if sender_ms is None else sender_ms
     envelope = _scheduled(message, levels, max_delay_ms=max_delay_ms, now_ms=counted_ms)
     if envelope is None:
+        if message.timer is not None:
+            raise MessageError(f"timer is {message.timer!r:.80}, but the delay is 0: a named message has to wait")
         return source_record(message, names, uniq_key=uniq_key, born_ms=born_ms, partition=real_qid)
     if group_of(message.topic) is not None or names.is_ours(message.topic):
         raise MessageError(f"{message.topic} takes no delayed messages from senders: send them to an ordinary topic")
@@ -99,7 +103,12 @@ def delayed_record(
     envelope.target_timestamp_ms = timestamp_ms
     envelope.max_reconsume_times = message.max_reconsume_times
     envelope.user = message.headers
-    return OutgoingRecord(names.schedule, partition, message.key_bytes, message.body, encode(envelope))
+    topic = names.schedule
+    if message.timer is not None:
+        topic, partition = names.timers, timer_partition(message.topic, message.timer)
+        envelope.timer, envelope.timer_do = message.timer, "SET-IF-ABSENT" if message.if_absent else "SET"
+        envelope.timer_at_most_ms = message.at_most_ms
+    return OutgoingRecord(topic, partition, message.key_bytes, message.body, encode(envelope))
 
 
 def _scheduled(message: Message, levels: DelayLevels, *, max_delay_ms: int, now_ms: int) -> Envelope | None:

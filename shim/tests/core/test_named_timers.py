@@ -1,0 +1,249 @@
+"""Random programs of commands, deaths and clocks: a name is delivered as the log alone says."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
+
+NAME = b"o-7"
+
+
+def table(*commands: tuple[Command, int | None]) -> tuple[TimerTable, list[Effect]]:
+    """Apply commands at the offsets 0, 1, 2 …; return the table and what each did."""
+    made = TimerTable()
+    return made, [
+        made.apply(at, command, NAME, generation=generation).effect for at, (command, generation) in enumerate(commands)
+    ]
+
+
+def test_a_timer_that_nothing_voids_fires_once() -> None:
+    made, effects = table((Command.SET, None), (Command.FIRE, 0), (Command.FIRE, 0))
+    assert effects == [Effect.SCHEDULE, Effect.DELIVER, Effect.NOTHING]
+    assert made.live == {}
+
+
+def test_a_cancel_before_the_fire_wins_and_one_behind_it_is_too_late() -> None:
+    _, effects = table((Command.SET, None), (Command.CANCEL, None), (Command.FIRE, 0))
+    assert effects == [Effect.SCHEDULE, Effect.FORGET, Effect.NOTHING]
+    _, effects = table((Command.SET, None), (Command.FIRE, 0), (Command.CANCEL, None))
+    assert effects == [Effect.SCHEDULE, Effect.DELIVER, Effect.NOTHING]
+
+
+def test_a_name_that_is_set_again_replaces_the_former_message() -> None:
+    made, effects = table((Command.SET, None), (Command.SET, None), (Command.FIRE, 0), (Command.FIRE, 1))
+    assert effects == [Effect.SCHEDULE, Effect.SCHEDULE, Effect.NOTHING, Effect.DELIVER]
+    assert made.live == {}
+
+
+def test_set_if_absent_never_replaces_a_pending_name() -> None:
+    made, effects = table((Command.SET_IF_ABSENT, None), (Command.SET_IF_ABSENT, None), (Command.FIRE, 0))
+    assert effects == [Effect.SCHEDULE, Effect.NOTHING, Effect.DELIVER]
+    assert made.apply(3, Command.SET_IF_ABSENT, NAME).after == 3
+
+
+def test_now_delivers_the_pending_message_and_its_fire_finds_nothing() -> None:
+    made, _ = table((Command.SET, None))
+    assert made.apply(1, Command.NOW, NAME) == Change(Effect.DELIVER_PENDING, 0, None)
+    assert made.apply(2, Command.NOW, NAME).effect is Effect.NOTHING
+    assert made.apply(3, Command.FIRE, NAME, generation=0).effect is Effect.NOTHING
+
+
+def test_a_debounce_is_not_put_off_for_longer_than_at_most() -> None:
+    made = TimerTable()
+
+    def put(offset: int, appended_ms: int) -> Change:
+        return made.apply(offset, Command.SET, NAME, due_ms=appended_ms + 100, appended_ms=appended_ms, at_most_ms=250)
+
+    assert [put(at, 1_000 + 80 * at).due_ms for at in range(4)] == [1_100, 1_180, 1_250, 1_250]
+    made.apply(4, Command.FIRE, NAME, generation=3)
+    assert put(5, 2_000).due_ms == 2_100
+
+
+def test_a_limit_of_a_debounce_outlives_its_owner() -> None:
+    made = TimerTable()
+    made.load(NAME, 3, 3, since_ms=1_000)
+    made.reach(4)
+    assert made.apply(4, Command.SET, NAME, due_ms=9_000, appended_ms=1_200, at_most_ms=250).due_ms == 1_250
+
+
+def test_a_command_that_its_entry_knows_is_not_applied_again() -> None:
+    made = TimerTable()
+    made.load(NAME, 5, None)  # stored ahead of the position: the unique job of offset 4 was refused, then 3 fired
+    made.reach(4)
+    assert made.apply(4, Command.SET_IF_ABSENT, NAME).effect is Effect.NOTHING
+    assert made.apply(5, Command.FIRE, NAME, generation=3).effect is Effect.NOTHING
+    assert made.apply(6, Command.SET_IF_ABSENT, NAME).effect is Effect.SCHEDULE
+
+
+def test_an_older_entry_that_a_frozen_owner_stored_late_is_ignored() -> None:
+    made = TimerTable()
+    made.load(NAME, 7, 7)
+    made.load(NAME, 5, None)
+    made.reach(3)
+    assert made.live == {NAME: 7}
+
+
+def test_what_is_below_the_checkpoint_is_applied_already() -> None:
+    made = TimerTable()
+    made.reach(10)
+    made.reach(4)
+    assert made.checkpoint == 10
+    assert made.apply(9, Command.SET, NAME).effect is Effect.NOTHING
+
+
+class DiedError(Exception):
+    """The owner ends between two writes."""
+
+
+@dataclass
+class Entry:
+    """A record of the command log."""
+
+    command: Command
+    name: bytes
+    generation: int | None = None
+    due: int = 0
+
+
+@dataclass
+class World:
+    """A command log, its compacted state, one delay queue, and a target. One owner at a time, which may die."""
+
+    dice: Random
+    exactly_once: bool
+    crash: float = 0.15
+    now: int = 0
+    position: int = 0
+    log: list[Entry] = field(default_factory=list)
+    stored: dict[bytes, tuple[int, int | None]] = field(default_factory=dict)
+    stored_checkpoint: int = 0
+    waiting: list[tuple[int, bytes, int]] = field(default_factory=list)
+    delivered: list[tuple[bytes, int, int]] = field(default_factory=list)
+    unfinished: set[tuple[bytes, int]] = field(default_factory=set)  # delivered, and the position is not stored
+    repeatable: set[tuple[bytes, int]] = field(default_factory=set)
+
+    def own(self, steps: int) -> None:
+        """Apply some commands as a new owner; it may die at any write."""
+        made = TimerTable()
+        for name, (applied, generation) in self.stored.items():
+            made.load(name, applied, generation)
+        made.reach(self.stored_checkpoint)
+        try:
+            while self.position < len(self.log) and steps > 0:
+                steps -= self._turn(made, min(steps, self.dice.randint(1, 4)))
+        except DiedError:
+            pass
+
+    def _turn(self, made: TimerTable, most: int) -> int:
+        """Apply a run of commands: effects, then the state, then the position; or all of it in one transaction."""
+        run = list(enumerate(self.log))[self.position : self.position + most]
+        changes = [
+            (at, each, made.apply(at, each.command, each.name, generation=each.generation, due_ms=each.due))
+            for at, each in run
+        ]
+        end = run[-1][0] + 1
+        self.unfinished = set()
+        if self.exactly_once:
+            self._die()
+        for at, each, change in changes:
+            self._effect(at, each, change)
+        for at, each, change in changes:
+            if change.is_change:
+                self.stored[each.name] = (at, change.after)
+                self._die_between()
+        self.stored_checkpoint = end
+        self._die_between()
+        self.position = end
+        self._die_between()
+        return len(run)
+
+    def _effect(self, at: int, each: Entry, change: Change) -> None:
+        if change.effect is Effect.SCHEDULE:
+            self.waiting.append((change.due_ms, each.name, at))
+        elif change.effect in {Effect.DELIVER, Effect.DELIVER_PENDING} and change.before is not None:
+            self.delivered.append((each.name, change.before, self.now))
+            self.unfinished.add((each.name, change.before))
+        self._die_between()
+
+    def _die_between(self) -> None:
+        if not self.exactly_once:
+            self._die()
+
+    def _die(self) -> None:
+        if self.dice.random() < self.crash:
+            self.repeatable |= self.unfinished
+            raise DiedError
+
+    def tick(self) -> None:
+        """Let time pass; the owner of the delay queue writes a FIRE for what is due, perhaps twice."""
+        self.now += self.dice.randint(1, 5)
+        due = [each for each in self.waiting if each[0] <= self.now]
+        self.waiting = [each for each in self.waiting if each[0] > self.now]
+        self.dice.shuffle(due)
+        for _, name, generation in due:
+            twice = not self.exactly_once and self.dice.random() < 0.2
+            self.log += [Entry(Command.FIRE, name, generation)] * (1 + twice)
+
+    def finish(self) -> None:
+        """Go on with fewer deaths until nothing waits."""
+        self.crash = 0.02
+        for _ in range(500):
+            self.own(50)
+            self.tick()
+            if self.position == len(self.log) and not self.waiting:
+                return
+        pytest.fail("it does not end")
+
+
+def by_the_log(log: list[Entry]) -> tuple[set[tuple[bytes, int]], set[tuple[bytes, int]]]:
+    """Return what the log says is delivered; and of that, what may be early because somebody asked for it."""
+    live: dict[bytes, int] = {}
+    fired: set[tuple[bytes, int]] = set()
+    asked: set[tuple[bytes, int]] = set()
+    for at, each in enumerate(log):
+        if each.command is Command.SET or (each.command is Command.SET_IF_ABSENT and each.name not in live):
+            live[each.name] = at
+        elif each.command is Command.CANCEL:
+            live.pop(each.name, None)
+        elif each.command is Command.NOW and each.name in live:
+            asked.add((each.name, live.pop(each.name)))
+        elif each.command is Command.FIRE and each.name in live and live[each.name] == each.generation:
+            fired.add((each.name, live.pop(each.name)))
+    return fired | asked, asked
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, 2**32), st.booleans())
+def test_any_program_with_deaths_between_any_two_writes_delivers_what_the_log_says(
+    seed: int, exactly_once: bool
+) -> None:
+    dice = Random(seed)  # noqa: S311 - a test, no secret
+    world = World(dice, exactly_once)
+    names = [b"n%d" % number for number in range(dice.randint(1, 6))]
+    for _ in range(dice.randint(20, 120)):
+        name, due = dice.choice(names), world.now + dice.randint(0, 20)
+        kind = dice.random()
+        if kind < 0.35:
+            world.log.append(Entry(Command.SET, name, due=due))
+        elif kind < 0.45:
+            world.log.append(Entry(Command.SET_IF_ABSENT, name, due=due))
+        elif kind < 0.60:
+            world.log.append(Entry(Command.CANCEL, name))
+        elif kind < 0.65:
+            world.log.append(Entry(Command.NOW, name))
+        elif kind < 0.85:
+            world.own(dice.randint(1, 10))
+        else:
+            world.tick()
+    world.finish()
+    wanted, asked = by_the_log(world.log)
+    assert {(name, generation) for name, generation, _ in world.delivered} == wanted
+    for name, generation in wanted:
+        times = [at for each, which, at in world.delivered if (each, which) == (name, generation)]
+        assert len(times) == 1 or (not exactly_once and (name, generation) in world.repeatable)
+        if (name, generation) not in asked:
+            assert min(times) >= world.log[generation].due

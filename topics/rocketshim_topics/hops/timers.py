@@ -1,0 +1,176 @@
+"""Named timers: the commands of the timer log, the records that its owner makes of them, and the stored state.
+
+::
+
+    delayed_record ──► timers: SET ── scheduled_timer ──► schedule ── fire ──► timers: FIRE ── delivered ──► target
+    timer_command ───► timers: CANCEL, NOW
+                          └── timer_state ──► timer state (compacted by the name's digest)
+
+A command is a record of `rmq.timers` with `REAL_TOPIC`, `TIMER` (the name) and `TIMER_DO` (SET, SET-IF-ABSENT, CANCEL,
+NOW, FIRE). The partition of a name is `partitioner.timer_partition`; its owner forwards a command that another program
+wrote to another partition. A SET is a schedule record otherwise: body, key, `DELAY_MS` or `DELIVER_AT_MS`, identity.
+"""
+
+import hashlib
+from typing import Final
+
+from rocketshim_topics import wire
+from rocketshim_topics.errors import MalformedRecordError, MessageError
+from rocketshim_topics.hops.deliver import hopped
+from rocketshim_topics.hops.record import OutgoingRecord, next_envelope, outgoing_record
+from rocketshim_topics.message import check_timer
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import timer_partition
+from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, encode
+
+__all__ = [
+    "CHECKPOINT",
+    "COMMANDS",
+    "checkpoint",
+    "command_problem",
+    "fire",
+    "forwarded",
+    "is_misplaced",
+    "scheduled_timer",
+    "timer_command",
+    "timer_digest",
+    "timer_state",
+]
+
+_SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
+COMMANDS: Final = _SETS | {"CANCEL", "NOW", "FIRE"}
+"""What `TIMER_DO` may be."""
+CHECKPOINT: Final = b"checkpoint"
+"""Key of the state record with the offset below which every command is applied."""
+
+
+def timer_digest(topic: str, name: str) -> bytes:
+    """Return the 16 bytes that stand for a name of a target topic: the key of its state (BLAKE2b)."""
+    return hashlib.blake2b(f"{topic}\0{name}".encode("utf-8", "surrogateescape"), digest_size=16).digest()
+
+
+def timer_command(
+    names: TopicNames, topic: str, timer: str, command: str, *, uniq_key: str, born_ms: int
+) -> OutgoingRecord:
+    """Return the CANCEL or NOW for a name; its key, `topic/name`, has the same partition in Java's partitioner.
+
+    Args:
+        names: of the sender's namespace.
+        topic: the target of the timer's message.
+        timer: the name.
+        command: `CANCEL` or `NOW`.
+        uniq_key: id of the command.
+        born_ms: epoch ms of the command.
+    """
+    check_timer(timer)
+    names.physical(topic)
+    envelope = Envelope(
+        shim=WIRE_VERSION, real_topic=topic, uniq_key=uniq_key, born_timestamp_ms=born_ms, timer=timer, timer_do=command
+    )
+    key = f"{topic}/{timer}".encode()
+    return OutgoingRecord(names.timers, timer_partition(topic, timer), key, None, encode(envelope))
+
+
+def command_problem(record: Record, envelope: Envelope) -> str:
+    """Return why a record of the timer log is no command, as the reason to park it; `""`: it is one."""
+    command = envelope.timer_do
+    if not envelope.real_topic:
+        return f"missing-header:{wire.REAL_TOPIC}"
+    try:
+        check_timer(envelope.timer)
+    except MessageError:
+        return f"bad-name:{wire.TIMER}" if envelope.timer is not None else f"missing-header:{wire.TIMER}"
+    if command not in COMMANDS:
+        return f"bad-command:{wire.TIMER_DO}" if command is not None else f"missing-header:{wire.TIMER_DO}"
+    if command == "FIRE" and envelope.timer_set_at is None:
+        return f"missing-header:{wire.TIMER_SET_AT}"
+    if command in _SETS and envelope.delay_ms is None and envelope.deliver_at_ms is None:
+        return f"missing-header:{wire.DELIVER_AT_MS}"
+    if command in _SETS and record.value() is None:
+        return "timer-without-body"
+    return ""
+
+
+def is_misplaced(record: Record, envelope: Envelope) -> bool:
+    """Return whether a command is in another partition than that of its name."""
+    return record.partition() != timer_partition(envelope.real_topic or "", envelope.timer or "")
+
+
+def forwarded(record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int) -> OutgoingRecord:
+    """Return a misplaced command for the partition of its name; a delay counts from the command as it was sent."""
+    following = next_envelope(record, envelope)
+    if following.delay_ms is not None:
+        following.delay_ms, following.deliver_at_ms = None, due_ms
+    partition = timer_partition(envelope.real_topic or "", envelope.timer or "")
+    return outgoing_record(record, names.timers, partition, following)
+
+
+def scheduled_timer(
+    record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int, partition: int
+) -> OutgoingRecord:
+    """Return the record of a delay queue for a SET; `TIMER_SET_AT` has the generation, the offset of the SET.
+
+    Args:
+        record: the SET as fetched.
+        envelope: its headers.
+        names: of the worker's namespace.
+        due_ms: when it is due, epoch ms.
+        partition: the queue to wait in.
+    """
+    outgoing = envelope.copy()
+    outgoing.timer_do = outgoing.timer_at_most_ms = None
+    outgoing.timer_set_at = record.offset()
+    return hopped(record, outgoing, names, deliver_at_ms=due_ms, partition=partition)
+
+
+def fire(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecord:
+    """Return the FIRE for a record of a delay queue that is due. It carries the message.
+
+    Raises:
+        MalformedRecordError: `missing-header:TIMER_SET_AT`: the record has a name, but no generation.
+    """
+    if envelope.timer_set_at is None:
+        raise MalformedRecordError(f"missing-header:{wire.TIMER_SET_AT}", "a named schedule record has no generation")
+    following = next_envelope(record, envelope)
+    following.shim, following.timer_do = WIRE_VERSION, "FIRE"
+    partition = timer_partition(envelope.real_topic or "", envelope.timer or "")
+    return outgoing_record(record, names.timers, partition, following)
+
+
+def timer_state(
+    names: TopicNames,
+    partition: int,
+    envelope: Envelope,
+    *,
+    applied: int,
+    generation: int | None,
+    due_ms: int = 0,
+    since_ms: int | None = None,
+) -> OutgoingRecord:
+    """Return the state of a name after a command, for the compacted topic.
+
+    A pending name has `REAL_TOPIC`, `TIMER`, `TIMER_SET_AT` and `DELIVER_AT_MS`, and an empty value. A forgotten one is
+    a tombstone, whose `TIMER_SET_AT` is the offset of the command that made it forgotten: nobody needs it once the
+    position is behind that.
+
+    Args:
+        names: of the worker's namespace.
+        partition: of the log and of the state.
+        envelope: of the command.
+        applied: offset of the command.
+        generation: the generation that is pending; None: none is.
+        due_ms: when it is due, epoch ms.
+        since_ms: since when the name is pending, epoch ms; None: it has no limit.
+    """
+    state = Envelope(shim=WIRE_VERSION, timer_set_at=applied)
+    if generation is not None:
+        state.real_topic, state.timer, state.deliver_at_ms = envelope.real_topic, envelope.timer, due_ms
+        state.timer_since_ms = since_ms
+    key = timer_digest(envelope.real_topic or "", envelope.timer or "")
+    return OutgoingRecord(names.timer_state, partition, key, None if generation is None else b"", encode(state))
+
+
+def checkpoint(names: TopicNames, partition: int, offset: int) -> OutgoingRecord:
+    """Return the state record that says: every command below this offset is applied."""
+    headers: list[Header] = encode(Envelope(shim=WIRE_VERSION, timer_set_at=offset))
+    return OutgoingRecord(names.timer_state, partition, CHECKPOINT, b"", headers)
