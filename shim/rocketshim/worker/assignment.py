@@ -55,12 +55,12 @@ class AssignedPartition:
     """One assignment of one partition."""
 
     __slots__ = (
-        "_topic", "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "gone", "hop_prefix", "metadata",
+        "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "gone", "hop_prefix", "key", "metadata",
         "number", "paused", "queue", "sent", "sent_metadata", "skipped_to", "stored",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], start: int, metadata: str = "") -> None:
-        self._topic = topic
+        self.key = TopicPartitionKey(topic, number)
         self.metadata = self.sent_metadata = metadata
         self.number = number
         self.queue = queue
@@ -84,7 +84,7 @@ class AssignedPartition:
 
     def at(self, offset: int) -> TopicPartition:
         """Return an offset of the partition for a commit, with this worker's metadata."""
-        return TopicPartition(self._topic, self.number, offset, metadata=self.metadata)
+        return TopicPartition(*self.key, offset, metadata=self.metadata)
 
     def is_waiting(self, now_ns: int) -> bool:
         """Return whether a target of its records is still unknown, so that no record leaves the partition."""
@@ -112,7 +112,7 @@ class Assignment:
     """The partitions assigned to this worker.
 
     `leave` is called with the partitions that are about to be revoked, while they may still be committed, and with an
-    empty list before partitions are added; it must be bounded in time. `gone` is called with the number of each
+    empty list before partitions are added; it must be bounded in time. `gone` is called with each
     partition that was revoked, or whose log started again.
     """
 
@@ -123,12 +123,12 @@ class Assignment:
         make_queue: Callable[[int], LevelQueue[Any]],
         *,
         leave: Callable[[list[AssignedPartition]], None],
-        gone: Callable[[int], None],
+        gone: Callable[[TopicPartitionKey], None],
         alarm: Callable[..., None],
         clock: Clock,
         sleep: Callable[[float], None],
     ) -> None:
-        self.held: dict[int, AssignedPartition] = {}
+        self.held: dict[TopicPartitionKey, AssignedPartition] = {}
         self.failure: Exception | None = None
         self.has_joined = False  # whether the first rebalance is over
         self.is_member = False  # false also when the group has put the worker out
@@ -143,9 +143,11 @@ class Assignment:
         self._sleep = sleep
         self._commits_fail_since_ns: int | None = None
         self.is_closing = False  # from `closing` on, for good
-        self._unread: set[int] = set()
+        self._unread: set[TopicPartitionKey] = set()
         self._unread_ns = 0
-        self._unknown: set[int] = set()  # partitions whose positions could not be read when they were assigned
+        self._unknown: set[TopicPartitionKey] = (
+            set()
+        )  # partitions whose positions could not be read when they were assigned
         self._look_s = _LOOK_S
         self._unknown_ns = 0  # when they are asked for again; 0: right after the assignment, which has just asked
 
@@ -167,27 +169,35 @@ class Assignment:
             self.failure = error
             return
         for start in starts:
-            self.held[start.partition] = self._new_partition(start.partition, max(start.offset, -1))
+            key = TopicPartitionKey.of(start)
+            self.held[key] = self._new_partition(key, max(start.offset, -1))
         if starts:
-            _LOG.info("worker.assigned", extra={"partitions": sorted(start.partition for start in starts)})
+            _LOG.info("worker.assigned", extra={"partitions": self._shown(map(TopicPartitionKey.of, starts))})
 
     def on_revoke(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Release these partitions in order: finish or abandon records in flight, commit, unassign."""
-        leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
+        leaving = self._held_of(partitions)
         try:
             self._leave(leaving)
         except (KafkaException, RuntimeError) as error:
             self.failure = error
         self._unassign(consumer, partitions, leaving)
         if leaving:
-            _LOG.info("worker.revoked", extra={"partitions": sorted(assigned.number for assigned in leaving)})
+            _LOG.info("worker.revoked", extra={"partitions": self._shown(each.key for each in leaving)})
 
     def on_lost(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> None:
         """Drop these partitions without a commit: another member may own them already."""
         self.is_member = False
-        self._alarm("worker.partitions-lost", partitions=sorted(item.partition for item in partitions))
-        leaving = [self.held[item.partition] for item in partitions if item.partition in self.held]
-        self._unassign(consumer, partitions, leaving)
+        self._alarm("worker.partitions-lost", partitions=self._shown(map(TopicPartitionKey.of, partitions)))
+        self._unassign(consumer, partitions, self._held_of(partitions))
+
+    def _held_of(self, partitions: Iterable[TopicPartition]) -> list[AssignedPartition]:
+        keys = map(TopicPartitionKey.of, partitions)
+        return [self.held[key] for key in keys if key in self.held]
+
+    def _shown(self, keys: Iterable[TopicPartitionKey]) -> list[int | str]:
+        """Return partitions for a log line: delay queues by number, others by topic and number."""
+        return [key.partition if key.topic == self.topic else str(key) for key in sorted(keys)]
 
     def _unassign(
         self, consumer: ConsumerClient, partitions: list[TopicPartition], leaving: Iterable[AssignedPartition]
@@ -195,10 +205,10 @@ class Assignment:
         for assigned in leaving:
             assigned.gone = True
             assigned.queue.drop()
-            self.held.pop(assigned.number, None)
-            self._unread.discard(assigned.number)
-            self._unknown.discard(assigned.number)
-            self._gone(assigned.number)
+            self.held.pop(assigned.key, None)
+            self._unread.discard(assigned.key)
+            self._unknown.discard(assigned.key)
+            self._gone(assigned.key)
         try:
             consumer.incremental_unassign(partitions)
         except (KafkaException, RuntimeError) as error:
@@ -211,10 +221,10 @@ class Assignment:
         for assigned in self.held.values():
             assigned.metadata = self._metadata
 
-    def in_turn(self, after: int) -> list[AssignedPartition]:
-        """Return the partitions in turn, beginning after the one with this number."""
-        queues = sorted(self.held.values(), key=attrgetter("number"))
-        first = bisect_right(queues, after, key=attrgetter("number"))
+    def in_turn(self, after: TopicPartitionKey) -> list[AssignedPartition]:
+        """Return the partitions in turn, beginning after this one."""
+        queues = sorted(self.held.values(), key=attrgetter("key"))
+        first = bisect_right(queues, after, key=attrgetter("key"))
         return queues[first:] + queues[:first]
 
     def closing(self) -> None:
@@ -233,22 +243,22 @@ class Assignment:
                     self._alarm("worker.positions-unknown", error=str(error))
                     break
                 self._sleep(_TRY_AGAIN_S)
-        self._unknown.update(item.partition for item in partitions)
+        self._unknown.update(map(TopicPartitionKey.of, partitions))
         self._unknown_ns = 0
         return [TopicPartition(item.topic, item.partition, OFFSET_STORED) for item in partitions]
 
     def _look_for_positions(self, consumer: ConsumerClient, now_ns: int) -> None:
         """Ask again for positions that could not be read; repeat the alarm until there is an answer."""
         if self._unknown_ns:
-            asked = [TopicPartition(self.topic, number) for number in sorted(self._unknown)]
+            asked = [TopicPartition(*key) for key in sorted(self._unknown)]
             try:
                 for item in check_answers(consumer.committed(asked, timeout=self._look_s)):
-                    self.held[item.partition].confirm(item.offset)
+                    self.held[TopicPartitionKey.of(item)].confirm(item.offset)
                 self._unknown.clear()
                 self._look_s = _LOOK_S
             except KafkaException as error:
                 self._look_s = min(_TIMEOUT_S, 2 * self._look_s)  # the brokers may be slow
-                self._alarm("worker.positions-unknown", partitions=sorted(self._unknown), error=str(error))
+                self._alarm("worker.positions-unknown", partitions=self._shown(self._unknown), error=str(error))
         self._unknown_ns = now_ns + (_AGAIN_NS if self._unread & self._unknown else _LOOK_NS)
 
     def _known_starts(self, consumer: ConsumerClient, partitions: list[TopicPartition]) -> list[TopicPartition]:
@@ -260,14 +270,14 @@ class Assignment:
         """
         starts: list[TopicPartition] = []
         first: list[TopicPartition] = []
-        without: list[int] = []  # partitions with records, and without a position
+        without: list[TopicPartitionKey] = []  # partitions with records, and without a position
         bounds = _bounds(consumer, partitions)
         for item in check_answers(consumer.committed(partitions, timeout=_TIMEOUT_S)):
-            low, high = bounds[item.partition]
+            low, high = bounds[TopicPartitionKey.of(item)]
             offset = item.offset
             if offset < 0:
                 offset = low
-                without += [item.partition] if high > low else []
+                without += [TopicPartitionKey.of(item)] if high > low else []
                 first.append(TopicPartition(item.topic, item.partition, low, metadata=self._metadata))
             elif not low <= offset <= high:
                 self._alarm(
@@ -278,20 +288,20 @@ class Assignment:
                 first.append(TopicPartition(item.topic, item.partition, offset, metadata=self._metadata))
             starts.append(TopicPartition(item.topic, item.partition, offset))
         if without:
-            _LOG.warning("worker.positions-missing", extra={"partitions": sorted(without)})
+            _LOG.warning("worker.positions-missing", extra={"partitions": self._shown(without)})
         if first:
             consumer.commit(offsets=first, asynchronous=False)
         return starts
 
-    def _new_partition(self, number: int, committed: int) -> AssignedPartition:
+    def _new_partition(self, key: TopicPartitionKey, committed: int) -> AssignedPartition:
         """Make the state of a delay queue whose reading begins.
 
         Decides: Which delay has a queue that the worker's table does not know? 1 s; the record's headers say when it is
             due (`worker.router.Router.route`).
         """
         # records of a level that only another worker's longer table has hop again if they are not due after a second
-        queue = self._make_queue(time_in_queue_ms(self._levels, number))
-        return AssignedPartition(self.topic, number, queue, committed, self._metadata)
+        queue = self._make_queue(time_in_queue_ms(self._levels, key.partition))
+        return AssignedPartition(*key, queue, committed, self._metadata)
 
     # --- commits -----------------------------------------------------------------------------------------------------
 
@@ -313,16 +323,16 @@ class Assignment:
 
     def on_commit(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
         """Take the result of a commit; the next one repeats positions that were not committed."""
-        answered = {item.partition for item in partitions}
-        for number, each in self.held.items():
-            if number in answered or not answered:
+        answered = set(map(TopicPartitionKey.of, partitions))
+        for key, each in self.held.items():
+            if key in answered or not answered:
                 each.awaits_commit = False
         if error is None and all(item.error is None for item in partitions):
             self.committed()
         else:
             self.not_committed()
         for item in partitions:
-            assigned, failure = self.held.get(item.partition), error or item.error
+            assigned, failure = self.held.get(TopicPartitionKey.of(item)), error or item.error
             if failure is not None:
                 self._alarm("worker.commit-failed", partition=item.partition, error=str(failure))
             if assigned is not None and failure is not None:
@@ -332,24 +342,23 @@ class Assignment:
 
     # --- fetching ----------------------------------------------------------------------------------------------------
 
-    def restarted(self, number: int) -> AssignedPartition:
+    def restarted(self, old: AssignedPartition) -> AssignedPartition:
         """Replace a partition whose log started again: drop its buffered records and return the new one."""
-        old = self.held[number]
         old.gone = True
         old.queue.drop()
-        self._gone(number)
-        self._alarm("worker.log-restarted", partition=number)
-        fresh = self.held[number] = self._new_partition(number, -1)
+        self._gone(old.key)
+        self._alarm("worker.log-restarted", partition=old.number)
+        fresh = self.held[old.key] = self._new_partition(old.key, -1)
         fresh.paused = old.paused
         return fresh
 
-    def overtaken(self, number: int) -> None:
+    def overtaken(self, key: TopicPartitionKey) -> None:
         """Note that the client has stopped reading a partition because its position is, or seems, outside the log.
 
         The next `throttle` resumes reading.
         """
-        if number in self.held:
-            self._unread.add(number)
+        if key in self.held:
+            self._unread.add(key)
             self._unread_ns = 0
             self._unknown_ns = min(self._unknown_ns, 1)  # ask now
 
@@ -361,9 +370,9 @@ class Assignment:
         (test_a_finished_queue_is_committed_to_its_end_behind_markers_and_aborted_records).
         """
         finished = [each for each in self.held.values() if each.queue.waiting_count == 0 and each.queue.idle]
-        asked = [TopicPartition(self.topic, each.number) for each in finished]
+        asked = [TopicPartition(*each.key) for each in finished]
         for item in consumer.position(asked) if asked else ():
-            assigned = self.held[item.partition]
+            assigned = self.held[TopicPartitionKey.of(item)]
             if item.offset > max(assigned.position or -1, assigned.sent):  # negative: nothing was read yet
                 assigned.skipped_to = item.offset
 
@@ -378,13 +387,13 @@ class Assignment:
             queue = assigned.queue
             if not assigned.paused:
                 if queue.pauses(now_ns):
-                    consumer.pause([TopicPartition(self.topic, assigned.number)])
+                    consumer.pause([TopicPartition(*assigned.key)])
                     assigned.paused = True
             elif queue.resumes(now_ns):
-                consumer.resume([TopicPartition(self.topic, assigned.number)])
+                consumer.resume([TopicPartition(*assigned.key)])
                 assigned.paused = False
 
-    def _resume_reading(self, consumer: ConsumerClient, numbers: list[int]) -> None:
+    def _resume_reading(self, consumer: ConsumerClient, keys: list[TopicPartitionKey]) -> None:
         """Resume partitions that the client has stopped reading.
 
         If retention has deleted the position, reading resumes at the earliest record. The records between are lost, and
@@ -394,24 +403,24 @@ class Assignment:
         each, so that a partition without a leader does not block another. If a broker does not answer in time, requests
         for each would stop the loop for minutes.
         """
-        partitions = [TopicPartition(self.topic, number) for number in numbers]
+        partitions = [TopicPartition(*key) for key in keys]
         try:
             bounds = _bounds(consumer, partitions)
-            positions = {item.partition: item.offset for item in consumer.position(partitions)}
+            positions = {TopicPartitionKey.of(item): item.offset for item in consumer.position(partitions)}
         except KafkaException as error:
-            if len(numbers) == 1 or error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - as above
+            if len(keys) == 1 or error.args[0].code() == KafkaError._TIMED_OUT:  # noqa: SLF001 - as above
                 self._alarm("worker.positions-unknown", error=str(error))
                 return
-            for number in numbers:
-                self._resume_reading(consumer, [number])
+            for key in keys:
+                self._resume_reading(consumer, [key])
             return
         starts: list[TopicPartition] = []
-        for number in numbers:
-            assigned, (low, high) = self.held[number], bounds[number]
-            at = positions[number] if positions[number] >= 0 else assigned.stored  # negative: nothing read yet
-            starts.append(TopicPartition(self.topic, number, at if low <= at <= high else low))
+        for key in keys:
+            assigned, (low, high) = self.held[key], bounds[key]
+            at = positions[key] if positions[key] >= 0 else assigned.stored  # negative: nothing read yet
+            starts.append(TopicPartition(*key, at if low <= at <= high else low))
             if starts[-1].offset != at:
-                self._alarm("worker.position-out-of-range", partition=number, position=at, low=low, high=high)
+                self._alarm("worker.position-out-of-range", partition=key.partition, position=at, low=low, high=high)
         try:
             # the client has stopped fetching them and would refuse to seek
             consumer.incremental_unassign(partitions)
@@ -420,9 +429,9 @@ class Assignment:
         except (KafkaException, RuntimeError) as error:
             self.failure = error
             return
-        for number in numbers:
-            self.held[number].paused = False
-        self._unread.difference_update(numbers)
+        for key in keys:
+            self.held[key].paused = False
+        self._unread.difference_update(keys)
 
 
 def _has_work(assigned: AssignedPartition, now_ns: int) -> bool:
@@ -430,8 +439,8 @@ def _has_work(assigned: AssignedPartition, now_ns: int) -> bool:
     return assigned.awaits_commit or assigned.uncommitted is not None or (due_ns is not None and due_ns <= now_ns)
 
 
-def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[int, tuple[int, int]]:
-    """Return where the logs of partitions begin and end, by number."""
+def _bounds(consumer: ConsumerClient, partitions: list[TopicPartition]) -> dict[TopicPartitionKey, tuple[int, int]]:
+    """Return where the logs of partitions begin and end."""
     keys = list(map(TopicPartitionKey.of, partitions))
     lows, highs = (offsets_at(consumer, keys, which, _TIMEOUT_S) for which in (OFFSET_BEGINNING, OFFSET_END))
-    return {key.partition: (lows[key], highs[key]) for key in keys}
+    return {key: (lows[key], highs[key]) for key in keys}

@@ -75,6 +75,7 @@ from rocketshim.worker.state import Alarms
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import WorkerClients
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["ExactlyOnce", "Transaction"]
@@ -736,15 +737,14 @@ class ExactlyOnce:
         """Read the committed positions: they show which uncertain transactions were committed."""
         flights = [each for transaction in self._uncertain for each in transaction.flights if not each.assigned.gone]
         if flights:
-            numbers = {flight.assigned.number for flight in flights}
-            asked = [TopicPartition(self._prober.topic, number) for number in numbers]
+            asked = [TopicPartition(*key) for key in {flight.assigned.key for flight in flights}]
             self._producer.beat()
             answers = check_answers(consumer.committed(asked, timeout=self._producer.timeout_s))
-            found = {item.partition: item.offset for item in answers}
-            committed = {each for each in flights if found[each.assigned.number] >= each.due.run.next_offset}
+            found = {TopicPartitionKey.of(item): item.offset for item in answers}
+            committed = {each for each in flights if found[each.assigned.key] >= each.due.run.next_offset}
             for flight in flights:
                 assigned = flight.assigned
-                assigned.confirm(found[assigned.number])
+                assigned.confirm(found[assigned.key])
                 if flight in committed:
                     self._confirm(flight)
                 else:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from itertools import groupby
-from operator import methodcaller
+from operator import itemgetter, methodcaller
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -14,6 +14,7 @@ from rocketshim.kafka.clients import ConsumerClient, is_fatal
 from rocketshim.worker.assignment import AssignedPartition, Assignment
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import headers_shown
@@ -23,6 +24,7 @@ __all__ = ["Fetcher"]
 _NS: Final = 1_000_000
 _FETCH_COUNT: Final = 1_000
 _MISSING_NS: Final = 30_000 * _NS  # a broker may not know a topic for a moment; the client reports that once
+_TOPIC, _PARTITION = methodcaller("topic"), methodcaller("partition")
 _HEADER_BYTES: Final = 40  # memory of a header in addition to its name and value
 
 
@@ -76,10 +78,11 @@ class Fetcher:
         errors = [message for message in batch if message.error() is not None]
         if errors:
             batch = [message for message in batch if message.error() is None]
-        for number, messages in groupby(batch, methodcaller("partition")):
-            assigned = self._assignment.held.get(number)
+        keys = zip(map(_TOPIC, batch), map(_PARTITION, batch), strict=True)
+        for key, messages in groupby(zip(keys, batch, strict=True), itemgetter(0)):
+            assigned = self._assignment.held.get(key)
             if assigned is not None:
-                self.offer(assigned, list(messages), seen_ns)
+                self.offer(assigned, [message for _, message in messages], seen_ns)
         for each in errors:
             self._client_error(each)
         return is_more
@@ -113,7 +116,7 @@ class Fetcher:
             unstamped = assigned.queue.offer(run, seen_ns, extra_bytes)
         except ValueError:  # the run may begin with records of the old log
             last_fall = max((at for at in range(1, len(run)) if run[at].offset() <= run[at - 1].offset()), default=0)
-            self.offer(self._assignment.restarted(assigned.number), run[last_fall:], seen_ns)
+            self.offer(self._assignment.restarted(assigned), run[last_fall:], seen_ns)
             return
         for message in unstamped:
             self._router.marks.park(message, "no-append-time")
@@ -141,6 +144,6 @@ class Fetcher:
                 f"the worker may not read {self._assignment.topic}: grant it Read, see: rocketshim acls --role worker"
             )
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:  # noqa: SLF001 - no public spelling
-            self._assignment.overtaken(message.partition())
+            self._assignment.overtaken(TopicPartitionKey(message.topic(), message.partition()))
         else:
             self._alarm.client_error(error, message.topic())

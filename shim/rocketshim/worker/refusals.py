@@ -16,6 +16,7 @@ from rocketshim.worker.hop_writer import HopBatch, Kind
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import NO_TARGET
+from rocketshim_topics.coordinates import RecordCoordinates, TopicPartitionKey
 from rocketshim_topics.kafka_codes import TOO_LARGE
 from rocketshim_topics.names import init_command
 from rocketshim_topics.wire import coordinates
@@ -62,37 +63,41 @@ class RecordMarks:
     """Marks of single records whose hops were refused: they are to be parked."""
 
     def __init__(self) -> None:
-        self.reasons: dict[tuple[int, int], str] = {}
-        self._without_body: set[tuple[int, int]] = set()
+        self.reasons: dict[RecordCoordinates, str] = {}
+        self._without_body: set[RecordCoordinates] = set()
 
     def park(self, record: Any, reason: str) -> None:
         """Mark a record for parking with this reason; no other rule matters for it from now on."""
-        self.reasons[record.partition(), record.offset()] = reason
+        self.reasons[_place(record)] = reason
 
     def park_without_body(self, record: Any) -> bool:
         """Mark a record that is too large for the parking topic; return False if it is marked already."""
-        position = (record.partition(), record.offset())
+        position = _place(record)
         is_new = position not in self._without_body
         self._without_body.add(position)
         return is_new
 
     def is_without_body(self, record: Any) -> bool:
         """Return whether to park a record without its body."""
-        return bool(self._without_body) and (record.partition(), record.offset()) in self._without_body
+        return bool(self._without_body) and _place(record) in self._without_body
 
-    def forget(self, number: int) -> None:
+    def forget(self, partition: TopicPartitionKey) -> None:
         """Forget the marks of a partition's records: it was revoked, or its log started again."""
-        for position in [position for position in self.reasons if position[0] == number]:
+        for position in [position for position in self.reasons if position[:2] == partition]:
             del self.reasons[position]
-        self._without_body -= {position for position in self._without_body if position[0] == number}
+        self._without_body -= {position for position in self._without_body if position[:2] == partition}
 
     def forget_stored(self, records: Sequence[Any]) -> None:
         """Forget the marks of records whose hops are stored."""
         if self.reasons or self._without_body:
-            positions = {(record.partition(), record.offset()) for record in records}
+            positions = set(map(_place, records))
             self._without_body -= positions
             for position in positions & self.reasons.keys():
                 del self.reasons[position]
+
+
+def _place(record: Any) -> RecordCoordinates:
+    return RecordCoordinates(record.topic(), record.partition(), record.offset())
 
 
 class Refusals:

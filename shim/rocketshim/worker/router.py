@@ -43,6 +43,7 @@ from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
+from rocketshim_topics.coordinates import RecordCoordinates
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, is_probe, parked
 from rocketshim_topics.levels import DelayLevels
@@ -196,8 +197,8 @@ class Router:
         last: tuple[bytes | None, bytes | None] = (None, None)
         columns = zip(indexes, records, map(_OFFSET, records), map(_KEY, records), map(_VALUE, records), strict=True)
         for index, record, offset, key, value in columns:
-            if marked and (number, offset) in marked:
-                groups.append(self._park(index, record, marked[number, offset]))
+            if marked and (reason := marked.get(RecordCoordinates(*assigned.key, offset))):
+                groups.append(self._park(index, record, reason))
                 continue
             try:
                 headers = read_headers(record) or []

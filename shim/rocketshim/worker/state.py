@@ -223,11 +223,11 @@ class WorkerState(LoopState):
         return worker_metrics(self)
 
 
-def queue_state(consumer: ConsumerClient, topic: str, assigned: AssignedPartition, now_ns: int) -> QueueState:
+def queue_state(consumer: ConsumerClient, assigned: AssignedPartition, now_ns: int) -> QueueState:
     """Return the state of a partition, without a request to the cluster."""
     position, due_ns = assigned.position, assigned.queue.oldest_due_ns
     try:
-        _, high = consumer.get_watermark_offsets(TopicPartition(topic, assigned.number), cached=True)
+        _, high = consumer.get_watermark_offsets(TopicPartition(*assigned.key), cached=True)
     except (KafkaException, TypeError):
         high = -1
     done = assigned.stored if position is None else position

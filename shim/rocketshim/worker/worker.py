@@ -54,6 +54,7 @@ from rocketshim.worker.target_table import TargetTable
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import MEMBER, WorkerClients
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
 
@@ -209,7 +210,7 @@ class DelayWorker:
             )  # fmt: skip
         self._state: WorkerState | None = None
         self._commit_ns = self._skip_ns = 0
-        self._served = -1  # the partition from which the loop took records last
+        self._served = TopicPartitionKey("", -1)  # the partition from which the loop took records last
         self._consumer: ConsumerClient | None = None
 
     # --- lifecycle ---------------------------------------------------------------------------------------------------
@@ -391,7 +392,7 @@ class DelayWorker:
                 due = assigned.queue.take(now_ns, min(room, self.settings.drain_count), room_bytes)
                 if due is not None:
                     progress = True
-                    self._served = assigned.number
+                    self._served = assigned.key
                     delivery.relay(assigned, due, now_ns)
             if progress:
                 delivery.process_reports(self._clock.monotonic_ns())
@@ -419,7 +420,7 @@ class DelayWorker:
         return self._state
 
     def _publish_state(self, consumer: ConsumerClient, now_ns: int) -> None:
-        assigned = sorted(self._assignment.held.values(), key=attrgetter("number"))
+        assigned = sorted(self._assignment.held.values(), key=attrgetter("key"))
         if self._prober.compare_clocks(assigned, now_ns):
             self._assignment.publish_clock(self._prober.clock_ahead_ms)
         self._state = WorkerState(
@@ -430,7 +431,7 @@ class DelayWorker:
             is_member=self._assignment.is_member,
             commits_fail_since_ns=self._assignment.commits_fail_since_ns(),
             avoided=self._targets.avoided(now_ns),
-            queues=tuple(queue_state(consumer, self._assignment.topic, each, now_ns) for each in assigned),
+            queues=tuple(queue_state(consumer, each, now_ns) for each in assigned),
             counts=self.counts.copy(),
             namespace=self.settings.namespace,
             clock_ahead_ms=self._prober.clock_ahead_ms,
