@@ -14,7 +14,6 @@ import pytest
 
 from rocketshim_topics import DelayLevels, Failure, Message, OutgoingRecord, TopicNames, decode, murmur2, partition_for
 from rocketshim_topics.hops import (
-    checkpoint,
     clock_probe,
     dead_letter,
     dead_letter_by_reference,
@@ -192,7 +191,6 @@ def timers() -> dict[str, OutgoingRecord]:
             NAMES, 3, envelope, applied=70, generation=70, due_ms=T0_MS + 1_800_001, since_ms=T0_MS
         ),
         "timer state, ended": timer_state(NAMES, 3, envelope, applied=91, generation=None),
-        "timer state, checkpoint": checkpoint(NAMES, 3, 92),
     }
 
 

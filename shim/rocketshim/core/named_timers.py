@@ -18,8 +18,10 @@ A CANCEL or SET with a lower offset than a FIRE always wins, and one with a high
 
 What is known is rebuilt from a compacted topic, which may be ahead of the position from which commands are read again:
 the owner before stored what a command did, then the state, then its position, and may have ended between two of these.
-So each entry carries the offset of the command that changed it last. A command that its entry knows is not applied
-again. `checkpoint` is the offset below which every command is applied.
+So each entry carries the offset of the command that changed it last, and a command that its entry knows is not applied
+again. The state may also be behind the position: markers of a transaction that has ended arrive in each partition at
+their own time, and an entry may be lost. Then the commands from `next_offset` on are applied again, without effects:
+those that changed nothing change nothing, and the others are missing.
 
 Source: the model of 10,000 random programs with deaths between any two writes (test_named_timers).
 """
@@ -83,32 +85,39 @@ class TimerTable:
 
     Attributes:
         live: the generation of each pending name, by the name's digest.
-        checkpoint: every command below this offset was applied before.
+        next_offset: the offset after the newest command that is known to be applied; 0: none is.
     """
 
-    __slots__ = ("_applied", "_since_ms", "checkpoint", "live")
+    __slots__ = ("_ended", "_since_ms", "live", "next_offset")
 
     def __init__(self) -> None:
         self.live: dict[bytes, int] = {}
-        self.checkpoint = 0
-        self._applied: dict[bytes, int] = {}  # the newest command of each name, if it was at the checkpoint or later
+        self.next_offset = 0
+        self._ended: dict[bytes, int] = {}  # the command that ended a name, if the state may be ahead of it
         self._since_ms: dict[bytes, int] = {}  # of pending names that may not be put off forever
 
-    def load(self, name: bytes, applied: int, generation: int | None, since_ms: int | None = None) -> None:
-        """Take the stored state of a name after the command at `applied`; an older one than is known is ignored.
+    def load(self, name: bytes, applied: int, *, is_pending: bool, since_ms: int | None = None) -> None:
+        """Take the stored state of a name after the command at `applied`; an older one than is known is ignored."""
+        if applied < max(self.live.get(name, -1), self._ended.get(name, -1)):
+            return  # a frozen owner stored it late
+        self.next_offset = max(self.next_offset, applied + 1)
+        if is_pending:
+            self._ended.pop(name, None)
+            self._put(name, applied, since_ms)
+        else:
+            self._ended[name] = applied
+            self._put(name, None, None)
 
-        Load every entry, then the checkpoint (`reach`).
-        """
-        if applied < self._applied.get(name, -1):
-            return
-        self._applied[name] = applied
-        self._put(name, generation, since_ms)
+    def begin(self, position: int) -> None:
+        """Begin to apply commands from this offset on; everything was loaded."""
+        self._ended = {name: at for name, at in self._ended.items() if at >= position}
 
-    def reach(self, checkpoint: int) -> None:
-        """Note that every command below this offset is applied; it never goes back."""
-        self.checkpoint = max(self.checkpoint, checkpoint)
-        if self._applied:
-            self._applied = {name: at for name, at in self._applied.items() if at >= self.checkpoint}
+    def forget(self, name: bytes, generation: int) -> bool:
+        """Forget a name whose message cannot wait; return whether this generation was pending."""
+        if self.live.get(name) != generation:
+            return False
+        self._put(name, None, None)
+        return True
 
     def apply(
         self,
@@ -136,7 +145,7 @@ class TimerTable:
         Decides: Which generation of a named timer is delivered, if any?
         """
         pending = self.live.get(name)
-        if offset < self.checkpoint or offset <= self._applied.get(name, -1):
+        if (pending is not None and offset <= pending) or offset <= self._ended.get(name, -1):
             return Change(Effect.NOTHING, pending, pending)
         if command is Command.SET or (command is Command.SET_IF_ABSENT and pending is None):
             since_ms = None

@@ -39,6 +39,7 @@ from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
+    from rocketshim.worker.timers import OwnedTimers
 
 __all__ = ["AssignedPartition", "Assignment"]
 
@@ -56,7 +57,7 @@ class AssignedPartition:
 
     __slots__ = (
         "awaited", "awaits_commit", "backoff_until_ns", "backoffs", "gone", "hop_prefix", "key", "metadata",
-        "number", "paused", "queue", "sent", "sent_metadata", "skipped_to", "stored",
+        "number", "paused", "queue", "sent", "sent_metadata", "skipped_to", "stored", "timers",
     )  # fmt: skip
 
     def __init__(self, topic: str, number: int, queue: LevelQueue[Any], start: int, metadata: str = "") -> None:
@@ -72,6 +73,7 @@ class AssignedPartition:
         self.backoff_until_ns = 0  # no record leaves it before, since a hop was refused
         self.backoffs = 0  # in a row
         self.awaited: set[TargetHealth] = set()  # no record leaves it while one of them is unknown
+        self.timers: OwnedTimers | None = None  # None: a delay queue
         self.hop_prefix = f"{topic}/{number}/".encode()
 
     @property
@@ -87,7 +89,9 @@ class AssignedPartition:
         return TopicPartition(*self.key, offset, metadata=self.metadata)
 
     def is_waiting(self, now_ns: int) -> bool:
-        """Return whether a target of its records is still unknown, so that no record leaves the partition."""
+        """Return whether no record leaves it: a target is still unknown, or the state of its timers."""
+        if self.timers is not None and not self.timers.is_ready(self.queue):
+            return True
         return any(now_ns < target.ready_ns for target in self.awaited)
 
     @property
@@ -112,8 +116,9 @@ class Assignment:
     """The partitions assigned to this worker.
 
     `leave` is called with the partitions that are about to be revoked, while they may still be committed, and with an
-    empty list before partitions are added; it must be bounded in time. `gone` is called with each
-    partition that was revoked, or whose log started again.
+    empty list before partitions are added; it must be bounded in time. `gone` is called with each partition that was
+    revoked, or whose log started again. `own_timers` makes the timers of a partition of the timer log: its number, the
+    position, and whether there was none.
     """
 
     def __init__(
@@ -124,6 +129,7 @@ class Assignment:
         *,
         leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[TopicPartitionKey], None],
+        own_timers: "Callable[[int, int, bool], OwnedTimers]",
         alarm: Callable[..., None],
         clock: Clock,
         sleep: Callable[[float], None],
@@ -138,11 +144,13 @@ class Assignment:
         self._make_queue = make_queue
         self._leave = leave
         self._gone = gone
+        self._own_timers = own_timers
         self._alarm = alarm
         self._clock = clock
         self._sleep = sleep
         self._commits_fail_since_ns: int | None = None
         self.is_closing = False  # from `closing` on, for good
+        self._without: set[TopicPartitionKey] = set()  # those that are assigned now, and had no position
         self._unread: set[TopicPartitionKey] = set()
         self._unread_ns = 0
         self._unknown: set[TopicPartitionKey] = (
@@ -277,6 +285,7 @@ class Assignment:
             offset = item.offset
             if offset < 0:
                 offset = low
+                self._without.add(TopicPartitionKey.of(item))
                 without += [TopicPartitionKey.of(item)] if high > low else []
                 first.append(TopicPartition(item.topic, item.partition, low, metadata=self._metadata))
             elif not low <= offset <= high:
@@ -300,8 +309,13 @@ class Assignment:
             due (`worker.router.Router.route`).
         """
         # records of a level that only another worker's longer table has hop again if they are not due after a second
-        queue = self._make_queue(time_in_queue_ms(self._levels, key.partition))
-        return AssignedPartition(*key, queue, committed, self._metadata)
+        is_queue = key.topic == self.topic
+        queue = self._make_queue(time_in_queue_ms(self._levels, key.partition) if is_queue else 0)
+        assigned = AssignedPartition(*key, queue, committed, self._metadata)
+        if not is_queue:
+            assigned.timers = self._own_timers(key.partition, committed, key in self._without)
+        self._without.discard(key)
+        return assigned
 
     # --- commits -----------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@
   again. A third one follows what was stored in good time (`core.send_pace`), so that requests stay short. It also holds
   for what is sent again, and for what has waited for its target. Copies for a silent target that were replaced since
   stay in the producer until their time-out. They have their own limit, so that such a target does not block the others.
+* Of named timers, the state of the names is written when all other records of a run are stored; the next run of the
+  partition waits for it (`worker.timers`).
 * After a fatal error of the producer (a broken sequence) the worker creates a new producer and produces all records in
   flight again.
 """
@@ -293,10 +295,16 @@ class AtLeastOnce:
         Decides: What do due records do while their target is looked up? At least once, they alone wait. Exactly once,
             their run goes back, and its queue waits (`worker.exactly_once.ExactlyOnce.relay`).
         """
+        if flight.is_ending:
+            for index in indexes or ():
+                self._produce(flight, flight.state(index), now_ns)
+            return
         for group in self._router.route(
             flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason
         ):
-            if group.kind is Kind.SKIP:
+            if group.kind is Kind.STATE:
+                flight.keep_state(group)
+            elif group.kind is Kind.SKIP:
                 self._counts.skipped += len(group.records)
                 self._finished(flight, len(group.records))
             elif group.kind is Kind.NOT_YET and group.target is not None:
@@ -414,7 +422,12 @@ class AtLeastOnce:
 
     def _finished(self, flight: Flight, count: int) -> None:
         flight.pending -= count
-        if flight.pending == 0 and not flight.assigned.gone:
+        if flight.pending or flight.assigned.gone:
+            return
+        if flight.states and not flight.is_ending:
+            flight.is_ending, flight.pending = True, len(flight.states)
+            self._send(flight, list(flight.states), self._clock.monotonic_ns())
+        else:
             flight.assigned.queue.confirmed(flight.due.run)
 
     def _failed(self, batch: HopBatch, unstored: Mapping[int, KafkaError | None], now_ns: int) -> None:

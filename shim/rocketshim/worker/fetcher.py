@@ -136,6 +136,8 @@ class Fetcher:
         error: KafkaError = message.error()
         if is_fatal(error):
             self.failure = KafkaException(error)
+        elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and message.topic() != self._assignment.topic:
+            pass  # named timers are not used here
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._missing_ns = self._missing_ns or self._clock.monotonic_ns() + _MISSING_NS
             self._alarm.client_error(error, message.topic())

@@ -83,7 +83,8 @@ class HeaderShape:
 
     Attributes:
         count: number of headers.
-        real_topic, group, real_qid, delay_ms, deliver_at_ms, target_tries, timestamp, shim: positions of these headers.
+        real_topic, group, real_qid, delay_ms, deliver_at_ms, target_tries, timestamp, timer, shim: positions of these
+            headers.
         texts, filled, shorts, longs: positions of texts, of texts that must not be empty, of 32-bit and 64-bit numbers.
         to_topic, to_retry, to_queue, to_queue_again: choose the headers of the next record from the result of
             `candidates`: at an ordinary target, at a retry topic, in another queue, and in a queue after the target has
@@ -92,7 +93,8 @@ class HeaderShape:
 
     __slots__ = (
         "count", "delay_ms", "deliver_at_ms", "filled", "group", "has_identity", "longs", "real_qid", "real_topic",
-        "shim", "shorts", "target_tries", "texts", "timestamp", "to_queue", "to_queue_again", "to_retry", "to_topic",
+        "shim", "shorts", "target_tries", "texts", "timer", "timestamp", "to_queue", "to_queue_again", "to_retry",
+        "to_topic",
     )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], topics: TopicNames) -> None:
@@ -103,6 +105,7 @@ class HeaderShape:
         self.real_qid, self.target_tries = at.get(wire.REAL_QID, -1), at.get(wire.TARGET_TRIES, -1)
         self.delay_ms, self.deliver_at_ms = at.get(wire.DELAY_MS, -1), at.get(wire.DELIVER_AT_MS, -1)
         self.shim, self.timestamp = at.get(wire.SHIM, -1), at.get(wire.TARGET_TIMESTAMP_MS, -1)
+        self.timer = at.get(wire.TIMER, -1)
         self.has_identity = at.keys() >= {wire.UNIQ_KEY, wire.BORN_TIMESTAMP}
         self.filled = tuple(at[name] for name in at if name in {wire.REAL_TOPIC, wire.UNIQ_KEY})
         self.texts = tuple(at[name] for name in at if LARGEST[name] is None and at[name] not in self.filled)

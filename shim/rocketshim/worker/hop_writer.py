@@ -44,6 +44,7 @@ class Kind(Enum):
     REQUEUE = "hop"  # into another delay queue
     RE_APPEND = "re-append"
     PARK = "park"
+    STATE = "state"  # of a named timer; at least once, when all other records of the run are stored
     SKIP = "skip"
     NOT_YET = "not-yet"
 
@@ -84,15 +85,31 @@ class HopGroup:
 
 
 class Flight:
-    """A run of records that left their queue together; `pending` is how many of them are not finished."""
+    """A run of records that left their queue together; `pending` is how many of them are not finished.
 
-    __slots__ = ("assigned", "due", "mean_bytes", "pending")
+    `states` are the states of named timers, by the index of the command; they are written when nothing is pending. Then
+    `is_ending`, and they are pending.
+    """
+
+    __slots__ = ("assigned", "due", "is_ending", "mean_bytes", "pending", "states")
 
     def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
         self.assigned = assigned
         self.due = due
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
+        self.states: dict[int, tuple[str, int, Hop]] = {}
+        self.is_ending = False
+
+    def keep_state(self, group: HopGroup) -> None:
+        """Keep a state until all other records of the run are stored."""
+        hop = group.records[0]
+        self.states[hop[0]] = group.topic, group.partition, hop
+
+    def state(self, index: int) -> HopGroup:
+        """Return the state of the command at an index, to write it."""
+        topic, partition, hop = self.states[index]
+        return HopGroup(Kind.STATE, topic, partition, first=hop)
 
 
 class HopBatch:
@@ -211,7 +228,7 @@ class HopWriter:
             self._counts.re_appended += len(stored)
             for record in records:
                 self._alarm(re_append_event(group.reason), record=coordinates(record), error=group.reason)
-        else:
+        elif group.kind is Kind.PARK:
             for record in records:
                 self._counts.count_parked(group.reason)
                 self._alarm("worker.parked", reason=group.reason, record=coordinates(record))

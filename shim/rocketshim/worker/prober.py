@@ -102,16 +102,16 @@ class Prober:
             return
         reports = self._delivery_reports
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
-        out = clock_probe(self._names, partition=assigned.number)
+        topic, out = assigned.key.topic, clock_probe(self._names, partition=assigned.number)
 
         def reported(error: KafkaError | None, message: Any) -> None:
             self._reports.append((producer, assigned, sent_ns, sent_ms, reports.error(error, message), message))
 
         try:
-            producer.produce(out.topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)
+            producer.produce(topic, out.value, out.key, assigned.number, on_delivery=reported, headers=out.headers)
         except (BufferError, KafkaException) as error:
             self._alarm("worker.probe-failed", partition=assigned.number, error=str(error))
-            refresh_metadata(producer, out.topic)  # the partition may be one of a new lane
+            refresh_metadata(producer, topic)  # the partition may be one of a new lane
         else:
             self.outstanding += 1
 
@@ -125,15 +125,16 @@ class Prober:
             if producer is self._producer:  # `use` has already dropped the probes of an earlier producer
                 self.outstanding -= 1
             if error is not None and error.code() == KafkaError.INVALID_RECORD:
-                raise compacted(self.topic)
+                raise compacted(assigned.key.topic)
             if error is not None:
                 self._alarm("worker.probe-failed", partition=assigned.number, error=error.name())
                 continue
             kind, append_ms = message.timestamp()
             if kind != TIMESTAMP_LOG_APPEND_TIME:
+                topic = assigned.key.topic
                 raise TopicMismatchError(
-                    f"a record of {self.topic} got CreateTime: delays would count from the senders' clocks, which "
-                    f"nothing checks. Set message.timestamp.type=LogAppendTime: {init_command(self.topic, '--fix')}. "
+                    f"a record of {topic} got CreateTime: delays would count from the senders' clocks, which "
+                    f"nothing checks. Set message.timestamp.type=LogAppendTime: {init_command(topic, '--fix')}. "
                     "If it is set, the brokers do not obey it, and cannot be used: rocketshim doctor --probe"
                 )
             self.confirmed_ns = now_ns

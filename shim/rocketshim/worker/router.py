@@ -10,7 +10,8 @@
 6. If the target is only not on this worker's allow-list, the record is re-appended for a worker that may deliver it,
    and finally parked.
 7. A record that is not due yet hops to another queue. From the first hop on it carries `DELIVER_AT_MS`.
-8. A due record is delivered, if its target takes records as they come. If the target is unknown, or may have got the
+8. A due record with a name goes to the timer log, which decides whether it is delivered (`worker.timers`).
+9. A due record is delivered, if its target takes records as they come. If the target is unknown, or may have got the
    wanted partition meanwhile, the record waits (`NOT_YET`). If the target does not exist, as while it is deleted and
    created again, or is avoided, the record is re-appended (`TARGET_TRIES`), and parked after the configured number of
    tries.
@@ -45,16 +46,17 @@ from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim_topics.coordinates import RecordCoordinates
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, is_probe, parked
+from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, fire, is_probe, parked
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import RETRY_PREFIX, TopicNames, group_of
-from rocketshim_topics.wire import REAL_TOPIC, Header, headers_shown, read_headers
+from rocketshim_topics.wire import REAL_TOPIC, Header, coordinates, decode, headers_shown, read_headers
 
 __all__ = ["Router", "queue_append_ms"]
 
 _LOOK_AGAIN_NS: Final = 1_000_000_000
 _RE_APPEND_MS: Final = (1_000, 5_000, 5_000, 10_000, 10_000, 30_000, 60_000)  # a record waits as long as its queue
 _OFFER_MS: Final = (1_000, 512, 10_000, 512, 60_000)
+_SAME_LANE: Final = 2  # tries before it
 _MOST_ROUTES: Final = 10_000
 _LONGEST_NAME: Final = 300  # bytes of a logical name; a longer value cannot be a name and is not remembered
 _OFFSET, _KEY, _VALUE = methodcaller("offset"), methodcaller("key"), methodcaller("value")
@@ -92,6 +94,7 @@ class _DueRecord:
     hop_id: bytes
     append_ms: int
     due_ms: int
+    is_named: bool = False  # it waits under a name: it is not delivered, but fires
 
     @property
     def tries(self) -> int:
@@ -229,7 +232,8 @@ class Router:
             )
             hop_id = b"%b%d" % (prefix, offset)
             qid = int(headers[shape.real_qid][1] or 0) if shape.real_qid >= 0 else -1
-            if due_ms <= clock_ms and target is not None and qid < (target.partitions or 0):  # nearly always
+            is_named = shape.timer >= 0
+            if due_ms <= clock_ms and target is not None and qid < (target.partitions or 0) and not is_named:  # often
                 chosen = (shape.to_retry if route.is_retry else shape.to_topic)(
                     shape.candidates(headers, hop_id, append_ms)
                 )
@@ -244,7 +248,7 @@ class Router:
                 kind, to = Kind.REQUEUE, self._queues
                 partition = self._levels.queue_for(due_ms - clock_ms, number // self._levels.STRIDE)
             else:
-                each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms)
+                each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, due_ms, is_named)
                 groups.append(self._route_closely(each, clock_ms, now_ns, re_append_reason))
                 route = None  # this may have changed the state of the target
                 continue
@@ -267,6 +271,8 @@ class Router:
             return self._park(each.index, each.record, "due-too-late")
         if route.refusal is not None:
             return self._offer(each, now_ns)
+        if each.is_named:
+            return self._fire(each)
         target = self.targets.target(route.topic, now_ns)
         if re_append_reason:
             return self._re_append(each, re_append_reason)
@@ -277,6 +283,29 @@ class Router:
         if not target.may_try(now_ns):
             return self._re_append(each, target.avoid_reason)
         return self._deliver(each, target, clock_ms, now_ns)
+
+    def deliver_now(
+        self, index: int, record: Any, *, late_ms: int, clock_ms: int, now_ns: int, re_append_reason: str
+    ) -> HopGroup:
+        """Return where the message of a timer goes that has fired; it has been due for a while, and has no name now."""
+        shape, headers = self._shapes.make_plain(read_headers(record) or [])
+        route = self._route_to(headers[shape.real_topic][1], None)
+        self._open_target(route, now_ns)
+        hop_id, append_ms = coordinates(record).encode(), record.timestamp()[1]
+        each = _DueRecord(index, record, route, shape, headers, hop_id, append_ms, clock_ms - late_ms)
+        group = self._route_closely(each, clock_ms, now_ns, re_append_reason)
+        if group.kind is Kind.DELIVER and group.target is not None:
+            group.target.turn += 1
+        return group
+
+    def _fire(self, each: _DueRecord) -> HopGroup:
+        """Return the FIRE of a due record with a name: the log decides whether it is delivered."""
+        try:
+            out = fire(each.record, decode(each.headers, trusted=True), self._names)
+        except MalformedRecordError as error:
+            return self._park(each.index, each.record, error.reason)
+        first = (each.index, out.value, out.key, out.headers, each.due_ms)
+        return HopGroup(Kind.REQUEUE, out.topic, out.partition or 0, first=first)
 
     def _deliver(self, each: _DueRecord, target: TargetHealth, clock_ms: int, now_ns: int) -> HopGroup:
         qid, key, count = each.qid, each.record.key(), target.partitions
@@ -314,8 +343,8 @@ class Router:
         """Re-append a record that this worker may not deliver for another worker, whose allow-list may have the target.
 
         The waits grow (1 s, 10 s, 1 min). Between two of them the record goes to a fine queue, whose partition is far
-        from those of the levels. Each time it goes to another lane, because a worker owns neighbouring partitions. The
-        due time itself does not change.
+        from those of the levels. It goes to another lane, because a worker owns neighbouring partitions; of two lanes
+        it visits the fine queues of both. The due time itself does not change.
 
         Decides: What becomes of a record that this worker may not deliver, but another one may? It is offered to others
             for a minute and a half, then parked.
@@ -323,7 +352,7 @@ class Router:
         if each.tries >= self._target_tries:
             return self._park(each.index, each.record, NOT_ALLOWED)
         lanes = (self.targets.target(self._names.schedule, now_ns).partitions or 0) // self._levels.STRIDE
-        lane = (each.record.partition() // self._levels.STRIDE + 1) % max(1, lanes)
+        lane = (each.record.partition() // self._levels.STRIDE + 1 + (each.tries == _SAME_LANE)) % max(1, lanes)
         partition = self._levels.queue_for(_OFFER_MS[min(each.tries, len(_OFFER_MS) - 1)], lane)
         return HopGroup(Kind.RE_APPEND, self._names.schedule, partition, reason=NOT_ALLOWED, first=each.re_append())
 

@@ -56,7 +56,8 @@ class WorkerCounts:
         hopped: records written to another queue because they were not due.
         re_appended: records written to a queue again because their target did not accept them.
         resent: hops made again.
-        skipped: probes read.
+        skipped: probes read, and commands for named timers that deliver nothing.
+        timers: number of commands for named timers, by what they are and whether they changed anything.
         alarms: number of alarms by event.
         parked: number of parked records by reason, up to the reason's first colon.
         aborted: transactions aborted.
@@ -72,6 +73,7 @@ class WorkerCounts:
     skipped: int = 0
     alarms: dict[str, int] = field(default_factory=dict)
     parked: dict[str, int] = field(default_factory=dict)
+    timers: dict[tuple[str, bool], int] = field(default_factory=dict)
     aborted: int = 0
     recycled: int = 0
     lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
@@ -79,12 +81,22 @@ class WorkerCounts:
 
     def copy(self) -> "WorkerCounts":
         """Return a copy for another thread."""
-        return replace(self, parked=dict(self.parked), alarms=dict(self.alarms), lateness=list(self.lateness))
+        return replace(
+            self,
+            parked=dict(self.parked),
+            alarms=dict(self.alarms),
+            timers=dict(self.timers),
+            lateness=list(self.lateness),
+        )
 
     def count_parked(self, reason: str) -> None:
         """Count a parked record."""
         kind = reason.split(":", 1)[0]
         self.parked[kind] = self.parked.get(kind, 0) + 1
+
+    def count_timer(self, command: str, *, is_effective: bool) -> None:
+        """Count a command for a named timer."""
+        self.timers[command, is_effective] = self.timers.get((command, is_effective), 0) + 1
 
     def observe_lateness(self, late_ms: list[int]) -> None:
         """Count deliveries by their lateness in ms."""
@@ -267,6 +279,11 @@ def _counters(counts: WorkerCounts) -> Iterable[_Family]:
     parked = dict.fromkeys(PARK_REASONS, 0) | counts.parked
     most_first = sorted(parked.items(), key=lambda item: (-item[1], item[0]))
     yield "parked_total", "counter", "records parked", [("", {"reason": name}, count) for name, count in most_first]
+    commands = [
+        ("", {"command": name, "effective": str(is_effective).lower()}, float(count))
+        for (name, is_effective), count in sorted(counts.timers.items())
+    ]
+    yield "timer_commands_total", "counter", "commands for named timers", commands
     below, buckets = 0, []
     for bound, count in zip(LATENESS_BOUNDS_MS, counts.lateness, strict=False):
         below += count

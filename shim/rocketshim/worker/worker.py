@@ -48,9 +48,9 @@ from rocketshim.worker.exactly_once import ExactlyOnce
 from rocketshim.worker.fetcher import Fetcher
 from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks
-from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms, WorkerCounts, WorkerState, queue_state
 from rocketshim.worker.target_table import TargetTable
+from rocketshim.worker.timers import OwnedTimers, TimerLoader, TimerRouter, TimerRules
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import MEMBER, WorkerClients
@@ -160,14 +160,18 @@ class DelayWorker:
         self._alarm = Alarms(WorkerCounts(), self._clock, errors)
         self._targets = TargetTable(self._alarm)
         marks = RecordMarks()
-        router = Router(
+        policy = AllowList(names, settings.allow)
+        self._rules = rules = TimerRules(names, policy, settings.max_delay_ms)
+        self._router = router = TimerRouter(
             names,
             settings.delay_levels,
-            AllowList(names, settings.allow),
+            policy,
             self._targets,
             marks,
             target_tries=settings.target_tries,
             max_delay_ms=settings.max_delay_ms,
+            rules=rules,
+            alarm=self._alarm,
         )
         limits, buffer = QueueLimits(settings.prefetch_count, settings.prefetch_bytes), Buffer(settings.buffer_bytes)
         self._assignment = Assignment(
@@ -176,6 +180,7 @@ class DelayWorker:
             lambda delay_ms: LevelQueue(delay_ms, limits, buffer),
             leave=self._leave,
             gone=marks.forget,
+            own_timers=self._own_timers,
             alarm=self._alarm,
             clock=self._clock,
             sleep=sleep,
@@ -253,9 +258,12 @@ class DelayWorker:
             lookup = TopicLookup(clients.lookup_consumer, in_background=not clients.is_in_memory)
             opened.callback(lookup.close)
             self._targets.set_lookup(lookup)
+            timers = TimerLoader(self._rules, clients.timer_reader, self._alarm, in_background=not clients.is_in_memory)
+            opened.callback(timers.close)
+            self._router.loader = timers
             delivery.start(consumer)
             consumer.subscribe(
-                [assignment.topic],
+                [assignment.topic, self.names.timers],
                 on_assign=assignment.on_assign,
                 on_revoke=assignment.on_revoke,
                 on_lost=assignment.on_lost,
@@ -308,6 +316,8 @@ class DelayWorker:
                 self._assignment.held.clear()
                 delivery.close()
                 self._targets.close()
+                if self._router.loader is not None:
+                    self._router.loader.close()
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:
@@ -318,7 +328,9 @@ class DelayWorker:
         """
         self.heart.beat()
         consumer, delivery = self._started(), self._delivery
-        failure = self._fetcher.failure or self._assignment.failure or self._targets.failure
+        timers = self._timers()
+        timers.process_answers()
+        failure = self._fetcher.failure or self._assignment.failure or self._targets.failure or timers.failure
         if failure is not None:
             raise WorkerError(f"the worker cannot continue: {failure}") from failure
         if errors := self._clients.errors:
@@ -431,11 +443,21 @@ class DelayWorker:
             is_member=self._assignment.is_member,
             commits_fail_since_ns=self._assignment.commits_fail_since_ns(),
             avoided=self._targets.avoided(now_ns),
-            queues=tuple(queue_state(consumer, each, now_ns) for each in assigned),
+            queues=tuple(queue_state(consumer, each, now_ns) for each in assigned if each.timers is None),
             counts=self.counts.copy(),
             namespace=self.settings.namespace,
             clock_ahead_ms=self._prober.clock_ahead_ms,
         )
+
+    def _own_timers(self, partition: int, position: int, is_first: bool) -> OwnedTimers:
+        owned = OwnedTimers(self.names.timers, one_run=not self.settings.exactly_once)
+        self._timers().load(owned, partition, max(0, position), is_first=is_first)
+        return owned
+
+    def _timers(self) -> TimerLoader:
+        if self._router.loader is None:
+            raise WorkerError("the worker is not started: call start() first, or use run()")
+        return self._router.loader
 
     def _leave(self, leaving: list[AssignedPartition]) -> None:
         self._delivery.drain(leaving, min(_REVOKE_DRAIN_NS, self.settings.stop_timeout_ms * _NS))

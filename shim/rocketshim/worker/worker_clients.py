@@ -21,6 +21,7 @@ from rocketshim.kafka.clients import (
     explained,
     purge_producer,
 )
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
 from rocketshim.settings.worker import WorkerSettings
 from rocketshim_topics.layout import Layout
@@ -89,18 +90,22 @@ class WorkerClients:
         return denied_topics(self._clients.admin(self._connection({})), topics, self._alarm)
 
     def ensure_topics(self, layout: Layout) -> None:
-        """Create the topics of the layout if they are missing, or check them; log settings that differ."""
+        """Create the topics of the layout if they are missing, or check them; log settings that differ.
+
+        Those of named timers are created, too, but nobody needs them who has no named timers.
+        """
         if self._clients.admin is None:
             return
         from rocketshim_topics import provision  # noqa: PLC0415 - the one module of that package that loads Kafka
 
+        creates = self._settings.create_topics
         complaints = LastClientError()
         admin = self._clients.admin(self._connection({}, complaints.settings))
         with explained(complaints, admin):
             planned = provision.ensure_topics(
                 admin,
-                layout.shared(),
-                create=self._settings.create_topics,
+                (*layout.shared(), *(layout.timers() if creates else ())),
+                create=creates,
                 timeout_s=answer_time_s(admin, complaints),
             )
         for difference in planned.differences:
@@ -125,6 +130,12 @@ class WorkerClients:
         It has the settings of the other consumer, so that the same settings of the user are legal for both.
         """
         return self._clients.consumer(self._consumer_config({}, LastClientError().settings))
+
+    def timer_reader(self) -> TopicReader:
+        """Return a reader of the timer log and of its state."""
+        settings = self._settings
+        own = {name: value for name, value in settings.client.items() if name not in MEMBER}
+        return TopicReader(settings.bootstrap, client=own, clients=self._clients)
 
     def _consumer_config(self, required: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
         session_ms = int((MEMBER | self._settings.client)["session.timeout.ms"])

@@ -65,15 +65,15 @@ def test_a_debounce_is_not_put_off_for_longer_than_at_most() -> None:
 
 def test_a_limit_of_a_debounce_outlives_its_owner() -> None:
     made = TimerTable()
-    made.load(NAME, 3, 3, since_ms=1_000)
-    made.reach(4)
+    made.load(NAME, 3, is_pending=True, since_ms=1_000)
+    made.begin(4)
     assert made.apply(4, Command.SET, NAME, due_ms=9_000, appended_ms=1_200, at_most_ms=250).due_ms == 1_250
 
 
 def test_a_command_that_its_entry_knows_is_not_applied_again() -> None:
     made = TimerTable()
-    made.load(NAME, 5, None)  # stored ahead of the position: the unique job of offset 4 was refused, then 3 fired
-    made.reach(4)
+    made.load(NAME, 5, is_pending=False)  # ahead of the position: the unique job of offset 4 was refused, 3 fired
+    made.begin(4)
     assert made.apply(4, Command.SET_IF_ABSENT, NAME).effect is Effect.NOTHING
     assert made.apply(5, Command.FIRE, NAME, generation=3).effect is Effect.NOTHING
     assert made.apply(6, Command.SET_IF_ABSENT, NAME).effect is Effect.SCHEDULE
@@ -81,18 +81,26 @@ def test_a_command_that_its_entry_knows_is_not_applied_again() -> None:
 
 def test_an_older_entry_that_a_frozen_owner_stored_late_is_ignored() -> None:
     made = TimerTable()
-    made.load(NAME, 7, 7)
-    made.load(NAME, 5, None)
-    made.reach(3)
+    made.load(NAME, 7, is_pending=True)
+    made.load(NAME, 5, is_pending=False)
+    made.load(NAME, 5, is_pending=True)
+    made.begin(3)
     assert made.live == {NAME: 7}
+    assert made.next_offset == 8
 
 
-def test_what_is_below_the_checkpoint_is_applied_already() -> None:
+def test_an_end_that_was_stored_is_not_undone_by_an_older_entry() -> None:
     made = TimerTable()
-    made.reach(10)
-    made.reach(4)
-    assert made.checkpoint == 10
-    assert made.apply(9, Command.SET, NAME).effect is Effect.NOTHING
+    made.load(NAME, 7, is_pending=False)
+    made.load(NAME, 5, is_pending=True)
+    assert made.live == {}
+
+
+def test_a_message_that_cannot_wait_frees_its_name() -> None:
+    made, _ = table((Command.SET, None), (Command.SET, None))
+    assert not made.forget(NAME, 0)
+    assert made.forget(NAME, 1)
+    assert made.apply(2, Command.SET_IF_ABSENT, NAME).effect is Effect.SCHEDULE
 
 
 class DiedError(Exception):
@@ -119,8 +127,8 @@ class World:
     now: int = 0
     position: int = 0
     log: list[Entry] = field(default_factory=list)
-    stored: dict[bytes, tuple[int, int | None]] = field(default_factory=dict)
-    stored_checkpoint: int = 0
+    stored: list[tuple[bytes, int, int | None]] = field(default_factory=list)
+    before_last: int = 0  # number of entries before the last transaction, whose markers may arrive late
     waiting: list[tuple[int, bytes, int]] = field(default_factory=list)
     delivered: list[tuple[bytes, int, int]] = field(default_factory=list)
     unfinished: set[tuple[bytes, int]] = field(default_factory=set)  # delivered, and the position is not stored
@@ -129,9 +137,13 @@ class World:
     def own(self, steps: int) -> None:
         """Apply some commands as a new owner; it may die at any write."""
         made = TimerTable()
-        for name, (applied, generation) in self.stored.items():
-            made.load(name, applied, generation)
-        made.reach(self.stored_checkpoint)
+        markers_are_late = self.exactly_once and self.dice.random() < 0.3
+        for name, applied, generation in self.stored[: self.before_last if markers_are_late else None]:
+            made.load(name, applied, is_pending=generation is not None)
+        for at in range(made.next_offset, self.position):
+            each = self.log[at]
+            made.apply(at, each.command, each.name, generation=each.generation, due_ms=each.due)
+        made.begin(self.position)
         try:
             while self.position < len(self.log) and steps > 0:
                 steps -= self._turn(made, min(steps, self.dice.randint(1, 4)))
@@ -149,14 +161,13 @@ class World:
         self.unfinished = set()
         if self.exactly_once:
             self._die()
+        self.before_last = len(self.stored)
         for at, each, change in changes:
             self._effect(at, each, change)
         for at, each, change in changes:
             if change.is_change:
-                self.stored[each.name] = (at, change.after)
+                self.stored.append((each.name, at, change.after))
                 self._die_between()
-        self.stored_checkpoint = end
-        self._die_between()
         self.position = end
         self._die_between()
         return len(run)

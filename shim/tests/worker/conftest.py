@@ -12,8 +12,10 @@ from rocketshim.settings.worker import WorkerSettings
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.worker import DelayWorker
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
 
 LEVELS = DelayLevels.parse("1s 2s 3s 10s")
 NAMES = TopicNames("")
@@ -30,13 +32,18 @@ class Simulation:
         stamped = {"message.timestamp.type": "LogAppendTime"}
         self.kafka.create_topic(SCHEDULE, 32, config=stamped)
         self.kafka.create_topic(PARKED, 1)
+        self.kafka.create_topic(NAMES.timers, TIMER_PARTITIONS, config=stamped)
+        self.kafka.create_topic(NAMES.timer_state, TIMER_PARTITIONS, config={**stamped, "cleanup.policy": "compact"})
         self.kafka.create_topic("orders", 3, config=stamped)
         self.workers: list[DelayWorker] = []
+        self.clients: list[Any] = []
 
     def _wait(self, seconds: float) -> None:
         self.clock.advance(seconds * 1_000 if seconds >= 0 else 100)
 
-    def worker(self, *, start: bool = True, **settings: Any) -> DelayWorker:
+    def worker(
+        self, *, start: bool = True, on_point: Callable[[str], None] = lambda _: None, **settings: Any
+    ) -> DelayWorker:
         values = {
             "bootstrap": "memory",
             "allow": ("orders", "audit*"),
@@ -46,14 +53,29 @@ class Simulation:
         }
         worker = DelayWorker(
             WorkerSettings.make(**values),
-            clients=Clients(consumer=self.kafka.consumer, producer=self.kafka.producer),
+            clients=Clients(
+                consumer=lambda config: self._made(self.kafka.consumer(config)),
+                producer=lambda config: self._made(self.kafka.producer(config)),
+            ),
             clock=self.clock,
             sleep=self.clock.sleep,
+            on_point=on_point,
         )
         self.workers.append(worker)
         if start:
             worker.start()
         return worker
+
+    def _made(self, client: Any) -> Any:
+        self.clients.append(client)
+        return client
+
+    def kill(self, worker: DelayWorker) -> None:
+        """End the process of the only worker: nothing is flushed or committed."""
+        self.workers.remove(worker)
+        for client in self.clients:
+            self.kafka.kill(client)
+        self.clients.clear()
 
     def run(self, worker: DelayWorker, ms: float) -> None:
         """Run the worker for a number of milliseconds of virtual time."""
@@ -99,6 +121,32 @@ class Simulation:
             headers=[*own, *(headers or [])],
         )
 
+    def command(
+        self,
+        what: str = "SET",
+        *,
+        timer: str = "o-7",
+        topic: str = "orders",
+        delay_ms: int | None = 1_000,
+        value: bytes | None = b"body",
+        generation: int | None = None,
+        partition: int | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+    ) -> Message:
+        """Put a command for a named timer into its log."""
+        own: list[tuple[str, bytes | None]] = [("REAL_TOPIC", topic.encode()), ("TIMER", timer.encode())]
+        own.append(("TIMER_DO", what.encode()))
+        if what.startswith("SET") and delay_ms is not None:
+            own.append(("DELAY_MS", b"%d" % delay_ms))
+        if generation is not None:
+            own.append(("TIMER_SET_AT", b"%d" % generation))
+        return self.kafka.append(
+            NAMES.timers,
+            value if what in {"SET", "SET-IF-ABSENT", "FIRE"} else None,
+            partition=timer_partition(topic, timer) if partition is None else partition,
+            headers=[*own, *(headers or [])],
+        )
+
     def delivered(self, topic: str = "orders") -> list[Message]:
         return self.kafka.records(topic)
 
@@ -113,6 +161,11 @@ class Simulation:
         """Return the client's answer for a partition whose committed position the broker does not tell."""
         error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
         return SimpleNamespace(topic=asked.topic, partition=asked.partition, offset=-1001, metadata=None, error=error)
+
+    @staticmethod
+    def key(partition: int) -> TopicPartitionKey:
+        """Return the name of a delay queue's partition."""
+        return TopicPartitionKey(SCHEDULE, partition)
 
     def position(self, partition: int = 0) -> int | None:
         return self.kafka.committed(NAMES.worker_group).get((SCHEDULE, partition))

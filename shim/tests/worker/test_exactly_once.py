@@ -264,7 +264,7 @@ def test_a_rebalance_aborts_the_open_transaction_before_any_slow_request(
         sim.run(second, 300)
     assert first._assignment.held
     assert second._assignment.held
-    level = 1 + min(first._assignment.held)
+    level = 1 + min(first._assignment.held).partition
     for number in range(6_000):
         sim.schedule(value=b"%d" % number, key=b"k", level=level, relative=False, headers=[("DELAY_MS", b"1000")])
     consumer, delivery = first._consumer, first._delivery
@@ -305,7 +305,7 @@ def test_a_late_commit_of_the_consumer_moves_no_position_back(sim: Any, monkeypa
     sim.clock.advance(5_000)  # it has waited before it is seen, so that a probe is written behind it
     sim.until(worker, lambda: len(values(sim)) == 1)
     sim.run(worker, 1_000)
-    assert worker._assignment.held[0].stored == len(sim.kafka.records("SCHEDULE_TOPIC_XXXX", 0)) == 2
+    assert worker._assignment.held[sim.key(0)].stored == len(sim.kafka.records("SCHEDULE_TOPIC_XXXX", 0)) == 2
     sim.schedule()
     sim.until(worker, lambda: len(values(sim)) == 2)
     done = sim.position()

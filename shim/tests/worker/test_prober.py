@@ -7,6 +7,7 @@ from confluent_kafka import Message
 from rocketshim.kafka.reports import UNCONFIRMED, DeliveryReports
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim.worker.prober import Prober
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.names import TopicNames
 
 NO_CLIENTS: Any = None
@@ -15,6 +16,7 @@ NO_CLIENTS: Any = None
 class Held:
     """An assigned partition; the prober passes append times to its queue."""
 
+    key = TopicPartitionKey("SCHEDULE_TOPIC_XXXX", 0)
     number = 0
     gone = False
 

@@ -18,7 +18,7 @@ from rocketshim.worker.router import Router, queue_append_ms
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, hopped, is_probe, parked, retried_target
+from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, fire, hopped, is_probe, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import HEADER_ORDER, decode
@@ -111,6 +111,10 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     if at_ms > CLOCK_MS:
         queue = LEVELS.queue_for(at_ms - CLOCK_MS, 0)
         return made(Kind.REQUEUE, hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=queue), "", at_ms)
+    if envelope.timer is not None:
+        if envelope.timer_set_at is None:
+            return park(record, "missing-header:TIMER_SET_AT")
+        return made(Kind.REQUEUE, fire(record, envelope, NAMES), "", at_ms)
     out = delivered(record, envelope, NAMES)
     target = targets[out.topic]
     if target.ready_ns > 0:
@@ -157,6 +161,7 @@ texts = st.one_of(topics, st.sampled_from([b"g", b"", b"1", b"a/0/1", b"topic/0/
 NUMBERS = {
     "SHIM", "REAL_QID", "DELAY", "DELAY_MS", "DELIVER_AT_MS", "BORN_TIMESTAMP", "RECONSUME_TIMES", "FAIL_AT_MS",
     "MAX_RECONSUME_TIMES", "TARGET_TRIES", "REPLAY_COUNT", "TARGET_TIMESTAMP_MS",
+    "TIMER_SET_AT", "TIMER_AT_MOST_MS", "TIMER_SINCE_MS",
 }  # fmt: skip
 FAILURE = {
     "CONSUMER_GROUP": b"g", "RECONSUME_TIMES": b"3", "RETRY_TOPIC": b"t", "ORIGIN_MESSAGE_ID": b"o", "FAIL_CLASS": b"E",
@@ -165,7 +170,7 @@ FAILURE = {
 SOMETIMES = {
     "TAGS": b"a", "KEYS": b"k", "HOP_ID": b"s/0/1", "MAX_RECONSUME_TIMES": b"5", "REAL_QID": b"1", "TARGET_TRIES": b"1",
     "SHIM": b"1", "UNIQ_KEY": b"id", "BORN_TIMESTAMP": b"1700000000000", "REPLAY_ID": b"r", "REPLAY_COUNT": b"1",
-    "TARGET_TIMESTAMP_MS": b"1600000000000",
+    "TARGET_TIMESTAMP_MS": b"1600000000000", "TIMER": b"o-7", "TIMER_SET_AT": b"70", "TIMER_DO": b"SET",
 }  # fmt: skip
 DUES: list[dict[str, bytes]] = [
     {}, {"DELAY": b"1", "DELAY_MS": b"1000"}, {"DELAY_MS": b"900000"}, {"DELIVER_AT_MS": b"1700000005000"},

@@ -19,6 +19,7 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.log_format import ALARM_EVENTS, EVENTS
 from rocketshim.worker.state import PARK_REASONS
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
 
 def get(server: HealthServer, path: str) -> tuple[int, bytes]:
@@ -226,7 +227,7 @@ def test_a_transaction_that_turns_out_to_be_committed_leaves_the_worker_ready_wi
 def test_a_commit_that_is_refused_for_its_partition_alone_has_failed(sim: Any) -> None:
     worker = sim.worker()
     sim.run(worker, 500)
-    delivery, assigned = worker._delivery, worker._assignment.held[0]
+    delivery, assigned = worker._delivery, worker._assignment.held[sim.key(0)]
     delivery._consumer = SimpleNamespace(commit=lambda offsets, **_: list(map(sim.denied_position, offsets)))
     assigned.skipped_to = 7
     delivery.commit([assigned], asynchronous=False)
@@ -252,7 +253,7 @@ def test_a_failed_commit_of_a_partition_that_was_revoked_does_not_make_it_unread
 
 
 def test_a_worker_without_partitions_is_ready_and_one_that_was_put_out_of_its_group_is_not(sim: Any) -> None:
-    workers = [sim.worker() for _ in range(33)]
+    workers = [sim.worker() for _ in range(32 + TIMER_PARTITIONS + 1)]
     for _ in range(300):
         for worker in workers:
             worker.step(0)
@@ -260,7 +261,7 @@ def test_a_worker_without_partitions_is_ready_and_one_that_was_put_out_of_its_gr
     assert [len(worker._assignment.held) for worker in workers].count(0) == 1
     assert all(worker.state.is_ready(sim.clock.monotonic_ns()) for worker in workers)
     worker = next(worker for worker in workers if worker._assignment.held)
-    held = [TopicPartition("SCHEDULE_TOPIC_XXXX", number) for number in worker._assignment.held]
+    held = [TopicPartition(*key) for key in worker._assignment.held]
     worker._assignment.on_lost(worker._consumer, held)
     sim.clock.advance(1_100)
     worker.step(0)

@@ -282,9 +282,9 @@ def test_a_position_that_was_unknown_at_the_start_is_asked_for_before_reading_re
     worker = sim.worker()
     monkeypatch.setattr(worker._consumer, "committed", lambda asked, **_: [sim.denied_position(asked[0])])
     sim.run(worker, 2_500)
-    worker._assignment.overtaken(0)  # a leader that has just moved denies the position
+    worker._assignment.overtaken(sim.key(0))  # a leader that has just moved denies the position
     sim.run(worker, 1_500)
-    assert worker._assignment._unread == {0}
+    assert worker._assignment._unread == {sim.key(0)}
     monkeypatch.undo()
     sim.run(worker, 1_500)
     assert worker._assignment._unread == set()
@@ -356,7 +356,7 @@ def test_a_client_that_stopped_reading_resumes_at_its_position_once_the_cluster_
         return answers(*given, **named)
 
     monkeypatch.setattr(consumer, "offsets_for_times", moved)
-    worker._assignment.overtaken(0)
+    worker._assignment.overtaken(sim.key(0))
     sim.schedule(value=b"1")
     sim.until(worker, lambda: asked >= 3, 10_000)
     sim.until(worker, lambda: len(sim.delivered()) == 2, 10_000)
@@ -372,11 +372,11 @@ def test_a_paused_partition_whose_reading_is_resumed_does_not_stay_paused(sim: A
     for number in range(2_500):
         sim.schedule(value=b"%d" % number, level=4)
     sim.run(worker, 10_100)
-    held = worker._assignment.held[3]
+    held = worker._assignment.held[sim.key(3)]
     assert held.paused
     assert not held.queue.full
     assert not held.queue.hungry
-    worker._assignment.overtaken(3)  # the client found it before the pause and reports it now
+    worker._assignment.overtaken(sim.key(3))  # the client found it before the pause and reports it now
     sim.run(worker, 100)
     sim.kafka.release()
     sim.until(worker, lambda: len(sim.delivered()) == 2_500)
@@ -401,14 +401,14 @@ def test_partitions_whose_positions_were_deleted_are_looked_up_in_one_request_an
 
     monkeypatch.setattr(consumer, "offsets_for_times", ask)
     for number in range(4):
-        worker._assignment.overtaken(number)
+        worker._assignment.overtaken(sim.key(number))
     sim.run(worker, 1)
     assert questions == [[0, 1, 2, 3]] * 2, "where the logs begin, and where they end"
     away.add(1)
     for number in range(3):
-        worker._assignment.overtaken(number)
+        worker._assignment.overtaken(sim.key(number))
     sim.run(worker, 1)
-    assert worker._assignment._unread == {1}
+    assert worker._assignment._unread == {sim.key(1)}
     away.clear()
     sim.run(worker, 1_100)
     assert worker._assignment._unread == set()
@@ -431,7 +431,7 @@ def test_brokers_that_do_not_answer_in_time_are_not_asked_for_each_partition(
 
     monkeypatch.setattr(consumer, "offsets_for_times", time_out)
     for number in range(32):
-        worker._assignment.overtaken(number)
+        worker._assignment.overtaken(sim.key(number))
     sim.run(worker, 1)
     assert questions == [1], "each of them takes five seconds, and the loop has to turn"
     monkeypatch.setattr(consumer, "offsets_for_times", answers)
@@ -553,7 +553,7 @@ def test_an_asynchronous_commit_waits_for_the_answer_to_the_one_before(sim: Any)
     worker = sim.worker()
     sim.run(worker, 300)
     delivery, consumer = worker._delivery, worker._consumer
-    assigned = worker._assignment.held[0]
+    assigned = worker._assignment.held[sim.key(0)]
     sent: list[tuple[int, bool]] = []
     delivery._consumer = SimpleNamespace(
         commit=lambda offsets, asynchronous: sent.append((offsets[0].offset, asynchronous)) or []
@@ -647,14 +647,14 @@ def test_a_topic_that_a_broker_does_not_know_is_missing_after_half_a_minute(sim:
     sim.run(worker, 1_000)
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "Subscribed topic not available")
     worker._fetcher._client_error(Message(topic=SCHEDULE, error=unknown))
-    held = list(worker._assignment.held)
-    worker._assignment.on_lost(worker._consumer, [TopicPartition(SCHEDULE, number) for number in held])
+    held = [TopicPartition(*key) for key in worker._assignment.held]
+    worker._assignment.on_lost(worker._consumer, held)
     sim.run(worker, 20_000)
     if not comes_back:
         with pytest.raises(WorkerError, match=r"SCHEDULE_TOPIC_XXXX does not exist.*rocketshim init"):
             sim.run(worker, 15_000)
         return
-    worker._assignment.on_assign(worker._consumer, [TopicPartition(SCHEDULE, number) for number in held])
+    worker._assignment.on_assign(worker._consumer, held)
     sim.schedule()
     sim.run(worker, 60_000)
     assert len(sim.delivered()) == 1
@@ -1090,9 +1090,13 @@ def test_marks_of_records_are_forgotten_with_their_partition(sim: Any) -> None:
     sim.schedule()
     sim.run(worker, 1_500)
     reasons = worker._fetcher._router.marks.reasons
-    reasons[(0, 5)] = reasons[(1, 5)] = "target-refused:MSG_SIZE_TOO_LARGE"
-    worker._fetcher.offer(worker._assignment.held[0], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns())
-    assert set(reasons) == {(1, 5)}, "the log of partition 0 started again, and its offset 5 is another record"
+    reasons[*sim.key(0), 5] = reasons[*sim.key(1), 5] = "target-refused:MSG_SIZE_TOO_LARGE"
+    worker._fetcher.offer(
+        worker._assignment.held[sim.key(0)], sim.kafka.records(SCHEDULE, 0)[:1], sim.clock.monotonic_ns()
+    )
+    assert set(reasons) == {(*sim.key(1), 5)}, (
+        "the log of partition 0 started again, and its offset 5 is another record"
+    )
     worker._consumer.unsubscribe()
     sim.until(worker, lambda: not worker._assignment.held)
     assert not reasons
@@ -1314,11 +1318,11 @@ def test_a_recreated_topic_is_read_from_its_beginning(sim: Any) -> None:
     for _ in range(5):
         sim.schedule()
     sim.run(worker, 1_500)
-    held = worker._assignment.held[0]
+    held = worker._assignment.held[sim.key(0)]
     records = sim.kafka.records(SCHEDULE, 0)[:1]
     worker._fetcher.offer(held, records, sim.clock.monotonic_ns())
     assert held.gone
-    assert worker._assignment.held[0].queue.waiting_count == 1
+    assert worker._assignment.held[sim.key(0)].queue.waiting_count == 1
 
 
 def test_records_of_a_recreated_topic_may_arrive_with_the_last_ones_of_the_old_topic(sim: Any) -> None:
@@ -1327,9 +1331,9 @@ def test_records_of_a_recreated_topic_may_arrive_with_the_last_ones_of_the_old_t
     for number in range(6):
         sim.schedule(value=b"%d" % number)
     records = sim.kafka.records(SCHEDULE, 0)
-    worker._fetcher.offer(worker._assignment.held[0], [*records[4:], *records[:3]], sim.clock.monotonic_ns())
+    worker._fetcher.offer(worker._assignment.held[sim.key(0)], [*records[4:], *records[:3]], sim.clock.monotonic_ns())
     assert worker.counts.alarms == {"worker.log-restarted": 1}
-    assert worker._assignment.held[0].queue.waiting_count == 3, "those of the new log"
+    assert worker._assignment.held[sim.key(0)].queue.waiting_count == 3, "those of the new log"
 
 
 def test_marks_of_the_records_that_show_that_a_log_was_recreated_are_kept(sim: Any) -> None:
@@ -1340,8 +1344,8 @@ def test_marks_of_the_records_that_show_that_a_log_was_recreated_are_kept(sim: A
         sim.kafka.append(SCHEDULE, b"old", partition=0, headers=[("REAL_TOPIC", b"orders")], timestamp_ms=1)
     first, second = sim.kafka.records(SCHEDULE, 0)
     for run in ([second], [first]):
-        worker._fetcher.offer(worker._assignment.held[0], run, sim.clock.monotonic_ns())
-    assert worker._fetcher._router.marks.reasons == {(0, 0): "no-append-time"}
+        worker._fetcher.offer(worker._assignment.held[sim.key(0)], run, sim.clock.monotonic_ns())
+    assert worker._fetcher._router.marks.reasons == {(*sim.key(0), 0): "no-append-time"}
 
 
 def test_a_producer_is_replaced_after_a_fatal_error_and_no_record_is_lost(sim: Any) -> None:
@@ -1381,7 +1385,7 @@ def test_a_queue_with_a_far_head_buffers_few_records_and_one_with_a_near_head_mo
     for _ in range(3_000):
         sim.schedule(level=4, value=b"far")
     sim.run(worker, 500)
-    held = worker._assignment.held[3]
+    held = worker._assignment.held[sim.key(3)]
     assert held.paused
     assert held.queue.waiting_count <= 1_100
     sim.until(worker, lambda: len(sim.delivered()) == 3_000, 20_000)
@@ -1475,7 +1479,7 @@ def test_a_worker_ends_when_its_schedule_topic_is_compacted(sim: Any, what: str)
     sim.run(worker, 100)
     sim.kafka.fail_produce(KafkaError(KafkaError.INVALID_RECORD), topic=SCHEDULE, count=1_000)
     if what == "a probe":
-        worker._prober.probe(worker._assignment.held[0])
+        worker._prober.probe(worker._assignment.held[sim.key(0)])
     else:
         sim.schedule(headers=[("DELAY_MS", b"9000")])
         sim.clock.advance(5_000)

@@ -47,13 +47,12 @@ from rocketshim_topics.hops.record import DEFAULT_MAX_DELAY_MS, OutgoingRecord, 
 from rocketshim_topics.hops.redrive import redrive_count, redriven
 from rocketshim_topics.hops.send import delayed_record, source_record
 from rocketshim_topics.hops.timers import (
-    CHECKPOINT,
     COMMANDS,
-    checkpoint,
     command_problem,
     fire,
     forwarded,
     is_misplaced,
+    put_back,
     scheduled_timer,
     timer_command,
     timer_digest,
@@ -62,7 +61,6 @@ from rocketshim_topics.hops.timers import (
 
 __all__ = [
     "BY_REFERENCE",
-    "CHECKPOINT",
     "COMMANDS",
     "DEFAULT_MAX_DELAY_MS",
     "MAX_FAIL_CLASS_BYTES",
@@ -73,7 +71,6 @@ __all__ = [
     "OutgoingRecord",
     "ValueReference",
     "bare_parked",
-    "checkpoint",
     "clock_probe",
     "command_problem",
     "dead_letter",
@@ -88,6 +85,7 @@ __all__ = [
     "is_misplaced",
     "is_probe",
     "parked",
+    "put_back",
     "record_size_bytes",
     "redrive_count",
     "redriven",

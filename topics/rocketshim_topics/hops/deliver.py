@@ -5,6 +5,7 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops.record import (
     OutgoingRecord,
     drop_scheduling,
+    drop_timer,
     identity_only,
     next_envelope,
     outgoing_record,
@@ -92,6 +93,8 @@ def retried_target(
         partition: the queue to wait in.
     """
     outgoing = envelope.copy()
+    if outgoing.timer_do is not None:
+        drop_timer(outgoing)  # it has fired; it would not fire a second time
     outgoing.target_tries = min((envelope.target_tries or 0) + 1, INT_MAX)
     return hopped(record, outgoing, names, deliver_at_ms=due_ms, partition=partition)
 

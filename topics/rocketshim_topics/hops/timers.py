@@ -21,16 +21,15 @@ from rocketshim_topics.hops.record import OutgoingRecord, next_envelope, outgoin
 from rocketshim_topics.message import check_timer
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import timer_partition
-from rocketshim_topics.wire import WIRE_VERSION, Envelope, Header, Record, encode
+from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
 __all__ = [
-    "CHECKPOINT",
     "COMMANDS",
-    "checkpoint",
     "command_problem",
     "fire",
     "forwarded",
     "is_misplaced",
+    "put_back",
     "scheduled_timer",
     "timer_command",
     "timer_digest",
@@ -40,8 +39,6 @@ __all__ = [
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 COMMANDS: Final = _SETS | {"CANCEL", "NOW", "FIRE"}
 """What `TIMER_DO` may be."""
-CHECKPOINT: Final = b"checkpoint"
-"""Key of the state record with the offset below which every command is applied."""
 
 
 def timer_digest(topic: str, name: str) -> bytes:
@@ -123,6 +120,13 @@ def scheduled_timer(
     return hopped(record, outgoing, names, deliver_at_ms=due_ms, partition=partition)
 
 
+def put_back(record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int, partition: int) -> OutgoingRecord:
+    """Return the record of a delay queue for a FIRE that comes too early, as another program may write one."""
+    outgoing = envelope.copy()
+    outgoing.timer_do = None
+    return hopped(record, outgoing, names, deliver_at_ms=due_ms, partition=partition)
+
+
 def fire(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecord:
     """Return the FIRE for a record of a delay queue that is due. It carries the message.
 
@@ -133,6 +137,7 @@ def fire(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecor
         raise MalformedRecordError(f"missing-header:{wire.TIMER_SET_AT}", "a named schedule record has no generation")
     following = next_envelope(record, envelope)
     following.shim, following.timer_do = WIRE_VERSION, "FIRE"
+    following.target_tries = None  # of a worker that was not allowed to write there
     partition = timer_partition(envelope.real_topic or "", envelope.timer or "")
     return outgoing_record(record, names.timers, partition, following)
 
@@ -168,9 +173,3 @@ def timer_state(
         state.timer_since_ms = since_ms
     key = timer_digest(envelope.real_topic or "", envelope.timer or "")
     return OutgoingRecord(names.timer_state, partition, key, None if generation is None else b"", encode(state))
-
-
-def checkpoint(names: TopicNames, partition: int, offset: int) -> OutgoingRecord:
-    """Return the state record that says: every command below this offset is applied."""
-    headers: list[Header] = encode(Envelope(shim=WIRE_VERSION, timer_set_at=offset))
-    return OutgoingRecord(names.timer_state, partition, CHECKPOINT, b"", headers)

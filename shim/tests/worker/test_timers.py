@@ -1,0 +1,393 @@
+"""Named timers in the worker: commands of the log become messages, or nothing."""
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
+
+NAMES = TopicNames("")
+MINE = timer_partition("orders", "o-7")
+
+
+def bodies(sim: Any, topic: str = "orders") -> list[bytes]:
+    return [record.value() for record in sim.delivered(topic)]
+
+
+def commands(sim: Any) -> list[str]:
+    """Return what the log has, in order."""
+    told = [dict(record.headers()).get("TIMER_DO") for record in sim.kafka.records(NAMES.timers)]
+    return [each.decode() for each in told if each is not None]
+
+
+def pending(worker: Any) -> int:
+    return sum(len(each.timers.table.live) for each in worker._assignment.held.values() if each.timers is not None)
+
+
+def position(sim: Any, partition: int = MINE) -> int | None:
+    committed: int | None = sim.kafka.committed(NAMES.worker_group).get((NAMES.timers, partition))
+    return committed
+
+
+def settle(sim: Any, worker: Any, partition: int = MINE) -> None:
+    """Run until the position is behind the log."""
+    end = sim.kafka.end_offsets(NAMES.timers)[partition]
+    sim.until(worker, lambda: position(sim, partition) == end, 20_000)
+
+
+def test_a_timer_fires_once_and_not_before_it_is_due(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=1_500)
+    sim.run(worker, 1_490)
+    assert bodies(sim) == []
+    sim.run(worker, 5_000)
+    [record] = sim.delivered()
+    assert record.value() == b"body"
+    assert {name for name, _ in record.headers()} == {"UNIQ_KEY", "BORN_TIMESTAMP", "HOP_ID"}
+    assert commands(sim) == ["SET", "FIRE"]
+    assert pending(worker) == 0
+    assert worker.counts.timers == {("SET", True): 1, ("FIRE", True): 1}
+
+
+def test_a_cancelled_timer_never_comes(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command()
+    sim.run(worker, 500)
+    assert pending(worker) == 1
+    sim.command("CANCEL")
+    sim.run(worker, 10_000)
+    assert bodies(sim) == []
+    assert commands(sim) == ["SET", "CANCEL", "FIRE"]
+    assert worker.counts.timers[("FIRE", False)] == 1
+
+
+def test_a_cancel_that_is_stored_behind_the_fire_comes_too_late(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command()
+    sim.until(worker, lambda: "FIRE" in commands(sim), 5_000)
+    sim.command("CANCEL")
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+    assert worker.counts.timers[("CANCEL", False)] == 1
+
+
+def test_a_name_that_is_set_again_has_the_new_message_at_the_new_time(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(value=b"first")
+    sim.run(worker, 500)
+    sim.command(value=b"second", delay_ms=3_000)
+    sim.run(worker, 2_000)
+    assert bodies(sim) == []
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"second"]
+
+
+def test_set_if_absent_is_a_unique_job(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(3):
+        sim.command("SET-IF-ABSENT", value=b"%d" % number)
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"0"]
+    sim.command("SET-IF-ABSENT", value=b"again")
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"0", b"again"]
+
+
+def test_names_of_other_targets_and_other_names_are_not_touched(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    worker = sim.worker()
+    sim.command(value=b"a")
+    sim.command(value=b"b", timer="o-8")
+    sim.command(value=b"c", topic="audit")
+    sim.command("CANCEL")
+    sim.run(worker, 5_000)
+    assert (bodies(sim), bodies(sim, "audit")) == ([b"b"], [b"c"])
+
+
+def test_now_delivers_the_message_that_waits_and_its_time_passes_silently(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(value=b"old")
+    sim.command(value=b"new", delay_ms=3_000)
+    sim.run(worker, 500)
+    sim.command("NOW")
+    sim.run(worker, 200)
+    assert bodies(sim) == [b"new"]
+    sim.run(worker, 10_000)
+    assert bodies(sim) == [b"new"]
+    assert pending(worker) == 0
+
+
+def test_now_and_what_follows_it_in_the_log_keep_their_order(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(value=b"first", delay_ms=60_000)
+    sim.command("NOW")
+    sim.command(value=b"second")
+    sim.command("NOW")
+    sim.command("NOW")
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"first", b"second"]
+
+
+def test_a_message_that_the_log_has_lost_is_not_delivered_now_but_at_its_time(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=3_000)
+    sim.run(worker, 500)
+    sim.kafka.truncate(NAMES.timers, MINE, before_offset=1)
+    sim.command("NOW")
+    sim.run(worker, 1_000)
+    assert bodies(sim) == []
+    assert worker.counts.alarms["worker.timer-not-now"] == 1
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+
+
+def test_a_debounce_comes_at_the_latest_after_at_most(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(6):
+        sim.command(value=b"%d" % number, delay_ms=1_000, headers=[("TIMER_AT_MOST_MS", b"2500")])
+        sim.run(worker, 600)
+        worker.close()
+        worker = sim.worker()  # the limit outlives its owner
+    assert bodies(sim) == [b"4"]
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"timer": ""}, "bad-name:TIMER"),
+        ({"what": "set"}, "bad-command:TIMER_DO"),
+        ({"delay_ms": None}, "missing-header:DELIVER_AT_MS"),
+        ({"value": None}, "timer-without-body"),
+        ({"what": "FIRE"}, "missing-header:TIMER_SET_AT"),
+        ({"topic": "secrets"}, "forbidden-target:not-allowed"),
+        ({"topic": "rmq.parked"}, "forbidden-target:shim-topic"),
+        ({"topic": "%RETRY%g"}, "forbidden-target:retry-topic"),
+        ({"delay_ms": 41 * 86_400_000}, "due-too-late"),
+        ({"headers": [("DELIVER_AT_MS", b"x")]}, "bad-number:DELIVER_AT_MS"),
+        ({"headers": [("TIMER", b"again")]}, "duplicate-header:TIMER"),
+    ],
+)
+def test_what_is_no_command_is_parked_and_the_partition_goes_on(sim: Any, given: dict[str, Any], reason: str) -> None:
+    worker = sim.worker()
+    sim.command(partition=MINE, **{"what": "SET", **given})
+    sim.command()
+    sim.run(worker, 5_000)
+    assert [why for why, _ in sim.parked()] == [reason]
+    assert bodies(sim) == [b"body"]
+
+
+def test_a_fire_of_a_stranger_delivers_nothing_that_is_not_pending(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command("FIRE", generation=0)
+    sim.command(delay_ms=60_000)
+    sim.command("FIRE", generation=0)
+    sim.command("FIRE", generation=7)
+    sim.run(worker, 5_000)
+    assert bodies(sim) == []
+    assert pending(worker) == 1
+
+
+def test_a_fire_of_a_stranger_that_comes_too_early_waits(sim: Any) -> None:
+    worker = sim.worker()
+    due_ms = sim.clock.wall_ms() + 90_000
+    sim.command(delay_ms=None, headers=[("DELIVER_AT_MS", b"%d" % due_ms)])
+    sim.command("FIRE", generation=0, headers=[("DELIVER_AT_MS", b"%d" % due_ms)])
+    sim.run(worker, 80_000)
+    assert bodies(sim) == []
+    sim.run(worker, 20_000)
+    assert bodies(sim) == [b"body"]
+
+
+def test_commands_in_other_partitions_find_their_name(sim: Any) -> None:
+    worker = sim.worker()
+    other = (MINE + 3) % TIMER_PARTITIONS
+    sim.command(partition=other, delay_ms=2_000)
+    sim.run(worker, 500)
+    sim.command("CANCEL", timer="o-9", partition=other)
+    sim.command("SET-IF-ABSENT", value=b"refused")
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+    assert pending(worker) == 0
+
+
+def test_a_successor_knows_what_is_pending_what_was_cancelled_and_what_was_replaced(sim: Any) -> None:
+    first = sim.worker()
+    sim.command(timer="stays", value=b"stays", delay_ms=3_000)
+    sim.command(timer="goes", value=b"goes", delay_ms=3_000)
+    sim.command(timer="changes", value=b"old", delay_ms=3_000)
+    sim.run(first, 500)
+    sim.command("CANCEL", timer="goes")
+    sim.command(timer="changes", value=b"new", delay_ms=3_000)
+    sim.run(first, 500)
+    first.close()
+    for partition, end in sim.kafka.end_offsets(NAMES.timers).items():
+        sim.kafka.truncate(NAMES.timers, partition, before_offset=end)  # the state alone has to know
+    sim.kafka.compact(NAMES.timer_state)
+    second = sim.worker()
+    sim.command("SET-IF-ABSENT", timer="stays", value=b"refused")
+    sim.run(second, 10_000)
+    assert sorted(bodies(sim)) == [b"new", b"stays"]
+    assert second.counts.timers[("SET-IF-ABSENT", False)] == 1
+
+
+def test_a_state_that_was_lost_is_made_from_the_log(sim: Any) -> None:
+    first = sim.worker()
+    sim.command(timer="stays", value=b"stays", delay_ms=3_000)
+    sim.command(timer="goes", value=b"goes", delay_ms=3_000)
+    sim.command("CANCEL", timer="goes")
+    sim.run(first, 1_000)
+    first.close()
+    sim.kafka.delete_topic(NAMES.timer_state)
+    sim.kafka.create_topic(NAMES.timer_state, TIMER_PARTITIONS, config={"cleanup.policy": "compact"})
+    sim.run(sim.worker(), 10_000)
+    assert bodies(sim) == [b"stays"]
+
+
+def test_positions_that_were_lost_repeat_no_command_that_the_state_knows(sim: Any) -> None:
+    first = sim.worker()
+    sim.command(value=b"fired", delay_ms=100)
+    sim.run(first, 2_000)
+    sim.command(value=b"waits", delay_ms=3_000)
+    sim.run(first, 500)
+    first.close()
+    sim.run(sim.worker(group="another", replay_everything=True), 10_000)
+    assert [body for body in bodies(sim) if body == b"waits"] == [b"waits"]
+    assert commands(sim).count("SET") == 2
+
+
+def test_a_timer_whose_target_refuses_waits_for_it_like_any_message(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(topic="audit-new", delay_ms=500)
+    sim.run(worker, 8_000)
+    assert worker.counts.re_appended > 0
+    sim.kafka.create_topic("audit-new", 1)
+    sim.run(worker, 60_000)
+    assert bodies(sim, "audit-new") == [b"body"]
+    assert pending(worker) == 0
+
+
+def test_the_position_is_behind_every_command_and_the_state_is_behind_none(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(50):
+        sim.command(timer=f"o-{number}", value=b"%d" % number, delay_ms=200 + number)
+    sim.run(worker, 10_000)
+    assert len(bodies(sim)) == 50
+    for partition in range(TIMER_PARTITIONS):
+        settle(sim, worker, partition)
+    worker.close()
+    assert pending(sim.worker()) == 0
+
+
+def test_without_the_topics_the_worker_delivers_all_that_has_no_name(sim: Any) -> None:
+    sim.kafka.delete_topic(NAMES.timers)
+    sim.kafka.delete_topic(NAMES.timer_state)
+    worker = sim.worker()
+    sim.schedule()
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+
+
+def test_topics_that_are_created_later_are_used(sim: Any) -> None:
+    sim.kafka.delete_topic(NAMES.timers)
+    worker = sim.worker()
+    sim.run(worker, 1_000)
+    sim.kafka.create_topic(NAMES.timers, TIMER_PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+    sim.command()
+    sim.run(worker, 30_000)
+    assert bodies(sim) == [b"body"]
+
+
+def test_two_workers_share_the_partitions_and_a_name_has_one_owner(sim: Any) -> None:
+    first, second = sim.worker(), sim.worker()
+    for _ in range(100):
+        sim.run(first, 50)
+        sim.run(second, 50)
+    owned = [{key for key, each in worker._assignment.held.items() if each.timers} for worker in (first, second)]
+    assert not owned[0] & owned[1]
+    assert len(owned[0] | owned[1]) == TIMER_PARTITIONS
+    for number in range(20):
+        sim.command(timer=f"o-{number}", value=b"%d" % number)
+    for number in range(0, 20, 2):
+        sim.command("CANCEL", timer=f"o-{number}")
+    for _ in range(100):
+        sim.run(first, 30)
+        sim.run(second, 30)
+    assert sorted(bodies(sim)) == sorted(b"%d" % number for number in range(1, 20, 2))
+
+
+@pytest.mark.only("at-least-once")
+def test_the_state_is_stored_behind_every_effect_of_its_run_and_before_the_next_run(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=100)
+    sim.run(worker, 50)
+    written = len(sim.kafka.records(NAMES.timer_state))
+    sim.kafka.hold_sends("orders")
+    sim.until(worker, lambda: "FIRE" in commands(sim), 5_000)
+    sim.run(worker, 500)
+    sim.command("CANCEL")
+    sim.command(value=b"next", delay_ms=60_000)
+    sim.run(worker, 500)
+    assert len(sim.kafka.records(NAMES.timer_state)) == written
+    sim.kafka.release("orders")
+    sim.run(worker, 1_000)
+    assert bodies(sim) == [b"body"]
+    assert [record.value() for record in sim.kafka.records(NAMES.timer_state)[written:]] == [None, b""]
+
+
+class DiedError(Exception):
+    """The process of the worker ends."""
+
+
+def by_the_log(sim: Any) -> set[bytes]:
+    """Return the bodies that are delivered by the log alone, told once more and slowly."""
+    delivered: set[bytes] = set()
+    for partition in range(TIMER_PARTITIONS):
+        live: dict[bytes, tuple[int, bytes]] = {}
+        for record in sim.kafka.records(NAMES.timers, partition):
+            headers = dict(record.headers())
+            name, what = headers.get("TIMER"), headers.get("TIMER_DO")
+            if what == b"SET" or (what == b"SET-IF-ABSENT" and name not in live):
+                live[name] = record.offset(), record.value()
+            elif what == b"CANCEL":
+                live.pop(name, None)
+            elif name in live and (what == b"NOW" or headers.get("TIMER_SET_AT") == b"%d" % live[name][0]):
+                delivered.add(live.pop(name)[1])
+    return delivered
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_dies_and_when_the_log_alone_says_what_is_delivered(sim: Any, seed: int) -> None:
+    dice = random.Random(seed)  # noqa: S311 - the same program in each run
+    deaths = 0
+
+    def die(_: str) -> None:
+        nonlocal deaths
+        if deaths < 12 and dice.random() < 0.03:
+            deaths += 1
+            raise DiedError
+
+    worker = sim.worker(on_point=die)
+
+    def run(ms: float) -> None:
+        nonlocal worker
+        try:
+            sim.run(worker, ms)
+        except DiedError:
+            sim.kill(worker)
+            worker = sim.worker(on_point=die)
+
+    for number in range(120):
+        what = dice.choices(["SET", "SET-IF-ABSENT", "CANCEL", "NOW"], [4, 2, 2, 1])[0]
+        sim.command(what, timer=f"n{dice.randrange(5)}", value=b"%d" % number, delay_ms=dice.randint(0, 2_500))
+        run(dice.choice([0, 5, 30, 300, 1_500]))
+    for _ in range(40):
+        run(2_500)
+    assert deaths > 1
+    counts = Counter(bodies(sim))
+    assert set(counts) == by_the_log(sim)
+    if sim.exactly_once:
+        assert set(counts.values()) == {1}
+    assert pending(worker) == 0
