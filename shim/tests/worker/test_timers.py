@@ -348,7 +348,7 @@ def by_the_log(sim: Any) -> set[bytes]:
         live: dict[bytes, tuple[int, bytes]] = {}
         for record in sim.kafka.records(NAMES.timers, partition):
             headers = dict(record.headers())
-            name, what = headers.get("TIMER"), headers.get("TIMER_DO")
+            name, what = headers.get("TIMER") or b"", headers.get("TIMER_DO")
             if what == b"SET" or (what == b"SET-IF-ABSENT" and name not in live):
                 live[name] = record.offset(), record.value()
             elif what == b"CANCEL":
