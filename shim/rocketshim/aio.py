@@ -114,8 +114,22 @@ class AsyncProducer:
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
         sender = self.producer.sender
-        begun = [(await _begin(sender, message, None, None, deadline), message) for message in messages_of(messages)]
-        return [await _result(sender, future, message, deadline, timeout_s) for future, message in begun]
+        begun = [
+            (await _begin(sender, message, None, None, deadline), repr(message.topic))
+            for message in messages_of(messages)
+        ]
+        return [await _result(sender, future, what, deadline, timeout_s) for future, what in begun]
+
+    async def cancel(self, topic: str, *, timer: str, timeout_s: float = 3.0) -> SendResult:
+        """Cancel the message that waits under a name, as `Producer.cancel`, and wait until this command is stored.
+
+        Raises:
+            As `Producer.cancel`.
+        """
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        sender = self.producer.sender
+        future = await asyncio.to_thread(sender.command, "CANCEL", topic, timer, deadline)
+        return await _result(sender, future, f"the cancel of {timer!r}", deadline, timeout_s)
 
     async def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
@@ -146,7 +160,7 @@ async def _send(
     sender: MessageSender, message: Message, selector: Selector | None, arg: Any, deadline: float, *, timeout_s: float
 ) -> SendResult:
     future = await _begin(sender, message, selector, arg, deadline)
-    return await _result(sender, future, message, deadline, timeout_s)
+    return await _result(sender, future, repr(message.topic), deadline, timeout_s)
 
 
 async def _begin(
@@ -177,7 +191,7 @@ async def _given(
 
 
 async def _result(
-    sender: MessageSender, future: Future[SendResult], message: Message, deadline: float, timeout_s: float
+    sender: MessageSender, future: Future[SendResult], what: str, deadline: float, timeout_s: float
 ) -> SendResult:
     waiting = asyncio.wrap_future(future)
     try:
@@ -185,6 +199,6 @@ async def _result(
     finally:
         waiting.cancel()  # also if the task is cancelled: asyncio would log a later error as never retrieved
     if not done:
-        missing = sender.no_report(repr(message.topic), timeout_s, deadline)
-        raise SendTimeoutError(f"{missing}; the message may or may not be stored")
+        missing = sender.no_report(what, timeout_s, deadline)
+        raise SendTimeoutError(f"{missing}; it may or may not be stored")
     return waiting.result()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Protocol
 
 from confluent_kafka import KafkaException
 
@@ -77,15 +77,20 @@ class ProducerCounts:
     Its poll thread counts reports, without a lock. A refused call is counted in the caller's thread, under a lock.
 
     Attributes:
-        stored: messages that are stored: immediate, delayed.
+        stored: messages that are stored: immediate, delayed; and commands for named messages, such as a cancel.
         failed: messages whose delivery report is an error, likewise.
         unconfirmed: how often a record was sent again because its report had no offset.
         refused: calls that the client refused; nothing was sent.
         durations: seconds from the call to the delivery report of a stored message, by bucket.
     """
 
-    stored: list[int] = field(default_factory=lambda: [0, 0])
-    failed: list[int] = field(default_factory=lambda: [0, 0])
+    KINDS: ClassVar = ("immediate", "delayed", "command")
+    IMMEDIATE: ClassVar = 0
+    DELAYED: ClassVar = 1
+    COMMAND: ClassVar = 2
+
+    stored: list[int] = field(default_factory=lambda: [0, 0, 0])
+    failed: list[int] = field(default_factory=lambda: [0, 0, 0])
     unconfirmed: int = 0
     refused: int = 0
     durations: Histogram = field(default_factory=lambda: Histogram(_SEND_BOUNDS_S))
@@ -102,7 +107,7 @@ class ProducerCounts:
         messages = tuple(
             ("", mine | {"kind": kind, "result": result}, float(count))
             for result, counts in (("stored", self.stored), ("failed", self.failed))
-            for kind, count in zip(("immediate", "delayed"), counts, strict=True)
+            for kind, count in zip(self.KINDS, counts, strict=True)
         )
         times = tuple((suffix, mine | labels, value) for suffix, labels, value in self.durations.copy().samples())
         yield Metric("rocketshim_producer_messages_total", "counter", "messages by delivery report", messages)

@@ -18,6 +18,7 @@ from rocketshim.errors import ConsumerError, SendError, SendTimeoutError
 from rocketshim.health import Metric
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics import DelayLevels, Layout, TopicNames
 from rocketshim_topics.message_queue import MessageQueue
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
@@ -51,7 +52,7 @@ def pull_clients(kafka: InMemoryKafka, clock: VirtualClock) -> Clients:
 
 def test_every_series_of_a_producer_exists_before_the_first_send(kafka: InMemoryKafka) -> None:
     with producer_of(kafka) as producer:
-        for kind in ("immediate", "delayed"):
+        for kind in ("immediate", "delayed", "command"):
             for result in ("stored", "failed"):
                 assert value(producer, "producer_messages_total", kind=kind, result=result) == 0
         for name in ("refused_total", "unconfirmed_total", "waiting_messages", "send_duration_seconds_count"):
@@ -68,6 +69,15 @@ def test_a_producer_counts_stored_messages_by_kind_and_their_durations(kafka: In
         assert value(producer, "producer_messages_total", kind="delayed", result="stored") == 1
         assert value(producer, "producer_send_duration_seconds_count") == 3
         assert value(producer, "producer_waiting_messages") == 0
+
+
+def test_a_producer_counts_a_named_message_as_delayed_and_its_cancel_as_a_command(kafka: InMemoryKafka) -> None:
+    kafka.create_topics(Layout(TopicNames(), DelayLevels.default()).timers())
+    with producer_of(kafka) as producer:
+        producer.send("orders", b"o-7", delay="30m", timer="o-7")
+        producer.cancel("orders", timer="o-7")
+        for kind, count in (("immediate", 0), ("delayed", 1), ("command", 1)):
+            assert value(producer, "producer_messages_total", kind=kind, result="stored") == count
 
 
 def test_a_producer_counts_failed_reports(kafka: InMemoryKafka) -> None:

@@ -15,10 +15,10 @@ from rocketshim.kafka.reports import BrokerTime
 from rocketshim.settings import place_of
 from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
-from rocketshim_topics.hops import OutgoingRecord, delayed_record
+from rocketshim_topics.hops import OutgoingRecord, delayed_record, timer_command
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.message import Message, Properties
-from rocketshim_topics.names import TopicNames
+from rocketshim_topics.names import TopicNames, group_of
 
 __all__ = ["NO_BODY", "MessageOptions", "RecordMaker", "check_timeout", "is_delayed", "message_of", "messages_of"]
 
@@ -38,6 +38,9 @@ class MessageOptions(TypedDict, total=False):
     delay: Duration | None
     delay_level: int | None
     deliver_at: int | datetime | None
+    timer: str | None
+    if_absent: bool
+    at_most: Duration | None
     properties: Properties | None
     max_reconsume_times: int | None
 
@@ -108,6 +111,8 @@ def is_delayed(message: Message) -> bool:
 class RecordMaker:
     """Gives each message of one producer an id, and a delayed one its lane and its first queue. Any thread may call it.
 
+    It makes the commands for named messages, too.
+
     `time` knows what delivery reports of the schedule topic have shown; it chooses the queue of a `deliver_at`.
     """
 
@@ -133,11 +138,14 @@ class RecordMaker:
     ) -> tuple[OutgoingRecord, str]:
         """Return the record of a message that is sent at this time of both clocks, and its id.
 
-        `list_topics` of the Kafka client is called for a delayed message if the number of lanes is not known.
+        `list_topics` of the Kafka client is called for a delayed message if its topic is not known.
         `timestamp_ms` is when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
         """
-        prefix, counter = self._ids
-        uniq_key = f"{prefix}{next(counter):012X}"
+        lane, uniq_key = 0, self._next_id()
+        if message.timer is not None:
+            self._require_timers(list_topics)
+        elif is_delayed(message):
+            lane = self._lanes.choose(message.key_bytes, list_topics)
         out = delayed_record(
             message,
             self._names,
@@ -146,9 +154,28 @@ class RecordMaker:
             born_ms=timestamp_ms or sent_ms,
             now_ms=self.time.now_ms(sent_ns, sent_ms),
             sender_ms=sent_ms,
-            lane=self._lanes.choose(message.key_bytes, list_topics) if is_delayed(message) else 0,
+            lane=lane,
             real_qid=partition,
             max_delay_ms=self._max_delay_ms,
             timestamp_ms=timestamp_ms or None,
         )
         return out, uniq_key
+
+    def command(
+        self, command: str, topic: str, timer: str, list_topics: Callable[..., Any], sent_ms: int
+    ) -> tuple[OutgoingRecord, str]:
+        """Return the record of a command for a name, and its id. The names that a send accepts are legal."""
+        if group_of(Message(topic, b"").topic) is not None or self._names.is_ours(topic):
+            raise MessageError(f"no message for {topic} waits under a name: it takes no delayed messages from senders")
+        uniq_key = self._next_id()
+        out = timer_command(self._names, topic, timer, command, uniq_key=uniq_key, born_ms=sent_ms)
+        self._require_timers(list_topics)
+        return out, uniq_key
+
+    def _next_id(self) -> str:
+        prefix, counter = self._ids
+        return f"{prefix}{next(counter):012X}"
+
+    def _require_timers(self, list_topics: Callable[..., Any]) -> None:
+        """Raise what `Lanes.count` raises; a record for a missing topic might create it, with other settings."""
+        self._lanes.count(self._names.timers, list_topics)

@@ -155,12 +155,7 @@ class Producer:
         """
         deadline = time.monotonic() + check_timeout(timeout_s)
         made = self.sender.message(message, body, codec, options)
-        future = self.sender.send(made, selector, arg, deadline)
-        try:
-            return future.result(max(0.0, deadline - time.monotonic()))
-        except TimeoutError as error:
-            missing = self.sender.no_report(repr(made.topic), timeout_s, deadline)
-            raise SendTimeoutError(f"{missing}; the message may or may not be stored") from error
+        return self._stored(self.sender.send(made, selector, arg, deadline), repr(made.topic), timeout_s, deadline)
 
     @overload
     def send_async(
@@ -244,6 +239,32 @@ class Producer:
             missing = self.sender.no_report(f"{waiting} of {len(futures)} messages", timeout_s, deadline)
             raise SendTimeoutError(f"{missing}; they may or may not be stored") from error
 
+    def cancel(self, topic: str, *, timer: str, timeout_s: float = 3.0) -> SendResult:
+        """Cancel the message that waits under a name, and wait until this command is stored.
+
+        The command is stored at an offset, and the log of timers decides: a message is not delivered if its cancel is
+        stored before the worker's FIRE for it. A cancel that is stored later changes nothing, and neither does one for
+        a name under which nothing waits. `rocketshim timers show` tells which it was. A message that is sent under the
+        name after this call is not cancelled. The call may be repeated.
+
+        Args:
+            topic: the topic of the message.
+            timer: the name of the message.
+            timeout_s: as in `send`.
+
+        Returns:
+            Where the command is stored; `msg_id` is the id of the command.
+
+        Raises:
+            MessageError: no message can wait for this topic or under this name; nothing was sent.
+            SendTimeoutError: no delivery report arrived in time; the command may or may not be stored.
+            TopicMissingError, NotAuthorizedError, BrokerUnavailableError, BufferError, SendError, ClosedError: as
+                `send`; the command is not stored.
+        """
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        future = self.sender.command("CANCEL", topic, timer, deadline)
+        return self._stored(future, f"the cancel of {timer!r}", timeout_s, deadline)
+
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic.
 
@@ -289,12 +310,20 @@ class Producer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _stored(self, future: Future[SendResult], what: str, timeout_s: float, until_s: float) -> SendResult:
+        try:
+            return future.result(max(0.0, until_s - time.monotonic()))
+        except TimeoutError as error:
+            missing = self.sender.no_report(what, timeout_s, until_s)
+            raise SendTimeoutError(f"{missing}; it may or may not be stored") from error
+
 
 @dataclass(eq=False, slots=True)
 class PendingSend:
     """A send that has no result yet."""
 
     topic: str  # the logical one of the message
+    kind: int  # of `ProducerCounts`
     out: OutgoingRecord
     msg_id: str
     sent_ns: int  # monotonic
@@ -321,6 +350,7 @@ class MessageSender:
         self.codec = None if codec is None else check_codec(codec)
         self._settings = settings
         self._names = names
+        self._delaying = {names.schedule, names.timers}
         self._clock: Clock = clock or SystemClock()
         self._pid = os.getpid()
         complaints = LastClientError()
@@ -378,9 +408,17 @@ class MessageSender:
                 f"the message for {message.topic!r} has {size} bytes; with {MAX_SHIM_HEADERS_BYTES} bytes reserved for "
                 f"the headers of later hops it exceeds max_message_bytes={most}"
             )
-        future: Future[SendResult] = Future()
-        future.set_running_or_notify_cancel()
-        return PendingSend(message.topic, out, uniq_key, sent_ns, sent_ms, future)
+        kind = ProducerCounts.DELAYED if out.topic in self._delaying else ProducerCounts.IMMEDIATE
+        return PendingSend(message.topic, kind, out, uniq_key, sent_ns, sent_ms, _running())
+
+    def command(self, command: str, topic: str, timer: str, until_s: float) -> "Future[SendResult]":
+        """Send a command for a named message; wait for room until a monotonic time. It is no message: no hook."""
+        self.check_process()
+        sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
+        out, uniq_key = self._maker.command(command, topic, timer, self._sender.list_topics, sent_ms)
+        return self.give(
+            PendingSend(topic, ProducerCounts.COMMAND, out, uniq_key, sent_ns, sent_ms, _running()), until_s
+        )
 
     def give(self, send: PendingSend, until_s: float, *, is_last_try: bool = True) -> "Future[SendResult]":
         """Give a record to the Kafka client. Unless `is_last_try`, a full queue does not count as a refusal."""
@@ -434,17 +472,16 @@ class MessageSender:
 
     def _reported(self, send: PendingSend, error: KafkaError | None, record: Any) -> None:
         topic, counts = send.out.topic, self._counts
-        is_scheduled = topic == self._names.schedule
         if error is not None:
-            counts.failed[is_scheduled] += 1
+            counts.failed[send.kind] += 1
             send.future.set_exception(send_error(error, topic))
             return
-        counts.stored[is_scheduled] += 1
+        counts.stored[send.kind] += 1
         counts.durations.add((self._clock.monotonic_ns() - send.sent_ns) / 1e9)
         partition, offset = record.partition(), record.offset()
-        if is_scheduled:
+        if send.kind != ProducerCounts.IMMEDIATE:
             self._maker.time.learn(record, send.sent_ns, send.sent_ms)
-        queue = MessageQueue(topic if is_scheduled else send.topic, queue_id=partition)
+        queue = MessageQueue(send.topic if send.kind == ProducerCounts.IMMEDIATE else topic, queue_id=partition)
         result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
         send.future.set_result(result)
 
@@ -463,6 +500,12 @@ def producer_config(settings: ProducerSettings, complaints: LastClientError) -> 
         "topic.metadata.propagation.max.ms": _UNKNOWN_TOPIC_MS,
     }
     return settings.client_config(required, defaults)
+
+
+def _running() -> "Future[SendResult]":
+    future: Future[SendResult] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 @lru_cache(maxsize=100)

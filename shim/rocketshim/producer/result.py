@@ -22,7 +22,7 @@ class SendResult:
         status: `SendStatus.SEND_OK`.
         msg_id: id of the message, the same on every hop (`UNIQ_KEY`).
         offset_msg_id: coordinates of the first record: `topic/partition/offset`. For a delayed message the topic is the
-            schedule topic.
+            schedule topic, and the log of timers if it has a name.
         message_queue: the queue to which the record was written.
         queue_offset: offset of the record in that queue.
 
