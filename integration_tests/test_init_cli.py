@@ -31,10 +31,13 @@ def test_a_newcomers_topic_is_created_once_and_never_changed(
     assert read_topics(admin, [name]) == {}
 
     assert main([*command, "--partitions", "3", "--group", "payments"]) == 0
-    found = read_topics(admin, [name, names.schedule, names.retry("payments"), names.dead_letter("payments")])
+    ours = [names.schedule, names.timers, names.timer_state, names.retry("payments"), names.dead_letter("payments")]
+    found = read_topics(admin, [name, *ours])
     assert {topic: state.partitions for topic, state in found.items()} == {
         name: 3,
         names.schedule: 32,
+        names.timers: 8,
+        names.timer_state: 8,
         names.retry("payments"): 1,
         names.dead_letter("payments"): 1,
     }

@@ -24,7 +24,8 @@ make room.
 
 Of an existing topic, a longer retention, a larger record limit, shorter segments and more partitions are accepted.
 Every other setting has to be as specified. A difference is *fatal* if the shim would lose messages or not work with it:
-append time, compaction, partitions of the schedule topic that are not whole lanes. A person decides about the others.
+append time, compaction, partitions of the schedule topic that are not whole lanes, fewer partitions than names of
+timers use. A person decides about the others.
 """
 
 import shlex
@@ -47,7 +48,7 @@ HEADROOM_BYTES: Final = 65_536
 _DAY_MS: Final = 86_400_000
 _KAFKA_DEFAULT_MAX_MESSAGE_BYTES: Final = 1_048_588
 _APPEND_TIME: Final = {"message.timestamp.type": "LogAppendTime"}
-_AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "max.message.bytes"})
+_AT_LEAST: Final = frozenset({"retention.ms", "retention.bytes", "max.message.bytes", "delete.retention.ms"})
 SPEED_ONLY: Final = frozenset({"segment.ms"})
 """Settings that only cost speed if they are larger. Some managed clusters refuse them."""
 
@@ -68,6 +69,7 @@ class TopicSpec:
         replication_factor: None: the cluster's default.
         init_command: the command that creates it.
         grows: a plan may add partitions if there are too few, when it is asked to.
+        needs_all: with fewer partitions than `partitions` the shim does not work.
     """
 
     name: str
@@ -78,6 +80,7 @@ class TopicSpec:
     replication_factor: int | None = None
     init_command: str = "rocketshim init"
     grows: bool = True
+    needs_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +237,7 @@ class Layout:
     def timers(self) -> tuple[TopicSpec, ...]:
         """Return the topics of named timers: the log of commands, and the names that are pending.
 
-        Their number of partitions never matters: names use the first `TIMER_PARTITIONS`.
+        More partitions do not matter: names use the first `TIMER_PARTITIONS`.
         """
         log = self._spec(
             self.names.timers,
@@ -242,13 +245,16 @@ class Layout:
             _APPEND_TIME | self._kept(self._schedule_retention_ms),
             purpose="commands for named timers",
             group=None,
+            needs_all=True,
         )
         config = _APPEND_TIME | {
             "cleanup.policy": "compact",
             "delete.retention.ms": str(max(_DAY_MS, self.outage_budget_ms)),
             "segment.ms": str(_DAY_MS),
         }
-        state = self._spec(self.names.timer_state, TIMER_PARTITIONS, config, purpose="pending names", group=None)
+        state = self._spec(
+            self.names.timer_state, TIMER_PARTITIONS, config, purpose="pending names", group=None, needs_all=True
+        )
         return log, state
 
     def retry(self, group: str) -> TopicSpec:
@@ -310,6 +316,7 @@ class Layout:
         group: str | None,
         partition_step: int = 1,
         is_log: bool = False,
+        needs_all: bool = False,
     ) -> TopicSpec:
         command = ["rocketshim", "init"]
         if self.names.namespace:
@@ -331,6 +338,7 @@ class Layout:
             partition_step=partition_step,
             replication_factor=self.replication_factor,
             init_command=shlex.join(command),
+            needs_all=needs_all,
         )
 
 
@@ -376,7 +384,7 @@ def _partition_differences(spec: TopicSpec, is_now: int, *, grow: bool, fix: boo
     if is_now >= spec.partitions and whole:
         return []
     wanted = max(spec.partitions, -(-is_now // spec.partition_step) * spec.partition_step)
-    fatal = not whole or is_now < spec.partition_step
+    fatal = not whole or spec.needs_all or is_now < spec.partition_step
     will_change = spec.grows and (grow or (fix and fatal))
     return [Difference(spec.name, "partitions", str(is_now), str(wanted), fatal, will_change)]
 

@@ -179,6 +179,27 @@ def test_lanes_that_are_not_whole_are_completed_by_fixing(partitions: int, wante
     assert not plan.fatal
 
 
+@pytest.mark.parametrize("number", [0, 1])
+def test_timer_topics_with_fewer_partitions_than_names_use_are_fatal_and_fixing_adds_them(number: int) -> None:
+    """A broker that creates a topic by itself gives it one partition: sends to the names of others fail."""
+    spec = LAYOUT.timers()[number]
+    (difference,) = compare([spec], {spec.name: TopicState(1, spec.config)}).differences
+    assert (difference.setting, difference.wanted, difference.fatal) == ("partitions", "8", True)
+    (fixed,) = compare([spec], {spec.name: TopicState(1, spec.config)}, fix=True).differences
+    assert fixed.will_change
+    assert not compare([spec], {spec.name: TopicState(12, spec.config)}).differences, "names use the first eight"
+
+
+def test_timer_state_is_compacted_and_its_tombstones_may_stay_longer() -> None:
+    _, state = LAYOUT.timers()
+    longer = {"delete.retention.ms": str(10**12)}
+    assert not compare([state], {state.name: state_of(state, **longer)}).differences
+    (difference,) = compare(
+        [state], {state.name: state_of(state, **{"cleanup.policy": "delete"})}, fix=True
+    ).differences
+    assert (difference.wanted, difference.fatal, difference.will_change) == ("compact", True, True)
+
+
 @pytest.mark.parametrize("partitions", [32, 64, 320])
 def test_more_whole_lanes_are_fine(partitions: int) -> None:
     spec = LAYOUT.schedule()

@@ -75,7 +75,11 @@ def grants(
         raise ConfigError("a consumer needs ACLs on its group and its topics: name them with --group and --topic")
     match role:
         case Role.PRODUCER:
-            return (*_users(topics, "WRITE", why="send"), _topic(names.schedule, "WRITE", why="send with a delay"))
+            return (
+                *_users(topics, "WRITE", why="send"),
+                _topic(names.schedule, "WRITE", why="send with a delay"),
+                _topic(names.timers, "WRITE", why="send with a name; it allows to cancel any name"),
+            )
         case Role.CONSUMER:
             return (*_users(topics, "READ", why="consume"), *_consumer(names, groups, orderly=orderly))
         case Role.WORKER:
@@ -101,6 +105,8 @@ def _consumer(names: TopicNames, groups: Iterable[str], *, orderly: bool) -> Ite
 
 def _worker(names: TopicNames) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", "WRITE", why="read the queues; hops and probes")
+    yield _topic(names.timers, "READ", "WRITE", why="named timers: commands")
+    yield _topic(names.timer_state, "READ", "WRITE", why="named timers: pending names")
     yield _topic(names.parked, "WRITE", why="park")
     yield _topic(names.retry_prefix, "WRITE", why="deliver retries", prefixed=True)
     yield _group(names.worker_group, "READ", why="join and commit")
@@ -114,6 +120,8 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     ours = f"{names.prefix}rmq."
     read = "READ", "DESCRIBE_CONFIGS"
     yield _topic(names.schedule, *read, why="delayed, trace; doctor")
+    yield _topic(names.timers, *read, why="timers; doctor")
+    yield _topic(names.timer_state, *read, why="timers; doctor")
     yield _topic(names.parked, *read, why="parked; doctor")
     yield _topic(names.redrive_log, *read, why="what was redriven; doctor")
     yield _topic(f"{ours}retry.", *read, why="retry; doctor", prefixed=True)
@@ -126,6 +134,8 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
 
 def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", "WRITE", "DESCRIBE_CONFIGS", why="delayed, trace; dlq apply (parked); doctor")
+    yield _topic(names.timers, "READ", "WRITE", "DESCRIBE_CONFIGS", why="timers, cancel; doctor")
+    yield _topic(names.timer_state, "READ", "DESCRIBE_CONFIGS", why="timers; doctor")
     yield _topic(names.parked, "READ", "DESCRIBE_CONFIGS", why="parked; doctor")
     yield _topic(names.redrive_log, "READ", "WRITE", "DESCRIBE_CONFIGS", why="what was redriven; doctor")
     ours = f"{names.prefix}rmq."

@@ -72,7 +72,7 @@ def init(
         max_message_bytes=max_message_bytes,
         replication_factor=replication_factor,
     )
-    specs = [*layout.shared(), layout.redrive_log()]
+    specs = [*layout.shared(), *layout.timers(), layout.redrive_log()]
     for each in group or []:
         specs.extend(layout.for_group(check_consumer_group(each), with_log=with_log))
     for each in topic or []:
