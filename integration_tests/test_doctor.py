@@ -91,6 +91,8 @@ def broken(broker: Broker, admin: AdminClient, space: str) -> Iterator[tuple[lis
         message_timestamp_type="CreateTime",
     )  # fmt: skip
     create(admin, names.parked, 1)
+    create(admin, names.timers, 1)  # as a broker creates it by itself
+    create(admin, names.timer_state, 1, message_timestamp_type="LogAppendTime")
     create(admin, names.retry("payments"), 1, cleanup_policy="compact", retention_ms="60000")
     create(admin, names.group_log("payments"), 2, segment_ms="3600000")  # and no dead-letter topic
     create(admin, orders, 4, cleanup_policy="compact,delete", max_message_bytes="2097152")
@@ -255,6 +257,10 @@ def test_what_is_broken_is_found_with_its_cost_and_what_fixes_it(
     [
         ("topic-missing", "nowhere"),
         ("timestamp-type", "rmq.group.payments"),
+        ("timestamp-type", "rmq.timers"),
+        ("partition-count", "rmq.timers"),
+        ("partition-count", "rmq.timers.state"),
+        ("compaction", "rmq.timers.state"),
         ("partition-count", "rmq.group.payments"),
         ("retention", "rmq.retry.payments"),
         ("retention-overtook", "orders/0"),
@@ -293,7 +299,7 @@ def test_nothing_is_said_where_all_is_well(broker: Broker, sound: list[str], adm
 
 def test_people_get_text_and_a_count(broker: Broker, sound: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--bootstrap", broker.bootstrap, *sound]) == 0
-    assert capsys.readouterr().out == f"{len(CHECKS)} checks on 6 topics, 2 groups, 1 broker: all is well\n"
+    assert capsys.readouterr().out == f"{len(CHECKS)} checks on 8 topics, 2 groups, 1 broker: all is well\n"
     assert main(["doctor", "--bootstrap", broker.bootstrap, *sound, "--topic", "nowhere"]) == 2
     shown = capsys.readouterr().out
     assert "error   topic-missing  nowhere" in shown

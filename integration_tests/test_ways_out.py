@@ -7,6 +7,7 @@ capitals, which the reader fills in, are replaced.
 
 import re
 import shlex
+import string
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ from rocketshim.errors import RocketshimError
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Layout, TopicNames, provision
 from rocketshim_topics.layout import TopicState
+from rocketshim_topics.partitioner import timer_partition
 
 from .conftest import delete_topics
 from .running import patient_worker, running
@@ -147,9 +149,14 @@ class Place:
         finally:
             consumer.stop()
 
-    def send(self, topic: str = "", delay: str = "") -> None:
+    def send(self, topic: str = "", delay: str = "", timer: str | None = None) -> None:
         with Producer(self.bootstrap, namespace=self.namespace) as producer:
-            producer.send(Message(topic or self.topic, b"x", delay=delay or None), timeout_s=WAIT_S)
+            producer.send(Message(topic or self.topic, b"x", delay=delay or None, timer=timer), timeout_s=WAIT_S)
+
+    def cancel(self) -> None:
+        with Producer(self.bootstrap, namespace=self.namespace) as producer:
+            name = next(each for each in string.ascii_letters if timer_partition(self.topic, each) != 0)
+            producer.cancel(self.topic, timer=name, timeout_s=WAIT_S)
 
     def reader(self, topic: str) -> None:
         with LitePullConsumer(self.bootstrap, group=self.group, namespace=self.namespace) as consumer:
@@ -243,6 +250,16 @@ FAULTS: dict[str, tuple[Try, Try]] = {
     ),
     "no schedule topic; a consumer": (lambda _: None, lambda place: place.consumer(create=True)),
     "no schedule topic; a delayed send": (lambda _: None, lambda place: place.send(delay="1h")),
+    "no log of timers; a send with a name": (Place.init, lambda place: place.send(delay="1h", timer="o-7")),
+    "no log of timers; a cancel": (Place.init, Place.cancel),
+    "the log of timers has one partition; a cancel": (
+        lambda place: place.create(place.names.timers, 1, message_timestamp_type="LogAppendTime"),
+        Place.cancel,
+    ),
+    "the state of timers is not compacted; init shows it": (
+        lambda place: place.create(place.names.timer_state, 8, message_timestamp_type="LogAppendTime"),
+        lambda place: place.shell("init"),
+    ),
     "no topic of the user; a send": (lambda _: None, lambda place: place.send(f"{place.namespace}.none")),
     "no topic of the user; a consumer": (Place.init, lambda place: place.consumer(topic=f"{place.namespace}.none")),
     "no topic of the user; a reader": (Place.init, lambda place: place.reader(f"{place.namespace}.none")),

@@ -143,7 +143,7 @@ def _groups_with_retries(names: TopicNames, visible: Iterable[str]) -> list[str]
 
 def _topics_to_read(names: TopicNames, groups: Iterable[str], user_topics: Iterable[str]) -> list[str]:
     """Return the topics to read, each once."""
-    ours = [names.schedule, names.parked, names.redrive_log]
+    ours = [names.schedule, names.timers, names.timer_state, names.parked, names.redrive_log]
     for group in groups:
         ours += [names.retry(group), names.dead_letter(group), names.group_log(group)]
     return list(dict.fromkeys([*ours, *user_topics]))

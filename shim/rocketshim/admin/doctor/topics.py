@@ -11,6 +11,7 @@ from rocketshim.admin.doctor.facts import Facts, TopicFacts
 from rocketshim.observe.finding import Finding, Severity
 from rocketshim_topics.layout import Difference, Layout, TopicSpec, TopicState, compare
 from rocketshim_topics.levels import DelayLevels
+from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
 __all__ = [
     "auto_creation",
@@ -34,6 +35,7 @@ _CHECKS: Final = {
     "retention.bytes": "retention-bytes",
     "max.message.bytes": "message-size",
     "segment.ms": "segment",
+    "delete.retention.ms": "retention",
 }
 
 
@@ -44,6 +46,9 @@ def expected(facts: Facts) -> dict[str, tuple[TopicSpec, str]]:
     """
     layout, init = facts.layout, facts.init()
     found = {spec.name: (spec, init) for spec in layout.shared()}
+    timers = layout.timers()
+    if any(spec.name in facts.topics for spec in timers):
+        found |= {spec.name: (spec, init) for spec in timers}
     if layout.names.redrive_log in facts.topics:
         found[layout.names.redrive_log] = (layout.redrive_log(), init)
     for group in facts.groups:
@@ -65,6 +70,16 @@ def missing_topics(facts: Facts) -> Iterator[Finding]:
                 "senders of delayed messages, the worker or the group's consumers fail to start",
                 init,
             )
+    names = facts.names
+    if names.schedule in facts.topics and not {names.timers, names.timer_state} & facts.topics.keys():
+        yield Finding(
+            "topic-missing",
+            Severity.NOTE,
+            names.timers,
+            "the topics of named timers do not exist, or the principal may not see them",
+            "messages with a name (`timer=`) cannot be sent; nothing else needs these topics",
+            facts.init(),
+        )
     for name in facts.user_topics:
         if name not in facts.topics:
             yield Finding(
@@ -90,7 +105,7 @@ def settings(facts: Facts) -> Iterator[Finding]:
 
 
 def partition_counts(facts: Facts) -> Iterator[Finding]:
-    """Check that the schedule topic has whole lanes, and that each group log has one partition."""
+    """Check the partitions of the schedule topic (whole lanes), of the timers' topics, and of each group log (one)."""
     names, stride = facts.names, DelayLevels.STRIDE
     topic = facts.topics.get(names.schedule)
     if topic is not None and len(topic.partitions) % stride:
@@ -104,6 +119,20 @@ def partition_counts(facts: Facts) -> Iterator[Finding]:
             "each level has a fixed partition: some levels have none, and sends to them fail",
             facts.init("--lanes", str(lanes)),
         )
+    for name in (names.timers, names.timer_state):
+        topic = facts.topics.get(name)
+        if topic is not None and len(topic.partitions) != TIMER_PARTITIONS:
+            is_less = len(topic.partitions) < TIMER_PARTITIONS
+            yield Finding(
+                "partition-count",
+                Severity.ERROR if is_less else Severity.NOTE,
+                name,
+                f"{len(topic.partitions)} partitions; names use the first {TIMER_PARTITIONS}",
+                "sends to the names of the missing ones fail"
+                if is_less
+                else "the worker forwards the commands of programs that write to the others",
+                facts.init("--fix") if is_less else "choose the partition as docs/wire-format.md says",
+            )
     for group in facts.groups:
         log = facts.topics.get(names.group_log(group))
         if log is not None and len(log.partitions) != 1:
@@ -244,9 +273,13 @@ def auto_creation(facts: Facts) -> Iterator[Finding]:
 
 def _cost(facts: Facts, spec: TopicSpec, each: Difference) -> tuple[Severity, str]:
     layout: Layout = facts.layout
-    is_schedule = spec.name == facts.names.schedule
-    if spec.name == facts.names.redrive_log:
-        return Severity.ERROR, "the log may forget what was sent again, and a plan that is applied again sends it twice"
+    is_schedule = spec.name in {facts.names.schedule, facts.names.timers}
+    of_memory = {
+        facts.names.redrive_log: "it may forget what was sent again, and a plan that is applied again sends it twice",
+        facts.names.timer_state: "a worker that starts may have forgotten names, or take old ones for pending",
+    }.get(spec.name)
+    if of_memory is not None and each.setting != "segment.ms":
+        return Severity.ERROR, of_memory
     match each.setting:
         case "message.timestamp.type" if is_schedule:
             return Severity.ERROR, "delays would count from a time that the sender sets: the worker refuses to run"

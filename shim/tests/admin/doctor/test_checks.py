@@ -26,7 +26,7 @@ WELL = PartitionFacts(leader=1, replicas=3, in_sync=3)
 def sound(**changes: Any) -> Facts:
     """Return the facts of a sound set-up, with some values changed."""
     layout = Layout(TopicNames(), LEVELS)
-    specs = [*layout.shared(), *layout.for_group("g", with_log=True)]
+    specs = [*layout.shared(), *layout.timers(), *layout.for_group("g", with_log=True)]
     topics = {
         spec.name: TopicFacts((WELL,) * spec.partitions, {**spec.config, "min.insync.replicas": "2"}) for spec in specs
     }
@@ -123,12 +123,23 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("topic-missing", "rmq.parked", Severity.ERROR, {"topics": topics(rmq__parked=None), "parked": None}),
     ("topic-missing", "rmq.dlq.g", Severity.ERROR, {"topics": topics(rmq__dlq__g=None)}),
     ("topic-missing", "orders", Severity.ERROR, {"topics": topics(orders=None)}),
+    ("topic-missing", "rmq.timers", Severity.NOTE,
+     {"topics": topics(rmq__timers=None, rmq__timers__state=None)}),
+    ("topic-missing", "rmq.timers.state", Severity.ERROR, {"topics": topics(rmq__timers__state=None)}),
     (
         "timestamp-type", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
         {"topics": with_config("SCHEDULE_TOPIC_XXXX", message_timestamp_type="CreateTime")},
     ),
     ("timestamp-type", "rmq.group.g", Severity.ERROR,
      {"topics": with_config("rmq.group.g", message_timestamp_type="CreateTime")}),
+    ("timestamp-type", "rmq.timers", Severity.ERROR,
+     {"topics": with_config("rmq.timers", message_timestamp_type="CreateTime")}),
+    ("compaction", "rmq.timers", Severity.ERROR, {"topics": with_config("rmq.timers", cleanup_policy="compact")}),
+    ("compaction", "rmq.timers.state", Severity.ERROR,
+     {"topics": with_config("rmq.timers.state", cleanup_policy="delete")}),
+    ("retention", "rmq.timers", Severity.WARNING, {"topics": with_config("rmq.timers", retention_ms="86400000")}),
+    ("retention", "rmq.timers.state", Severity.ERROR,
+     {"topics": with_config("rmq.timers.state", delete_retention_ms="60000")}),
     ("compaction", "rmq.dlq.g", Severity.ERROR, {"topics": with_config("rmq.dlq.g", cleanup_policy="compact")}),
     ("retention", "SCHEDULE_TOPIC_XXXX", Severity.WARNING,
      {"topics": with_config("SCHEDULE_TOPIC_XXXX", retention_ms="86400000")}),
@@ -139,6 +150,10 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("segment", "rmq.group.g", Severity.NOTE, {"topics": with_config("rmq.group.g", segment_ms="604800000")}),
     ("partition-count", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
      {"topics": topics(SCHEDULE_TOPIC_XXXX=TopicFacts((WELL,) * 40)) }),
+    ("partition-count", "rmq.timers", Severity.ERROR,
+     {"topics": topics(rmq__timers=TopicFacts((WELL,) * 1))}),
+    ("partition-count", "rmq.timers.state", Severity.NOTE,
+     {"topics": topics(rmq__timers__state=TopicFacts((WELL,) * 12))}),
     ("partition-count", "rmq.group.g", Severity.ERROR, {"topics": topics(rmq__group__g=TopicFacts((WELL,) * 2))}),
     ("no-leader", "orders", Severity.ERROR, {"topics": topics(orders=TopicFacts((PartitionFacts(None, 3, 0),)))}),
     ("in-sync", "orders", Severity.WARNING, {"topics": topics(orders=TopicFacts((PartitionFacts(1, 3, 2),)))}),
