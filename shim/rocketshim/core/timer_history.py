@@ -1,0 +1,123 @@
+"""What became of a name of a timer: the commands for it in the log, and what each of them did. Pure.
+
+The log alone decides, so its records tell everything, as far back as retention has left them. Of a name that may have
+been pending before the log's first record, the effect of a command is unknown until a SET, a CANCEL or a NOW: from
+there on it is certain.
+"""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+from rocketshim.core.named_timers import Command, Effect, TimerTable
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.hops import command_problem, due_ms, is_misplaced, timer_digest
+from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
+
+__all__ = ["TimerEvent", "TimerFate", "TimerHistory", "timer_history"]
+
+
+class TimerFate(Enum):
+    """What became of a message with a name."""
+
+    PENDING = "pending"
+    FIRED = "fired"  # it was due, and is delivered
+    DELIVERED_NOW = "delivered-now"  # by a NOW, before it was due
+    CANCELLED = "cancelled"
+    REPLACED = "replaced"  # by another SET
+    DROPPED = "dropped"  # it was sent with `if_absent`, and another one was pending
+    UNKNOWN = "unknown"  # the log does not have it (any more)
+
+
+_BEGINS: Final[dict[Effect | None, TimerFate]] = {
+    Effect.SCHEDULE: TimerFate.PENDING,
+    Effect.NOTHING: TimerFate.DROPPED,
+}
+_ENDS: Final[dict[Effect | None, TimerFate]] = {
+    Effect.SCHEDULE: TimerFate.REPLACED,
+    Effect.FORGET: TimerFate.CANCELLED,
+    Effect.DELIVER: TimerFate.FIRED,
+    Effect.DELIVER_PENDING: TimerFate.DELIVERED_NOW,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TimerEvent:
+    """One command for a name. The generation of a message is the offset of the command that set it."""
+
+    offset: int
+    stored_ms: int  # append time, epoch ms
+    command: Command
+    effect: Effect | None  # None: unknown
+    before: int | None  # the generation that was pending
+    after: int | None  # the generation that is pending since
+    due_ms: int | None  # of a message that is set, epoch ms
+    msg_id: str  # of the message; of a CANCEL or NOW its own
+
+
+@dataclass(frozen=True, slots=True)
+class TimerHistory:
+    """The commands for one name that the log has, in its order."""
+
+    events: tuple[TimerEvent, ...]
+    is_certain: bool  # False: a message that was set before the log's first record may be pending
+
+    @property
+    def last(self) -> TimerEvent | None:
+        """Return the last command that set a message; None: there is none."""
+        return next((each for each in reversed(self.events) if each.after == each.offset), None)
+
+    def fate(self, generation: int | None = None) -> tuple[TimerFate, TimerEvent | None]:
+        """Return what became of a generation (None: of the last one), and the command that decided it.
+
+        Decides: What became of a message with a name?
+        """
+        if generation is None:
+            if self.last is None:
+                return TimerFate.UNKNOWN, None
+            generation = self.last.offset
+        for each in self.events:
+            if each.before == generation and each.effect in _ENDS:
+                return _ENDS[each.effect], each
+        for each in self.events:
+            if each.offset == generation and each.command in {Command.SET, Command.SET_IF_ABSENT}:
+                return _BEGINS.get(each.effect, TimerFate.UNKNOWN), each
+        return TimerFate.UNKNOWN, None
+
+
+def timer_history(records: Iterable[Any], topic: str, name: str, *, first_offset: int) -> TimerHistory:
+    """Return what became of a name of a target topic.
+
+    `records` are all that the name's partition of the log has, in order, from `first_offset` on.
+    """
+    table, key, is_certain = TimerTable(), timer_digest(topic, name), first_offset == 0
+    wanted = [topic.encode(), name.encode()]
+    events = []
+    for record in records:
+        with suppress(MalformedRecordError):
+            headers = read_headers(record)
+            found = dict(headers or ())
+            if [found.get(REAL_TOPIC), found.get(TIMER)] != wanted:
+                continue
+            envelope = decode(headers, trusted=True)
+            if command_problem(record, envelope) or is_misplaced(record, envelope):
+                continue
+            command, offset, stored_ms = Command(envelope.timer_do), record.offset(), record.timestamp()[1]
+            change = table.apply(
+                offset,
+                command,
+                key,
+                generation=envelope.timer_set_at,
+                due_ms=due_ms(envelope, stored_ms, 0),
+                appended_ms=stored_ms,
+                at_most_ms=envelope.timer_at_most_ms,
+            )
+            is_certain |= command is Command.SET or change.effect is Effect.DELIVER
+            effect = change.effect if is_certain else None
+            is_certain |= command in {Command.CANCEL, Command.NOW}
+            due = change.due_ms if change.effect is Effect.SCHEDULE else None
+            msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
+            events.append(TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id))
+    return TimerHistory(tuple(events), is_certain)
