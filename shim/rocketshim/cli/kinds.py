@@ -278,7 +278,8 @@ def _groups_topic(reader: TopicReader, physical: str, group: str) -> str:
     return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
 
 
-def _shared_topic(reader: TopicReader, physical: str) -> str:
+def shared_topic(reader: TopicReader, physical: str) -> str:
+    """Return one of the namespace's own topics if it exists; the error names the command that creates it."""
     if not reader.topics().get(physical):
         raise TopicMissingError(f"there is no topic {physical}; create it with: {init_command(physical)}. {OR_HIDDEN}")
     return physical
@@ -294,7 +295,7 @@ def _dead_letters(*, at: Connected, group: OfGroup = None, topic: OfTopic = None
 @contextmanager
 def _parked(*, at: Connected) -> Iterator[Records]:
     with at.reader() as reader:
-        yield _marked(reader, Decoder(at.names, _shared_topic(reader, at.names.parked)), at.names)
+        yield _marked(reader, Decoder(at.names, shared_topic(reader, at.names.parked)), at.names)
 
 
 def _marked(reader: TopicReader, decoder: Decoder, names: TopicNames) -> Records:
@@ -328,7 +329,7 @@ def _delayed(*, at: ConnectedWithLevels) -> Iterator[Records]:
                 return queues.records(follow=follow)
             return queues.first(limit + 1, lambda message: choice.wants(view(message)))
 
-        yield Records(reader, _shared_topic(reader, at.names.schedule), view, read)
+        yield Records(reader, shared_topic(reader, at.names.schedule), view, read)
 
 
 @contextmanager

@@ -135,6 +135,19 @@ def send(
     deliver_at: Annotated[
         str | None, typer.Option(metavar="TIME", help="Deliver at this time: 2026-11-20T18:00:00Z.")
     ] = None,
+    timer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A name for a message with a delay: it can be cancelled and replaced while it waits."
+        ),
+    ] = None,
+    if_absent: Annotated[
+        bool, typer.Option("--if-absent", help="With --timer: drop this message if one with the name waits.")
+    ] = False,
+    at_most: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="With --timer: how long messages that replace each other may wait."),
+    ] = None,
     timeout: Annotated[
         float,
         typer.Option(parser=seconds(0.1), metavar="DURATION", help="How long to wait for the delivery report."),
@@ -151,6 +164,8 @@ def send(
 
     if (body is None) is not lines:
         raise ConfigError("give BODY ('-' reads it from standard input), or --lines for one message a line")
+    if lines and timer is not None:
+        raise ConfigError("--timer names one message; with --lines each line would replace the one before")
     at_ms = None if deliver_at is None else time_ms(deliver_at, "--deliver-at")
     properties = [_pair(text) for text in set_property or []]
 
@@ -164,6 +179,9 @@ def send(
             delay=delay,
             delay_level=delay_level,
             deliver_at=at_ms,
+            timer=timer,
+            if_absent=if_absent,
+            at_most=at_most,
             properties=properties,
         )
 

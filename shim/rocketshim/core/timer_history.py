@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import command_problem, due_ms, is_misplaced, timer_digest
+from rocketshim_topics.hops import command_problem, due_ms, is_misplaced
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
 
-__all__ = ["TimerEvent", "TimerFate", "TimerHistory", "timer_history"]
+__all__ = ["TimerEvent", "TimerFate", "TimerHistory", "timer_histories"]
 
 
 class TimerFate(Enum):
@@ -87,19 +87,22 @@ class TimerHistory:
         return TimerFate.UNKNOWN, None
 
 
-def timer_history(records: Iterable[Any], topic: str, name: str, *, first_offset: int) -> TimerHistory:
-    """Return what became of a name of a target topic.
+def timer_histories(
+    records: Iterable[Any], topic: str, names: Iterable[str], *, first_offset: int
+) -> dict[str, TimerHistory]:
+    """Return what became of names of a target topic, which have one partition of the log.
 
-    `records` are all that the name's partition of the log has, in order, from `first_offset` on.
+    `records` are all that this partition has, in order, from `first_offset` on.
     """
-    table, key, is_certain = TimerTable(), timer_digest(topic, name), first_offset == 0
-    wanted = [topic.encode(), name.encode()]
-    events = []
+    table, target = TimerTable(), topic.encode()
+    events: dict[bytes, list[TimerEvent]] = {name.encode(): [] for name in names}
+    certain = dict.fromkeys(events, first_offset == 0)
     for record in records:
         with suppress(MalformedRecordError):
             headers = read_headers(record)
             found = dict(headers or ())
-            if [found.get(REAL_TOPIC), found.get(TIMER)] != wanted:
+            name = found.get(TIMER)
+            if found.get(REAL_TOPIC) != target or name not in events:
                 continue
             envelope = decode(headers, trusted=True)
             if command_problem(record, envelope) or is_misplaced(record, envelope):
@@ -108,16 +111,17 @@ def timer_history(records: Iterable[Any], topic: str, name: str, *, first_offset
             change = table.apply(
                 offset,
                 command,
-                key,
+                name,
                 generation=envelope.timer_set_at,
                 due_ms=due_ms(envelope, stored_ms, 0),
                 appended_ms=stored_ms,
                 at_most_ms=envelope.timer_at_most_ms,
             )
-            is_certain |= command is Command.SET or change.effect is Effect.DELIVER
-            effect = change.effect if is_certain else None
-            is_certain |= command in {Command.CANCEL, Command.NOW}
+            certain[name] |= command is Command.SET or change.effect is Effect.DELIVER
+            effect = change.effect if certain[name] else None
+            certain[name] |= command in {Command.CANCEL, Command.NOW}
             due = change.due_ms if change.effect is Effect.SCHEDULE else None
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
-            events.append(TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id))
-    return TimerHistory(tuple(events), is_certain)
+            event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id)
+            events[name].append(event)
+    return {name.decode(): TimerHistory(tuple(found), certain[name]) for name, found in events.items()}

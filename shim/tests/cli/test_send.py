@@ -57,6 +57,9 @@ def test_a_refused_line_stops_the_command_and_the_error_counts_what_was_stored(k
         (["orders", "x", "--deliver-at", "tomorrow"], "--deliver-at 'tomorrow': write a time such as"),
         (["orders", "x", "--deliver-at", "2026-11-20", "--delay", "5s"], "at most one of its three delays"),
         (["orders", "x", "--delay", "5"], "is not a duration"),
+        (["orders", "x", "--timer", "o-7"], "timer is given without a delay"),
+        (["orders", "x", "--delay", "5s", "--if-absent"], "if_absent is given without a timer"),
+        (["orders", "--lines", "--delay", "5s", "--timer", "o-7"], "--timer names one message"),
     ],
 )
 def test_wrong_options_are_refused_before_a_broker_is_asked(
@@ -64,6 +67,17 @@ def test_wrong_options_are_refused_before_a_broker_is_asked(
 ) -> None:
     assert main(["send", *words, "--bootstrap", "127.0.0.1:1"]) == 1
     assert told in capsys.readouterr().err
+
+
+def test_a_message_with_a_name_is_a_command(kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rocketshim.producer.producer.confluent_clients", kafka.clients)
+    kafka.create_topic("rmq.timers", 8)
+    words = ["send", "orders", "x", "--delay", "30m", "--timer", "o-7", "--bootstrap", "memory:1"]
+    assert main([*words, "--at-most", "2h"]) == 0
+    assert main([*words, "--if-absent"]) == 0
+    first, second = (dict(record.headers() or ()) for record in kafka.records("rmq.timers"))
+    assert (first["TIMER"], first["TIMER_DO"], first["TIMER_AT_MOST_MS"]) == (b"o-7", b"SET", b"7200000")
+    assert (second["TIMER"], second["TIMER_DO"]) == (b"o-7", b"SET-IF-ABSENT")
 
 
 def test_what_is_not_utf_8_is_sent_as_it_was_typed(kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch) -> None:

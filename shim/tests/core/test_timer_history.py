@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
-from rocketshim.core.timer_history import TimerFate, TimerHistory, timer_history
+from rocketshim.core.timer_history import TimerFate, TimerHistory, timer_histories
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Layout, Message, OutgoingRecord, TopicNames, decode
 from rocketshim_topics.hops import delayed_record, fire, scheduled_timer, timer_command, timer_digest
@@ -53,7 +53,8 @@ class Log:
 
     def history(self, first: int = 0) -> TimerHistory:
         """What became of the name, if retention has deleted what is before `first`."""
-        return timer_history(self.kafka.records(NAMES.timers, PARTITION)[first:], "orders", "o-7", first_offset=first)
+        records = self.kafka.records(NAMES.timers, PARTITION)[first:]
+        return timer_histories(records, "orders", ["o-7"], first_offset=first)["o-7"]
 
 
 def test_a_name_that_nothing_voids_is_pending_with_its_due_time_and_then_fired() -> None:
@@ -126,6 +127,20 @@ def test_commands_of_other_names_and_records_that_are_none_do_not_count() -> Non
     log.put(cancel, (PARTITION + 1) % 8)
     assert [each.command for each in log.history().events] == [Command.SET]
     assert log.history().fate()[0] is TimerFate.PENDING
+
+
+def test_several_names_are_read_in_one_pass() -> None:
+    log = Log()
+    log.set()
+    log.set(OTHER)
+    log.command("CANCEL", OTHER)
+    records = log.kafka.records(NAMES.timers, PARTITION)
+    found = timer_histories(records, "orders", ["o-7", OTHER, "none"], first_offset=0)
+    assert {name: history.fate()[0] for name, history in found.items()} == {
+        "o-7": TimerFate.PENDING,
+        OTHER: TimerFate.CANCELLED,
+        "none": TimerFate.UNKNOWN,
+    }
 
 
 def test_nothing_is_known_of_a_name_without_a_command() -> None:

@@ -1,0 +1,305 @@
+"""`rocketshim timers ls | show | cancel`: messages with a name that wait, what became of one, and cancel.
+
+`ls` reads the names that the worker has stored as pending. `show` and `cancel` read the log of commands, which decides.
+"""
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Annotated, Any
+
+import typer
+
+from rocketshim.admin.record_view import time_text
+from rocketshim.admin.times import time_ms
+from rocketshim.cli.app import FINDING
+from rocketshim.cli.completion import complete_topic
+from rocketshim.cli.kinds import Limit, shared_topic
+from rocketshim.cli.options import Connected, Connection, Json, selection
+from rocketshim.cli.records import counting, echo_safe, show_rows
+from rocketshim.core.named_timers import Command, Effect
+from rocketshim.core.timer_history import TimerEvent, TimerFate, TimerHistory, timer_histories
+from rocketshim.errors import ConfigError, MalformedRecordError, RocketshimError, SendError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics import Envelope, Message, decode, parse_duration_ms
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.durations import duration_text
+from rocketshim_topics.hops import CHECKPOINT
+from rocketshim_topics.partitioner import timer_partition
+from rocketshim_topics.wire import read_headers
+
+app = typer.Typer(
+    help="Show named timers (delayed messages with a name): which are pending, what became of one; and cancel.",
+    epilog="Example: rocketshim timers ls --bootstrap localhost:9092",
+    no_args_is_help=True,
+)
+
+Topic = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic of the messages.", autocompletion=complete_topic)
+]
+
+
+@app.command(epilog="Example: rocketshim timers ls --topic order-timeouts --name 'o-*' --due-before 2h")
+def ls(
+    *,
+    at: Connected,
+    topic: Annotated[
+        str | None, selection("--topic", "-t", help="Only messages for this topic.", autocompletion=complete_topic)
+    ] = None,
+    name: Annotated[
+        str | None, selection("--name", metavar="NAME|PREFIX*", help="Only this name, or names that begin like this.")
+    ] = None,
+    due_before: Annotated[
+        str | None,
+        selection(
+            metavar="DURATION|TIME",
+            help="Only messages that are due within this duration, or before this time: 2h, 2026-11-20T18:00:00Z.",
+        ),
+    ] = None,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """List the pending names, the next one that is due first. The worker stores them, a moment after their commands."""
+    now_ms = time.time_ns() // 1_000_000
+    before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
+    with at.reader() as reader:
+        records = counting(reader.read([shared_topic(reader, at.names.timer_state)]))
+        pending = sorted(_pending(records, topic, name), key=lambda each: each[0].deliver_at_ms or 0)
+    rows = (_row(*each, now_ms) for each in pending if before_ms is None or (each[0].deliver_at_ms or 0) < before_ms)
+    show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
+
+
+@app.command(epilog="Example: rocketshim timers show order-timeouts o-7 --json")
+def show(
+    *,
+    topic: Topic,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the message.")],
+    at: Connected,
+    as_json: Json = False,
+) -> None:
+    """Show what became of a name: pending until when, fired, cancelled (in time or too late), replaced.
+
+    The command reads the log of commands, as far back as retention has left it. Exit code 2 if the log does not have
+    the name.
+    """
+    _check(topic, [name])
+    found = _histories(at, topic, [name])[name]
+    if as_json:
+        typer.echo(json.dumps(found.facts(), indent=1))
+    else:
+        echo_safe(f"{name}: {found.text}")
+        columns = ("partition/offset", "stored (UTC)", "command", "effect", "id")
+        if events := found.history.events:
+            show_rows(columns, (({}, found.cells(each)) for each in events), limit=len(events), as_json=False)
+    if found.history.fate()[0] is TimerFate.UNKNOWN:
+        raise typer.Exit(FINDING)
+
+
+@app.command(epilog="Example: rocketshim timers cancel order-timeouts o-7 o-8 --apply")
+def cancel(
+    *,
+    topic: Topic,
+    name: Annotated[list[str], typer.Argument(metavar="NAME…", help="The names of the messages.")],
+    at: Connected,
+    apply: Annotated[bool, typer.Option("--apply", help="Cancel; without it, only show what became of them.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what became of names, and with --apply cancel those that are pending.
+
+    Each cancel is stored at an offset of the log, which decides: it is in time if the message's FIRE is not stored
+    before it. Exit code 2 if a name was not pending.
+    """
+    names = list(dict.fromkeys(name))
+    _check(topic, names)
+    stored = _stored(at, topic, names) if apply else {}
+    pending = 0
+    for each, found in _histories(at, topic, names).items():
+        event = next((one for one in found.history.events if one.offset == stored.get(each)), None)
+        pending += (event is not None and event.effect is Effect.FORGET) or (
+            not apply and found.history.fate()[0] is TimerFate.PENDING
+        )
+        if as_json:
+            typer.echo(json.dumps(found.facts() | {"cancelled_at": stored.get(each)}))
+        elif not apply:
+            echo_safe(f"{each}: {found.text}")
+        else:
+            did = "the log decides" if event is None else found.effect(event)
+            echo_safe(f"{each}: cancel stored at {at.names.timers}/{found.partition}/{stored[each]}: {did}")
+    if not apply and not as_json:
+        typer.echo("nothing was changed; to do it, add --apply")
+    if pending < len(names):
+        raise typer.Exit(FINDING)
+
+
+def _check(topic: str, names: Iterable[str]) -> None:
+    """Refuse what no message can have: the same is legal as for a send."""
+    for name in names:
+        Message(topic, b"", timer=name, delay=1)
+
+
+def _stored(at: Connection, topic: str, names: Iterable[str]) -> dict[str, int]:
+    """Cancel these names; return the offset of each cancel."""
+    from rocketshim.producer.producer import Producer  # noqa: PLC0415 - the other commands do without
+
+    stored: dict[str, int] = {}
+    with Producer(at.bootstrap, namespace=at.namespace, client=at.client, clients=at.clients) as producer:
+        for name in names:
+            try:
+                stored[name] = producer.cancel(topic, timer=name, timeout_s=30.0).queue_offset
+            except RocketshimError as error:
+                cancels = ", ".join(stored) or "none"
+                raise SendError(f"the cancel of {name!r}: {error}. Stored before: {cancels}") from error
+    return stored
+
+
+def _moment_ms(text: str, now_ms: int) -> int:
+    with suppress(ConfigError):
+        return now_ms + parse_duration_ms(text)
+    return time_ms(text, "--due-before", otherwise="a duration from now (30m, 2h, 3d), or ")
+
+
+def _pending(records: Iterable[Any], topic: str | None, name: str | None) -> Iterator[tuple[Envelope, int]]:
+    """Yield the state of each selected name that is pending, with its partition."""
+    found: dict[bytes, tuple[Envelope, int]] = {}
+    for record in records:
+        key = record.key()
+        if record.value() is None:
+            found.pop(key, None)
+        elif key != CHECKPOINT:
+            with suppress(MalformedRecordError):
+                state = decode(read_headers(record), trusted=True)
+                if topic in {None, state.real_topic} and _is_named(state.timer or "", name):
+                    found[key] = (state, record.partition())
+    yield from found.values()
+
+
+def _is_named(found: str, wanted: str | None) -> bool:
+    if wanted is None:
+        return True
+    return found.startswith(wanted.removesuffix("*")) if wanted.endswith("*") else found == wanted
+
+
+def _row(state: Envelope, partition: int, now_ms: int) -> tuple[dict[str, Any], list[str]]:
+    due_ms = state.deliver_at_ms or 0
+    facts = {
+        "topic": state.real_topic,
+        "name": state.timer,
+        "due_ms": due_ms,
+        "partition": partition,
+        "generation": state.timer_set_at,
+    }
+    shown = [state.real_topic or "", state.timer or "", time_text(due_ms), _from_now(due_ms, now_ms)]
+    return facts, [*shown, f"{partition}/{state.timer_set_at}"]
+
+
+def _from_now(at_ms: int, now_ms: int) -> str:
+    return duration_text(at_ms - now_ms) if at_ms >= now_ms else f"{duration_text(now_ms - at_ms)} ago"
+
+
+class _Found:
+    """What the log says of one name."""
+
+    def __init__(self, topic: str, name: str, partition: int, history: TimerHistory, begins_ms: int | None) -> None:
+        self.topic = topic
+        self.name = name
+        self.partition = partition
+        self.history = history
+        self.begins_ms = begins_ms  # append time of the first record that the log has left, if others were deleted
+
+    @property
+    def text(self) -> str:
+        """What became of the last message."""
+        fate, event = self.history.fate()
+        begins = "" if self.begins_ms is None else f"; the log begins at {time_text(self.begins_ms)}"
+        if event is None or fate is TimerFate.UNKNOWN:
+            return f"unknown: the log has no message of this name{begins}"
+        if fate is TimerFate.PENDING:
+            now_ms, due_ms = time.time_ns() // 1_000_000, event.due_ms or 0
+            why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
+            when = _from_now(due_ms, now_ms)
+            return f"pending, due at {time_text(due_ms)} ({when if why else f'in {when}'}){why}"
+        return f"{fate.value} at {time_text(event.stored_ms)}"
+
+    def effect(self, event: TimerEvent) -> str:
+        """What a command did."""
+        match event.effect:
+            case None:
+                return "unknown, as the log does not have what was pending before"
+            case Effect.SCHEDULE:
+                replaced = "" if event.before is None else f", replaces that of {event.before}"
+                return f"waits until {time_text(event.due_ms)}{replaced}"
+            case Effect.FORGET:
+                return f"in time: that of {event.before} is not delivered"
+            case Effect.DELIVER | Effect.DELIVER_PENDING:
+                return f"delivers that of {event.before}"
+            case Effect.NOTHING:
+                return self._nothing(event)
+
+    def _nothing(self, event: TimerEvent) -> str:
+        if event.command is Command.SET_IF_ABSENT:
+            return f"dropped: that of {event.before} is pending"
+        if event.command is Command.FIRE:
+            return "dropped: it was cancelled, replaced or delivered before"
+        before = [each for each in self.history.events if each.offset < event.offset]
+        ended = next((each for each in reversed(before) if each.effect not in {None, Effect.NOTHING}), None)
+        if ended is None or ended.effect is Effect.FORGET:
+            return "nothing: no message was pending"
+        return f"too late: delivered by {ended.offset}"
+
+    def cells(self, event: TimerEvent) -> list[str]:
+        """A row of the table."""
+        at = f"{self.partition}/{event.offset}"
+        return [at, time_text(event.stored_ms)[:-4], event.command.value, self.effect(event), event.msg_id]
+
+    def facts(self) -> dict[str, Any]:
+        """The same for programs."""
+        fate, event = self.history.fate()
+        last = self.history.last
+        return {
+            "topic": self.topic,
+            "name": self.name,
+            "state": fate.value,
+            "generation": None if last is None else last.offset,
+            "due_ms": None if last is None else last.due_ms,
+            "at_ms": None if event is None else event.stored_ms,
+            "is_certain": self.history.is_certain,
+            "log_begins_ms": self.begins_ms,
+            "partition": self.partition,
+            "history": [
+                {
+                    "offset": each.offset,
+                    "stored_ms": each.stored_ms,
+                    "command": each.command.value,
+                    "effect": None if each.effect is None else each.effect.value,
+                    "before": each.before,
+                    "after": each.after,
+                    "due_ms": each.due_ms,
+                    "id": each.msg_id,
+                }
+                for each in self.history.events
+            ],
+        }
+
+
+def _histories(at: Connection, topic: str, names: list[str]) -> dict[str, _Found]:
+    """Read the partitions of these names; return what the log says of each."""
+    by_partition = defaultdict[int, list[str]](list)
+    for name in names:
+        by_partition[timer_partition(topic, name)].append(name)
+    found = {}
+    with at.reader() as reader:
+        log = shared_topic(reader, at.names.timers)
+        for number, several in by_partition.items():
+            low, high = reader.bounds(log, number)
+            records, begins_ms = _with_first(reader, TopicPartitionKey(log, number), low, high)
+            histories = timer_histories(counting(records), topic, several, first_offset=low)
+            found.update({name: _Found(topic, name, number, each, begins_ms) for name, each in histories.items()})
+    return {name: found[name] for name in names}
+
+
+def _with_first(reader: TopicReader, key: TopicPartitionKey, low: int, high: int) -> tuple[Iterable[Any], int | None]:
+    """Return the records of a partition, and the time of the first one if there were others before it."""
+    first = reader.first_records({key: (low, high)}).get(key) if low else None
+    return reader.read_spans({key: (low, high)}), None if not first else int(first[0].timestamp()[1])

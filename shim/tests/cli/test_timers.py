@@ -1,0 +1,262 @@
+"""`rocketshim timers` on the in-memory Kafka: what is pending, what became of a name, and cancel."""
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from rocketshim import Producer
+from rocketshim.cli import main
+from rocketshim.clock import SystemClock
+from rocketshim.testing import InMemoryKafka
+from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames, decode
+from rocketshim_topics.hops import checkpoint, fire, scheduled_timer, timer_state
+from rocketshim_topics.partitioner import timer_partition
+
+NAMES = TopicNames()
+HERE = ["--bootstrap", "memory:1"]
+PARTITION = timer_partition("orders", "o-7")
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def kafka(monkeypatch: pytest.MonkeyPatch) -> InMemoryKafka:
+    cluster = InMemoryKafka(SystemClock())
+    cluster.create_topic("orders")
+    cluster.create_topics(Layout(NAMES, DelayLevels.default()).timers())
+    for module in ("kafka.topic_reader", "producer.producer"):
+        monkeypatch.setattr(f"rocketshim.{module}.confluent_clients", cluster.clients)
+    return cluster
+
+
+def put(kafka: InMemoryKafka, out: OutgoingRecord) -> None:
+    kafka.append(out.topic, out.value, key=out.key, partition=out.partition or 0, headers=list(out.headers))
+
+
+def fires(kafka: InMemoryKafka, generation: int) -> None:
+    """The worker finds the message of the name due."""
+    record = kafka.records(NAMES.timers, PARTITION)[generation]
+    waiting = scheduled_timer(record, decode(record.headers(), trusted=True), NAMES, due_ms=9, partition=0)
+    kafka.create_topic("waits")
+    stored = kafka.append("waits", waiting.value, headers=list(waiting.headers))
+    kafka.delete_topic("waits")
+    put(kafka, fire(stored, decode(waiting.headers, trusted=True), NAMES))
+
+
+def send(kafka: InMemoryKafka, name: str = "o-7", **options: Any) -> None:
+    with Producer("memory:1", clients=kafka.clients()) as producer:
+        producer.send("orders", b"x", **{"delay": "30m", "timer": name, **options})
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    capsys.readouterr()
+    code = main(["timers", *words, *HERE])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def facts(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    _, out, _ = run(capsys, *words, "--json")
+    return [json.loads(line) for line in (out.splitlines() if words[0] != "show" else [out])]
+
+
+# --- ls --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pending(kafka: InMemoryKafka) -> int:
+    """Names as the worker stores them; the time of the first, which is due in an hour."""
+    due_ms = SystemClock().wall_ms() + HOUR_MS
+    for at, (topic, name) in enumerate(
+        [("orders", "o-9"), ("orders", "o-7"), ("reports", "daily"), ("orders", "gone")]
+    ):
+        send(kafka, name) if topic == "orders" else None
+        command = kafka.records(NAMES.timers, timer_partition("orders", "o-9"))[0]
+        envelope = decode(command.headers(), trusted=True)
+        envelope.real_topic, envelope.timer = topic, name
+        number, generation = timer_partition(topic, name), 40 + at
+        for due in (due_ms, due_ms + at * HOUR_MS):
+            put(kafka, timer_state(NAMES, number, envelope, applied=40 + at, generation=generation, due_ms=due))
+        if name == "gone":
+            put(kafka, timer_state(NAMES, number, envelope, applied=60, generation=None))
+        put(kafka, checkpoint(NAMES, number, 50))
+    kafka.append(NAMES.timer_state, b"", key=b"x", headers=[("SHIM", b"one")])
+    return due_ms
+
+
+def test_the_pending_names_are_listed_the_next_first(pending: int, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = facts(capsys, "ls")
+    assert [(each["topic"], each["name"], each["due_ms"], each["generation"]) for each in rows] == [
+        ("orders", "o-9", pending, 40),
+        ("orders", "o-7", pending + HOUR_MS, 41),
+        ("reports", "daily", pending + 2 * HOUR_MS, 42),
+    ]
+    assert rows[1]["partition"] == PARTITION
+    code, out, _ = run(capsys, "ls")
+    assert (code, " min " in out, f"{PARTITION}/41" in out, "gone" in out) == (0, True, True, False)
+
+
+@pytest.mark.usefixtures("pending")
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (["--topic", "orders"], ["o-9", "o-7"]),
+        (["--name", "o-7"], ["o-7"]),
+        (["--name", "o-*"], ["o-9", "o-7"]),
+        (["--name", "*"], ["o-9", "o-7", "daily"]),
+        (["--due-before", "90m"], ["o-9"]),
+        (["--due-before", "2099-01-01T00:00:00Z"], ["o-9", "o-7", "daily"]),
+        (["--topic", "orders", "--name", "d*"], []),
+    ],
+)
+def test_options_select_names(words: list[str], names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert [each["name"] for each in facts(capsys, "ls", *words)] == names
+
+
+@pytest.mark.usefixtures("pending")
+def test_the_list_ends_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = run(capsys, "ls", "--limit", "1", "--json")
+    assert (code, len(out.splitlines()), err) == (0, 1, "the first 1; --limit shows more\n")
+
+
+@pytest.mark.usefixtures("kafka")
+def test_no_name_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "ls") == (0, "none\n", "")
+
+
+@pytest.mark.usefixtures("kafka")
+def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "ls", "--due-before", "soon")
+    assert (code, "--due-before 'soon': write a duration from now (30m, 2h, 3d), or a time such as" in err) == (1, True)
+
+
+# --- show ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_is_pending_until_it_fires(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    send(kafka)
+    code, out, _ = run(capsys, "show", "orders", "o-7")
+    assert code == 0
+    assert out.startswith("o-7: pending, due at ")
+    assert re.search(r"\(in \d+ min", out)
+    assert f"{PARTITION}/0" in out
+    fires(kafka, 0)
+    code, out, _ = run(capsys, "show", "orders", "o-7")
+    assert (code, out.startswith("o-7: fired at "), "delivers that of 0" in out) == (0, True, True)
+
+
+def test_a_message_that_is_late_asks_for_the_worker(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    send(kafka, delay=None, deliver_at=SystemClock().wall_ms() - 90_000)
+    _, out, _ = run(capsys, "show", "orders", "o-7")
+    assert " s ago); is a worker running, or was it parked?" in out
+
+
+def test_each_command_is_shown_with_what_it_did(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    with Producer("memory:1", clients=kafka.clients()) as producer:
+        producer.cancel("orders", timer="o-7")
+        send(kafka)
+        send(kafka)
+        send(kafka, if_absent=True)
+        fires(kafka, 1)
+        fires(kafka, 2)
+        producer.cancel("orders", timer="o-7")
+        send(kafka)
+        producer.cancel("orders", timer="o-7")
+    _, out, _ = run(capsys, "show", "orders", "o-7")
+    effects = (
+        "nothing: no message was pending", "waits until", "replaces that of 1", "dropped: that of 2 is pending",
+        "dropped: it was cancelled, replaced or delivered before", "delivers that of 2", "too late: delivered by 5",
+        "waits until", "in time: that of 7 is not delivered",
+    )  # fmt: skip
+    assert all(effect in row for effect, row in zip(effects, out.splitlines()[2:], strict=True)), out
+    [found] = facts(capsys, "show", "orders", "o-7")
+    assert (found["state"], found["generation"], found["is_certain"], found["log_begins_ms"]) == (
+        "cancelled", 7, True, None,
+    )  # fmt: skip
+    assert [each["effect"] for each in found["history"]] == [
+        "nothing", "schedule", "schedule", "nothing", "nothing", "deliver", "nothing", "schedule", "forget",
+    ]  # fmt: skip
+
+
+def test_what_the_log_does_not_have_is_unknown(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "show", "orders", "o-7")
+    assert (code, out) == (2, "o-7: unknown: the log has no message of this name\n")
+    send(kafka)
+    fires(kafka, 0)
+    kafka.truncate(NAMES.timers, PARTITION, before_offset=1)
+    code, out, _ = run(capsys, "show", "orders", "o-7")
+    assert code == 2
+    assert "has no message of this name; the log begins at 20" in out
+    assert "unknown, as the log does not have what was pending before" in out
+    [found] = facts(capsys, "show", "orders", "o-7")
+    assert (found["state"], found["is_certain"], found["history"][0]["effect"]) == ("unknown", False, None)
+    assert found["log_begins_ms"] is not None
+
+
+@pytest.mark.usefixtures("kafka")
+@pytest.mark.parametrize("command", ["show", "cancel"])
+def test_names_that_no_message_can_have_are_refused(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "more than 255" in run(capsys, command, "orders", "x" * 256)[2]
+    assert "is not a topic name" in run(capsys, command, "no topic", "o-7")[2]
+
+
+@pytest.mark.parametrize("words", [["ls"], ["show", "orders", "o-7"], ["cancel", "orders", "o-7", "--apply"]])
+def test_without_the_topics_the_error_says_how_to_create_them(
+    kafka: InMemoryKafka, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    kafka.delete_topic(NAMES.timers)
+    kafka.delete_topic(NAMES.timer_state)
+    code, _, err = run(capsys, *words)
+    assert (code, "rocketshim init" in err) == (1, True), err
+
+
+# --- cancel ----------------------------------------------------------------------------------------------------------
+
+
+def test_without_apply_nothing_is_cancelled(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    send(kafka)
+    code, out, _ = run(capsys, "cancel", "orders", "o-7")
+    assert code == 0
+    assert out.startswith("o-7: pending, due at ")
+    assert out.endswith("nothing was changed; to do it, add --apply\n")
+    assert len(kafka.records(NAMES.timers)) == 1
+    assert run(capsys, "cancel", "orders", "o-7", "other")[0] == 2, "one of them is not pending"
+
+
+def test_a_cancel_says_where_it_is_stored_and_what_the_log_has_decided(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send(kafka)
+    send(kafka, "o-8")
+    code, out, _ = run(capsys, "cancel", "orders", "o-7", "o-8", "--apply")
+    assert code == 0
+    assert out.splitlines()[0] == (
+        f"o-7: cancel stored at rmq.timers/{PARTITION}/1: in time: that of 0 is not delivered"
+    )
+    assert len(out.splitlines()) == 2
+    code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
+    assert (code, "nothing: no message was pending" in out) == (2, True)
+
+
+def test_a_cancel_behind_the_fire_is_too_late(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    send(kafka)
+    fires(kafka, 0)
+    code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
+    assert (code, "too late: delivered by 1" in out) == (2, True)
+    [found] = facts(capsys, "cancel", "orders", "o-7", "--apply")
+    assert (found["state"], found["cancelled_at"]) == ("fired", 3)
+
+
+def test_cancels_that_were_stored_before_an_error_are_named(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancel = Producer.cancel
+
+    def fail(self: Producer, topic: str, *, timer: str, timeout_s: float) -> Any:
+        kafka.deny(NAMES.timers) if timer == "o-8" else None
+        return cancel(self, topic, timer=timer, timeout_s=timeout_s)
+
+    monkeypatch.setattr(Producer, "cancel", fail)
+    code, _, err = run(capsys, "cancel", "orders", "o-7", "o-8", "--apply")
+    assert (code, "the cancel of 'o-8'" in err, "Stored before: o-7" in err) == (1, True, True), err
