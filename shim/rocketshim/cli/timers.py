@@ -26,7 +26,6 @@ from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import Envelope, Message, decode, parse_duration_ms
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
-from rocketshim_topics.hops import CHECKPOINT
 from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.wire import read_headers
 
@@ -167,7 +166,7 @@ def _pending(records: Iterable[Any], topic: str | None, name: str | None) -> Ite
         key = record.key()
         if record.value() is None:
             found.pop(key, None)
-        elif key != CHECKPOINT:
+        else:
             with suppress(MalformedRecordError):
                 state = decode(read_headers(record), trusted=True)
                 if topic in {None, state.real_topic} and _is_named(state.timer or "", name):

@@ -11,7 +11,7 @@ from rocketshim.cli import main
 from rocketshim.clock import SystemClock
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames, decode
-from rocketshim_topics.hops import checkpoint, fire, scheduled_timer, timer_state
+from rocketshim_topics.hops import fire, scheduled_timer, timer_state
 from rocketshim_topics.partitioner import timer_partition
 
 NAMES = TopicNames()
@@ -80,7 +80,6 @@ def pending(kafka: InMemoryKafka) -> int:
             put(kafka, timer_state(NAMES, number, envelope, applied=40 + at, generation=generation, due_ms=due))
         if name == "gone":
             put(kafka, timer_state(NAMES, number, envelope, applied=60, generation=None))
-        put(kafka, checkpoint(NAMES, number, 50))
     kafka.append(NAMES.timer_state, b"", key=b"x", headers=[("SHIM", b"one")])
     return due_ms
 
