@@ -1,4 +1,7 @@
-"""`check` judges a history; `chaos` makes one on a real broker, `simulate` many without one; `soak` runs for hours."""
+"""`check` judges a history; `chaos` makes one on a real broker, `simulate` many without one; `soak` runs for hours.
+
+`timers` sets, cancels and replaces named timers, kills their workers, and judges by the log.
+"""
 
 import argparse
 import signal
@@ -34,7 +37,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soak.add_argument("--rate", type=float, default=150.0, help="messages a second that are sent in all (150)")
     soak.add_argument("--folder", type=Path, default=Path("reports/soak"), help="where it goes (reports/soak)")
     soak.add_argument("--judge", action="store_true", help="only judge what the folder has, of a run that may go on")
+    timers = commands.add_parser("timers", help="set, cancel and replace named timers, and kill their worker")
+    timers.add_argument("--seed", type=int, default=1, help="chooses names and moments (1)")
+    timers.add_argument("--names", type=int, default=200_000, help="how many are set (200000)")
+    timers.add_argument("--kills", type=int, default=5, help="how often a worker is killed (5)")
+    timers.add_argument("--rate", type=float, default=2_000.0, help="names that are set in a second (2000)")
+    timers.add_argument("--workers", type=int, default=1, help="how many workers there are (1)")
+    timers.add_argument("--at-least-once", action="store_true", help="how the workers deliver; default: exactly once")
+    timers.add_argument("--folder", type=Path, help="where logs go; default: reports/timers-SEED")
     options = parser.parse_args(arguments)
+    if options.command == "timers":
+        return _timers(options)
     if options.command == "soak":
         return _soak(options)
     if options.command == "check":
@@ -63,6 +76,23 @@ def _soak(options: argparse.Namespace) -> int:
     figures, found = judged(folder)
     print("\n".join([*figures, *found]))
     return 1 if found else 0
+
+
+def _timers(options: argparse.Namespace) -> int:
+    from proof.timers.run import Course, timers  # noqa: PLC0415 judging histories needs no broker
+
+    folder = options.folder or Path("reports") / f"timers-{options.seed}"
+    if folder.exists():
+        print(f"{folder} is there already; give another --folder, or remove it", file=sys.stderr)
+        return 2
+    course = Course(
+        options.seed, options.names, options.kills, not options.at_least_once, options.workers, rate=options.rate
+    )
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
+    found = timers(folder.absolute(), course, lambda text: print(text, flush=True))
+    for line in (*found.lines(), *found.wrong):
+        print(line)
+    return 1 if found.wrong else 0
 
 
 def _chaos(options: argparse.Namespace) -> int:

@@ -286,7 +286,8 @@ class Assignment:
             if offset < 0:
                 offset = low
                 self._without.add(TopicPartitionKey.of(item))
-                without += [TopicPartitionKey.of(item)] if high > low else []
+                if high > low and item.topic == self.topic:  # the state of timers knows what was applied
+                    without.append(TopicPartitionKey.of(item))
                 first.append(TopicPartition(item.topic, item.partition, low, metadata=self._metadata))
             elif not low <= offset <= high:
                 self._alarm(

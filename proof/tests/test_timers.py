@@ -1,0 +1,45 @@
+"""The judge of runs with named timers finds each broken promise."""
+
+from proof.timers.judge import Arrived, Told, judge
+
+
+def told(offset: int, command: str, body: bytes | None = None, generation: int | None = None) -> Told:
+    return Told(0, offset, offset, command, "o-7", generation, 100 + offset, body)
+
+
+SET_AND_FIRED = [told(0, "SET", b"a"), told(1, "FIRE", b"a", 0)]
+
+
+def wrong(commands: list[Told], *arrived: tuple[bytes, int], most_repeats: int = 0) -> tuple[str, ...]:
+    return judge(commands, [Arrived(*each) for each in arrived], most_repeats=most_repeats).wrong
+
+
+def test_a_timer_that_fired_is_delivered_once_and_in_time() -> None:
+    found = judge(SET_AND_FIRED, [Arrived(b"a", 103)], most_repeats=0)
+    assert (found.wanted, found.wrong, found.late_ms) == (1, (), (3,))
+    assert found.lines()[-1] == "late by 3 ms (median), 3 ms (99 of 100), 3 ms at most"
+
+
+def test_what_is_lost_early_or_repeated_is_found() -> None:
+    assert wrong(SET_AND_FIRED) == ("b'a' is not delivered",)
+    assert wrong(SET_AND_FIRED, (b"a", 99)) == ("b'a' came 1 ms early",)
+    assert wrong(SET_AND_FIRED, (b"a", 100), (b"a", 100)) == ("1 repeats, 0 are allowed",)
+    assert wrong(SET_AND_FIRED, (b"a", 100), (b"a", 100), most_repeats=1) == ()
+
+
+def test_what_was_voided_and_delivered_is_found() -> None:
+    cancelled = [told(0, "SET", b"a"), told(1, "CANCEL"), told(2, "FIRE", b"a", 0)]
+    assert wrong(cancelled) == ()
+    assert wrong(cancelled, (b"a", 200)) == ("b'a' was voided, and delivered",)
+    replaced = [told(0, "SET", b"a"), told(1, "SET", b"b"), told(2, "FIRE", b"a", 0), told(3, "FIRE", b"b", 1)]
+    assert wrong(replaced, (b"b", 200)) == ()
+    assert wrong(replaced, (b"a", 200), (b"b", 200)) == ("b'a' was voided, and delivered",)
+
+
+def test_a_cancel_behind_the_fire_is_too_late() -> None:
+    found = judge([*SET_AND_FIRED, told(2, "CANCEL")], [Arrived(b"a", 101)], most_repeats=0)
+    assert (found.cancelled, found.too_late, found.wrong) == (0, 1, ())
+
+
+def test_a_name_that_never_ends_is_found() -> None:
+    assert wrong([told(0, "SET", b"a")]) == ("1 names are pending",)
