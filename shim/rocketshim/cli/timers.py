@@ -6,7 +6,7 @@
 import json
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Annotated, Any
 
@@ -65,7 +65,8 @@ def ls(
     before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
     with at.reader() as reader:
         records = counting(reader.read([shared_topic(reader, at.names.timer_state)]))
-        pending = sorted(_pending(records, topic, name), key=lambda each: each[0].deliver_at_ms or 0)
+        found = _pending(records, topic, lambda each: _is_named(each, name))
+        pending = sorted(found, key=lambda each: each[0].deliver_at_ms or 0)
     rows = (_row(*each, now_ms) for each in pending if before_ms is None or (each[0].deliver_at_ms or 0) < before_ms)
     show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
 
@@ -80,11 +81,12 @@ def show(
 ) -> None:
     """Show what became of a name: pending until when, fired, cancelled (in time or too late), replaced.
 
-    The command reads the log of commands, as far back as retention has left it. Exit code 2 if the log does not have
-    the name.
+    The command reads the log of commands, as far back as retention has left it. Exit code 2 if nothing is known of the
+    name.
     """
     _check(topic, [name])
-    found = _histories(at, topic, [name])[name]
+    with at.reader() as reader:
+        found = _histories(reader, at, topic, _states(reader, at, topic, [name]))[name]
     if as_json:
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
@@ -112,9 +114,12 @@ def cancel(
     """
     names = list(dict.fromkeys(name))
     _check(topic, names)
-    stored = _stored(at, topic, names) if apply else {}
+    with at.reader() as reader:
+        states = _states(reader, at, topic, names)
+        stored = _stored(at, topic, names) if apply else {}
+        histories = _histories(reader, at, topic, states)
     pending = 0
-    for each, found in _histories(at, topic, names).items():
+    for each, found in histories.items():
         event = next((one for one in found.history.events if one.offset == stored.get(each)), None)
         pending += (event is not None and event.effect is Effect.FORGET) or (
             not apply and found.history.fate()[0] is TimerFate.PENDING
@@ -159,8 +164,10 @@ def _moment_ms(text: str, now_ms: int) -> int:
     return time_ms(text, "--due-before", otherwise="a duration from now (30m, 2h, 3d), or ")
 
 
-def _pending(records: Iterable[Any], topic: str | None, name: str | None) -> Iterator[tuple[Envelope, int]]:
-    """Yield the state of each selected name that is pending, with its partition."""
+def _pending(
+    records: Iterable[Any], topic: str | None, is_wanted: Callable[[str], bool]
+) -> Iterator[tuple[Envelope, int]]:
+    """Yield the stored state of each wanted name that is pending, with its partition."""
     found: dict[bytes, tuple[Envelope, int]] = {}
     for record in records:
         key = record.key()
@@ -169,7 +176,7 @@ def _pending(records: Iterable[Any], topic: str | None, name: str | None) -> Ite
         else:
             with suppress(MalformedRecordError):
                 state = decode(read_headers(record), trusted=True)
-                if topic in {None, state.real_topic} and _is_named(state.timer or "", name):
+                if topic in {None, state.real_topic} and is_wanted(state.timer or ""):
                     found[key] = (state, record.partition())
     yield from found.values()
 
@@ -200,25 +207,30 @@ def _from_now(at_ms: int, now_ms: int) -> str:
 class _Found:
     """What the log says of one name."""
 
-    def __init__(self, topic: str, name: str, partition: int, history: TimerHistory, begins_ms: int | None) -> None:
+    def __init__(
+        self, topic: str, name: str, state: Envelope | None, history: TimerHistory, begins_ms: int | None
+    ) -> None:
         self.topic = topic
         self.name = name
-        self.partition = partition
+        self.partition = timer_partition(topic, name)
         self.history = history
         self.begins_ms = begins_ms  # append time of the first record that the log has left, if others were deleted
+        set_by = next((each.due_ms for each in history.events if each.offset == history.last), None)
+        is_stored = state is not None and state.timer_set_at == history.last
+        self.due_ms = state.deliver_at_ms if state is not None and is_stored else set_by
 
     @property
     def text(self) -> str:
         """What became of the last message."""
         fate, event = self.history.fate()
         begins = "" if self.begins_ms is None else f"; the log begins at {time_text(self.begins_ms)}"
-        if event is None or fate is TimerFate.UNKNOWN:
-            return f"unknown: the log has no message of this name{begins}"
         if fate is TimerFate.PENDING:
-            now_ms, due_ms = time.time_ns() // 1_000_000, event.due_ms or 0
+            now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
             when = _from_now(due_ms, now_ms)
             return f"pending, due at {time_text(due_ms)} ({when if why else f'in {when}'}){why}"
+        if event is None or fate is TimerFate.UNKNOWN:
+            return f"unknown: the log has no message of this name{begins}"
         return f"{fate.value} at {time_text(event.stored_ms)}"
 
     def effect(self, event: TimerEvent) -> str:
@@ -255,13 +267,12 @@ class _Found:
     def facts(self) -> dict[str, Any]:
         """The same for programs."""
         fate, event = self.history.fate()
-        last = self.history.last
         return {
             "topic": self.topic,
             "name": self.name,
             "state": fate.value,
-            "generation": None if last is None else last.offset,
-            "due_ms": None if last is None else last.due_ms,
+            "generation": self.history.last,
+            "due_ms": self.due_ms,
             "at_ms": None if event is None else event.stored_ms,
             "is_certain": self.history.is_certain,
             "log_begins_ms": self.begins_ms,
@@ -282,23 +293,31 @@ class _Found:
         }
 
 
-def _histories(at: Connection, topic: str, names: list[str]) -> dict[str, _Found]:
-    """Read the partitions of these names; return what the log says of each."""
+def _states(reader: TopicReader, at: Connection, topic: str, names: Iterable[str]) -> dict[str, Envelope | None]:
+    """Return what the worker has stored of each name; None: it is not pending, as far as the worker knows."""
+    log = shared_topic(reader, at.names.timer_state)
+    keys = {TopicPartitionKey(log, timer_partition(topic, name)) for name in names}
+    records = counting(reader.read_spans(reader.bounds_of_all(sorted(keys))))
+    states: dict[str, Envelope | None] = dict.fromkeys(names)
+    return states | {state.timer or "": state for state, _ in _pending(records, topic, states.__contains__)}
+
+
+def _histories(
+    reader: TopicReader, at: Connection, topic: str, states: Mapping[str, Envelope | None]
+) -> dict[str, _Found]:
+    """Read the partitions of these names; return what the log says of each. The states were read before."""
+    log = shared_topic(reader, at.names.timers)
     by_partition = defaultdict[int, list[str]](list)
-    for name in names:
+    for name in states:
         by_partition[timer_partition(topic, name)].append(name)
+    stored = {name: state.timer_set_at or 0 for name, state in states.items() if state is not None}
     found = {}
-    with at.reader() as reader:
-        log = shared_topic(reader, at.names.timers)
-        for number, several in by_partition.items():
-            low, high = reader.bounds(log, number)
-            records, begins_ms = _with_first(reader, TopicPartitionKey(log, number), low, high)
-            histories = timer_histories(counting(records), topic, several, first_offset=low)
-            found.update({name: _Found(topic, name, number, each, begins_ms) for name, each in histories.items()})
-    return {name: found[name] for name in names}
-
-
-def _with_first(reader: TopicReader, key: TopicPartitionKey, low: int, high: int) -> tuple[Iterable[Any], int | None]:
-    """Return the records of a partition, and the time of the first one if there were others before it."""
-    first = reader.first_records({key: (low, high)}).get(key) if low else None
-    return reader.read_spans({key: (low, high)}), None if not first else int(first[0].timestamp()[1])
+    for number, several in by_partition.items():
+        key = TopicPartitionKey(log, number)
+        low, high = reader.bounds(*key)
+        first = reader.first_records({key: (low, high)}).get(key) if low else None
+        begins_ms = int(first[0].timestamp()[1]) if first else None
+        records = counting(reader.read_spans({key: (low, high)}))
+        for name, each in timer_histories(records, topic, several, first_offset=low, stored=stored).items():
+            found[name] = _Found(topic, name, states[name], each, begins_ms)
+    return {name: found[name] for name in states}

@@ -1,11 +1,11 @@
 """What became of a name of a timer: the commands for it in the log, and what each of them did. Pure.
 
-The log alone decides, so its records tell everything, as far back as retention has left them. Of a name that may have
-been pending before the log's first record, the effect of a command is unknown until a SET, a CANCEL or a NOW: from
-there on it is certain.
+The log alone decides, so its records tell everything, as far back as retention has left them. The worker's stored state
+adds the names that are pending since before the log's first record. Of any other name that may have been pending then,
+the effect of a command is unknown until a SET, a CANCEL or a NOW: from there on it is certain.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -63,40 +63,42 @@ class TimerHistory:
 
     events: tuple[TimerEvent, ...]
     is_certain: bool  # False: a message that was set before the log's first record may be pending
+    before: int | None = None  # the generation that was pending before the log's first record, if that is known
 
     @property
-    def last(self) -> TimerEvent | None:
-        """Return the last command that set a message; None: there is none."""
-        return next((each for each in reversed(self.events) if each.after == each.offset), None)
+    def last(self) -> int | None:
+        """Return the generation that was set last; None: none is known."""
+        return next((each.offset for each in reversed(self.events) if each.after == each.offset), self.before)
 
     def fate(self, generation: int | None = None) -> tuple[TimerFate, TimerEvent | None]:
         """Return what became of a generation (None: of the last one), and the command that decided it.
 
         Decides: What became of a message with a name?
         """
-        if generation is None:
-            if self.last is None:
-                return TimerFate.UNKNOWN, None
-            generation = self.last.offset
+        generation = self.last if generation is None else generation
         for each in self.events:
-            if each.before == generation and each.effect in _ENDS:
+            if each.before == generation is not None and each.effect in _ENDS:
                 return _ENDS[each.effect], each
         for each in self.events:
             if each.offset == generation and each.command in {Command.SET, Command.SET_IF_ABSENT}:
                 return _BEGINS.get(each.effect, TimerFate.UNKNOWN), each
-        return TimerFate.UNKNOWN, None
+        return TimerFate.UNKNOWN if generation is None or generation != self.before else TimerFate.PENDING, None
 
 
 def timer_histories(
-    records: Iterable[Any], topic: str, names: Iterable[str], *, first_offset: int
+    records: Iterable[Any], topic: str, names: Iterable[str], *, first_offset: int, stored: Mapping[str, int]
 ) -> dict[str, TimerHistory]:
     """Return what became of names of a target topic, which have one partition of the log.
 
-    `records` are all that this partition has, in order, from `first_offset` on.
+    `records` are all that this partition has, in order, from `first_offset` on. `stored` has the generation of each
+    name that the worker had stored as pending before these records were read.
     """
     table, target = TimerTable(), topic.encode()
     events: dict[bytes, list[TimerEvent]] = {name.encode(): [] for name in names}
-    certain = dict.fromkeys(events, first_offset == 0)
+    before = {name.encode(): generation for name, generation in stored.items() if generation < first_offset}
+    certain = {name: first_offset == 0 or name in before for name in events}
+    for key, generation in before.items():
+        table.load(key, generation, generation)
     for record in records:
         with suppress(MalformedRecordError):
             headers = read_headers(record)
@@ -124,4 +126,4 @@ def timer_histories(
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
             event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id)
             events[name].append(event)
-    return {name.decode(): TimerHistory(tuple(found), certain[name]) for name, found in events.items()}
+    return {key.decode(): TimerHistory(tuple(each), certain[key], before.get(key)) for key, each in events.items()}

@@ -10,7 +10,7 @@ from rocketshim import Producer
 from rocketshim.cli import main
 from rocketshim.clock import SystemClock
 from rocketshim.testing import InMemoryKafka
-from rocketshim_topics import DelayLevels, Layout, OutgoingRecord, TopicNames, decode
+from rocketshim_topics import DelayLevels, Envelope, Layout, OutgoingRecord, TopicNames, decode
 from rocketshim_topics.hops import fire, scheduled_timer, timer_state
 from rocketshim_topics.partitioner import timer_partition
 
@@ -68,13 +68,9 @@ def facts(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any
 def pending(kafka: InMemoryKafka) -> int:
     """Names as the worker stores them; the time of the first, which is due in an hour."""
     due_ms = SystemClock().wall_ms() + HOUR_MS
-    for at, (topic, name) in enumerate(
-        [("orders", "o-9"), ("orders", "o-7"), ("reports", "daily"), ("orders", "gone")]
-    ):
-        send(kafka, name) if topic == "orders" else None
-        command = kafka.records(NAMES.timers, timer_partition("orders", "o-9"))[0]
-        envelope = decode(command.headers(), trusted=True)
-        envelope.real_topic, envelope.timer = topic, name
+    names = [("orders", "o-9"), ("orders", "o-7"), ("reports", "daily"), ("orders", "gone")]
+    for at, (topic, name) in enumerate(names):
+        envelope = Envelope(real_topic=topic, timer=name)
         number, generation = timer_partition(topic, name), 40 + at
         for due in (due_ms, due_ms + at * HOUR_MS):
             put(kafka, timer_state(NAMES, number, envelope, applied=40 + at, generation=generation, due_ms=due))
@@ -191,6 +187,23 @@ def test_what_the_log_does_not_have_is_unknown(kafka: InMemoryKafka, capsys: pyt
     [found] = facts(capsys, "show", "orders", "o-7")
     assert (found["state"], found["is_certain"], found["history"][0]["effect"]) == ("unknown", False, None)
     assert found["log_begins_ms"] is not None
+
+
+def test_a_message_that_is_older_than_the_log_is_pending_by_the_state_of_the_worker(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]
+) -> None:
+    send(kafka, delay="30d")
+    due_ms = SystemClock().wall_ms() + 10 * 24 * HOUR_MS
+    envelope = Envelope(real_topic="orders", timer="o-7")
+    put(kafka, timer_state(NAMES, PARTITION, envelope, applied=0, generation=0, due_ms=due_ms))
+    send(kafka, next(f"x-{n}" for n in range(100) if timer_partition("orders", f"x-{n}") == PARTITION))
+    kafka.truncate(NAMES.timers, PARTITION, before_offset=1)
+    code, out, _ = run(capsys, "show", "orders", "o-7")
+    assert (code, out.startswith("o-7: pending, due at "), "(in 9 d 23 h)" in out) == (0, True, True), out
+    [found] = facts(capsys, "show", "orders", "o-7")
+    assert (found["state"], found["generation"], found["due_ms"], found["history"]) == ("pending", 0, due_ms, [])
+    code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
+    assert (code, "in time: that of 0 is not delivered" in out) == (0, True)
 
 
 @pytest.mark.usefixtures("kafka")
