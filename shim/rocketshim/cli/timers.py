@@ -176,7 +176,7 @@ def _pending(
         else:
             with suppress(MalformedRecordError):
                 state = decode(read_headers(record), trusted=True)
-                if topic in {None, state.real_topic} and is_wanted(state.timer or ""):
+                if state.timer is not None and topic in {None, state.real_topic} and is_wanted(state.timer):
                     found[key] = (state, record.partition())
     yield from found.values()
 

@@ -98,7 +98,7 @@ def timer_histories(
     before = {name.encode(): generation for name, generation in stored.items() if generation < first_offset}
     certain = {name: first_offset == 0 or name in before for name in events}
     for key, generation in before.items():
-        table.load(key, generation, generation)
+        table.load(key, generation, is_pending=True)
     for record in records:
         with suppress(MalformedRecordError):
             headers = read_headers(record)
