@@ -126,10 +126,15 @@ class AsyncProducer:
         Raises:
             As `Producer.cancel`.
         """
-        deadline = time.monotonic() + check_timeout(timeout_s)
-        sender = self.producer.sender
-        future = await asyncio.to_thread(sender.command, "CANCEL", topic, timer, deadline)
-        return await _result(sender, future, f"the cancel of {timer!r}", deadline, timeout_s)
+        return await self._command("CANCEL", topic, timer, timeout_s)
+
+    async def send_now(self, topic: str, *, timer: str, timeout_s: float = 3.0) -> SendResult:
+        """Have the message that waits under a name delivered now, as `Producer.send_now`; wait for this command.
+
+        Raises:
+            As `Producer.cancel`.
+        """
+        return await self._command("NOW", topic, timer, timeout_s)
 
     async def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""
@@ -138,6 +143,12 @@ class AsyncProducer:
     async def close(self, timeout_s: float = 30.0) -> None:
         """Wait up to `timeout_s` seconds for the delivery reports, then close the producer. It may be called twice."""
         await asyncio.to_thread(self.producer.close, timeout_s)
+
+    async def _command(self, command: str, topic: str, timer: str, timeout_s: float) -> SendResult:
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        sender = self.producer.sender
+        future = await asyncio.to_thread(sender.command, command, topic, timer, deadline)
+        return await _result(sender, future, f"the {command} for {timer!r}", deadline, timeout_s)
 
     async def __aenter__(self) -> Self:
         return self

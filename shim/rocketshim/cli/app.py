@@ -123,7 +123,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "top": ("rocketshim.cli.top", "Watch delay queues, groups and dead letters in the terminal."),
     "healthcheck": ("rocketshim.cli.healthcheck", "Ask a process for its health."),
     "delayed": ("rocketshim.cli.delayed", "Show the messages in the delay queues and when they are due."),
-    "timers": ("rocketshim.cli.timers", "Show messages with a name that wait, what became of one, and cancel."),
+    "timers": ("rocketshim.cli.timers", "Show messages with a name that wait, and what became of one; cancel."),
     "parked": ("rocketshim.cli.parked", "Show messages that the worker could not deliver, and send them again."),
     "dlq": ("rocketshim.cli.dlq", "Show dead letters and why they failed, and send them again."),
     "retry": ("rocketshim.cli.kinds:retry", "Show the messages that a group receives as retries."),

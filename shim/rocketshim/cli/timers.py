@@ -1,6 +1,6 @@
-"""`rocketshim timers ls | show | cancel`: messages with a name that wait, what became of one, and cancel.
+"""`rocketshim timers ls | show | cancel | now`: messages with a name that wait, what became of one, and commands.
 
-`ls` reads the names that the worker has stored as pending. `show` and `cancel` read the log of commands, which decides.
+`ls` reads the names that the worker has stored as pending. The others read the log of commands, which decides.
 """
 
 import json
@@ -38,6 +38,9 @@ app = typer.Typer(
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic of the messages.", autocompletion=complete_topic)
 ]
+
+Names = Annotated[list[str], typer.Argument(metavar="NAME…", help="The names of the messages.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it, only show what became of them.")]
 
 
 @app.command(epilog="Example: rocketshim timers ls --topic order-timeouts --name 'o-*' --due-before 2h")
@@ -99,38 +102,43 @@ def show(
 
 
 @app.command(epilog="Example: rocketshim timers cancel order-timeouts o-7 o-8 --apply")
-def cancel(
-    *,
-    topic: Topic,
-    name: Annotated[list[str], typer.Argument(metavar="NAME…", help="The names of the messages.")],
-    at: Connected,
-    apply: Annotated[bool, typer.Option("--apply", help="Cancel; without it, only show what became of them.")] = False,
-    as_json: Json = False,
-) -> None:
+def cancel(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as_json: Json = False) -> None:
     """Show what became of names, and with --apply cancel those that are pending.
 
     Each cancel is stored at an offset of the log, which decides: it is in time if the message's FIRE is not stored
     before it. Exit code 2 if a name was not pending.
     """
-    names = list(dict.fromkeys(name))
+    _command(at, Command.CANCEL, topic, name, apply=apply, as_json=as_json)
+
+
+@app.command(epilog="Example: rocketshim timers now order-timeouts o-7 --apply")
+def now(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as_json: Json = False) -> None:
+    """Show what became of names, and with --apply have those that are pending delivered now.
+
+    Exit code 2 if a name was not pending.
+    """
+    _command(at, Command.NOW, topic, name, apply=apply, as_json=as_json)
+
+
+def _command(at: Connection, command: Command, topic: str, given: Iterable[str], *, apply: bool, as_json: bool) -> None:
+    names = list(dict.fromkeys(given))
     _check(topic, names)
     with at.reader() as reader:
         states = _states(reader, at, topic, names)
-        stored = _stored(at, topic, names) if apply else {}
+        stored = _stored(at, command, topic, names) if apply else {}
         histories = _histories(reader, at, topic, states)
     pending = 0
-    for each, found in histories.items():
-        event = next((one for one in found.history.events if one.offset == stored.get(each)), None)
-        pending += (event is not None and event.effect is Effect.FORGET) or (
-            not apply and found.history.fate()[0] is TimerFate.PENDING
-        )
+    for name, found in histories.items():
+        event = next((each for each in found.history.events if each.offset == stored.get(name)), None)
+        is_effective = event is not None and event.effect is not Effect.NOTHING
+        pending += is_effective or (not apply and found.history.fate()[0] is TimerFate.PENDING)
         if as_json:
-            typer.echo(json.dumps(found.facts() | {"cancelled_at": stored.get(each)}))
+            typer.echo(json.dumps(found.facts() | {"command": command.value, "stored_at": stored.get(name)}))
         elif not apply:
-            echo_safe(f"{each}: {found.text}")
+            echo_safe(f"{name}: {found.text}")
         else:
             did = "the log decides" if event is None else found.effect(event)
-            echo_safe(f"{each}: cancel stored at {at.names.timers}/{found.partition}/{stored[each]}: {did}")
+            echo_safe(f"{name}: {command.value} stored at {at.names.timers}/{found.partition}/{stored[name]}: {did}")
     if not apply and not as_json:
         typer.echo("nothing was changed; to do it, add --apply")
     if pending < len(names):
@@ -143,18 +151,19 @@ def _check(topic: str, names: Iterable[str]) -> None:
         Message(topic, b"", timer=name, delay=1)
 
 
-def _stored(at: Connection, topic: str, names: Iterable[str]) -> dict[str, int]:
-    """Cancel these names; return the offset of each cancel."""
+def _stored(at: Connection, command: Command, topic: str, names: Iterable[str]) -> dict[str, int]:
+    """Send a command for each of these names; return where each is stored."""
     from rocketshim.producer.producer import Producer  # noqa: PLC0415 - the other commands do without
 
     stored: dict[str, int] = {}
     with Producer(at.bootstrap, namespace=at.namespace, client=at.client, clients=at.clients) as producer:
         for name in names:
+            send = producer.cancel if command is Command.CANCEL else producer.send_now
             try:
-                stored[name] = producer.cancel(topic, timer=name, timeout_s=30.0).queue_offset
+                stored[name] = send(topic, timer=name, timeout_s=30.0).queue_offset
             except RocketshimError as error:
-                cancels = ", ".join(stored) or "none"
-                raise SendError(f"the cancel of {name!r}: {error}. Stored before: {cancels}") from error
+                others = ", ".join(stored) or "none"
+                raise SendError(f"the {command.value} for {name!r}: {error}. Stored before: {others}") from error
     return stored
 
 

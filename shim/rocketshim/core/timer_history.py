@@ -40,6 +40,7 @@ _ENDS: Final[dict[Effect | None, TimerFate]] = {
     Effect.FORGET: TimerFate.CANCELLED,
     Effect.DELIVER: TimerFate.FIRED,
     Effect.DELIVER_PENDING: TimerFate.DELIVERED_NOW,
+    None: TimerFate.UNKNOWN,
 }
 
 
@@ -76,9 +77,9 @@ class TimerHistory:
         Decides: What became of a message with a name?
         """
         generation = self.last if generation is None else generation
-        for each in self.events:
-            if each.before == generation is not None and each.effect in _ENDS:
-                return _ENDS[each.effect], each
+        ends = [each for each in self.events if each.before == generation is not None and each.effect in _ENDS]
+        for each in sorted(ends, key=lambda each: each.effect is None):
+            return _ENDS[each.effect], each
         for each in self.events:
             if each.offset == generation and each.command in {Command.SET, Command.SET_IF_ABSENT}:
                 return _BEGINS.get(each.effect, TimerFate.UNKNOWN), each
@@ -120,7 +121,10 @@ def timer_histories(
                 at_most_ms=envelope.timer_at_most_ms,
             )
             certain[name] |= command is Command.SET or change.effect is Effect.DELIVER
-            effect = change.effect if certain[name] else None
+            # a NOW needs the message itself, which retention may have deleted
+            is_lost = change.effect is Effect.DELIVER_PENDING and (change.before or 0) < first_offset
+            is_known = certain[name] and not is_lost
+            effect = change.effect if is_known else None
             certain[name] |= command in {Command.CANCEL, Command.NOW}
             due = change.due_ms if change.effect is Effect.SCHEDULE else None
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"

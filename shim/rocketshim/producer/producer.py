@@ -261,9 +261,18 @@ class Producer:
             TopicMissingError, NotAuthorizedError, BrokerUnavailableError, BufferError, SendError, ClosedError: as
                 `send`; the command is not stored.
         """
-        deadline = time.monotonic() + check_timeout(timeout_s)
-        future = self.sender.command("CANCEL", topic, timer, deadline)
-        return self._stored(future, f"the cancel of {timer!r}", timeout_s, deadline)
+        return self._command("CANCEL", topic, timer, timeout_s)
+
+    def send_now(self, topic: str, *, timer: str, timeout_s: float = 3.0) -> SendResult:
+        """Have the message that waits under a name delivered now, and wait until this command is stored.
+
+        The log of timers decides, as with `cancel`: the message is delivered once, by this command or when it is due,
+        whichever is stored first. For a name under which nothing waits this changes nothing. If the message waits for
+        longer than the log is kept, it is delivered at its time.
+
+        The arguments, the result and the errors are those of `cancel`.
+        """
+        return self._command("NOW", topic, timer, timeout_s)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic.
@@ -309,6 +318,11 @@ class Producer:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _command(self, command: str, topic: str, timer: str, timeout_s: float) -> SendResult:
+        deadline = time.monotonic() + check_timeout(timeout_s)
+        future = self.sender.command(command, topic, timer, deadline)
+        return self._stored(future, f"the {command} for {timer!r}", timeout_s, deadline)
 
     def _stored(self, future: Future[SendResult], what: str, timeout_s: float, until_s: float) -> SendResult:
         try:

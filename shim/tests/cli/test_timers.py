@@ -244,7 +244,7 @@ def test_a_cancel_says_where_it_is_stored_and_what_the_log_has_decided(
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "o-8", "--apply")
     assert code == 0
     assert out.splitlines()[0] == (
-        f"o-7: cancel stored at rmq.timers/{PARTITION}/1: in time: that of 0 is not delivered"
+        f"o-7: CANCEL stored at rmq.timers/{PARTITION}/1: in time: that of 0 is not delivered"
     )
     assert len(out.splitlines()) == 2
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
@@ -257,7 +257,17 @@ def test_a_cancel_behind_the_fire_is_too_late(kafka: InMemoryKafka, capsys: pyte
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
     assert (code, "too late: delivered by 1" in out) == (2, True)
     [found] = facts(capsys, "cancel", "orders", "o-7", "--apply")
-    assert (found["state"], found["cancelled_at"]) == ("fired", 3)
+    assert (found["state"], found["command"], found["stored_at"]) == ("fired", "CANCEL", 3)
+
+
+def test_a_message_is_delivered_now_at_most_once(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    send(kafka)
+    assert run(capsys, "now", "orders", "o-7")[0] == 0
+    code, out, _ = run(capsys, "now", "orders", "o-7", "--apply")
+    assert (code, out) == (0, f"o-7: NOW stored at rmq.timers/{PARTITION}/1: delivers that of 0\n")
+    code, out, _ = run(capsys, "now", "orders", "o-7", "--apply")
+    assert (code, "too late: delivered by 1" in out) == (2, True)
+    assert run(capsys, "show", "orders", "o-7")[1].startswith("o-7: delivered-now at ")
 
 
 def test_cancels_that_were_stored_before_an_error_are_named(
@@ -271,4 +281,4 @@ def test_cancels_that_were_stored_before_an_error_are_named(
 
     monkeypatch.setattr(Producer, "cancel", fail)
     code, _, err = run(capsys, "cancel", "orders", "o-7", "o-8", "--apply")
-    assert (code, "the cancel of 'o-8'" in err, "Stored before: o-7" in err) == (1, True, True), err
+    assert (code, "the CANCEL for 'o-8'" in err, "Stored before: o-7" in err) == (1, True, True), err

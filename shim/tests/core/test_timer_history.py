@@ -189,6 +189,18 @@ def test_a_message_that_is_older_than_the_log_is_known_from_the_stored_state() -
     assert log.history(first=0, stored=0).fate()[0] is TimerFate.CANCELLED, "what the log has needs no state"
 
 
+def test_a_now_for_a_message_that_retention_has_deleted_is_unknown() -> None:
+    log = Log()
+    log.set()
+    log.command("NOW")
+    cut = log.history(first=1, stored=0)
+    assert [each.effect for each in cut.events] == [None]
+    assert cut.fate()[0] is TimerFate.UNKNOWN
+    log.set()
+    log.command("NOW")
+    assert log.history(first=2).fate()[0] is TimerFate.DELIVERED_NOW
+
+
 ONE = st.tuples(st.sampled_from(["SET", "ABSENT", "CANCEL", "NOW", "FIRE"]), st.integers(0, 30))
 
 

@@ -117,6 +117,19 @@ def test_a_cancel_is_a_command_behind_the_message_in_the_same_partition(
     assert result.message_queue == MessageQueue(TIMERS, queue_id=record.partition())
 
 
+def test_a_message_can_be_asked_for_now(kafka: InMemoryKafka, producer: Producer) -> None:
+    async def main() -> None:
+        async with AsyncProducer("memory:1", clients=kafka.clients()) as other:
+            await other.send_now("orders", timer="o-7")
+
+    producer.send("orders", b"o-7", delay="30m", timer="o-7")
+    result = producer.send_now("orders", timer="o-7")
+    asyncio.run(main())
+    _, first, second = kafka.records(TIMERS, timer_partition("orders", "o-7"))
+    assert headers(first)["TIMER_DO"] == headers(second)["TIMER_DO"] == b"NOW"
+    assert (first.value(), result.queue_offset) == (None, 1)
+
+
 @pytest.mark.parametrize(
     ("topic", "timer", "text"),
     [
@@ -142,7 +155,7 @@ def test_a_cancel_without_a_report_has_an_unknown_outcome(kafka: InMemoryKafka, 
     with pytest.raises(MessageError, match="timeout_s is -1"):
         producer.cancel("orders", timer="o-7", timeout_s=-1)
     kafka.hold_reports()
-    with pytest.raises(SendTimeoutError, match=r"report for the cancel of 'o-7' .* may or may not be stored"):
+    with pytest.raises(SendTimeoutError, match=r"report for the CANCEL for 'o-7' .* may or may not be stored"):
         producer.cancel("orders", timer="o-7", timeout_s=0.05)
     kafka.release()
 
@@ -177,7 +190,7 @@ def test_an_async_producer_awaits_named_messages_and_their_cancels(kafka: InMemo
             with pytest.raises(MessageError, match="timer is None"):
                 await producer.cancel("orders", timer=None)  # type: ignore[arg-type]
             kafka.hold_reports()
-            with pytest.raises(SendTimeoutError, match="the cancel of 'o-7'"):
+            with pytest.raises(SendTimeoutError, match="the CANCEL for 'o-7'"):
                 await producer.cancel("orders", timer="o-7", timeout_s=0.05)
             kafka.release()
 
