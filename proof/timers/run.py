@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from proof.background import in_background
 from proof.chaos.children import start_module

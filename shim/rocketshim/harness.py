@@ -41,7 +41,7 @@ from rocketshim_topics.layout import Layout
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 from rocketshim_topics.message import Message, MessageView
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import HOP_ID, PARK_FROM, Record, coordinates, read_headers
+from rocketshim_topics.wire import HOP_ID, PARK_FROM, Record, coordinates, decode, read_headers
 
 __all__ = ["Harness"]
 
@@ -97,7 +97,7 @@ class Harness:
         parsed = DelayLevels.parse(delay_levels) if isinstance(delay_levels, str) else delay_levels
         self._levels = parsed or DelayLevels.default()
         self._layout = Layout(self._names, self._levels)
-        self.kafka.create_topics(self._layout.shared())
+        self.kafka.create_topics((*self._layout.shared(), *self._layout.timers()))
         self._consumers: list[PushConsumer] = []
         self._moved: set[str] = set()  # coordinates of records that another record was made from
         self._scheduled: dict[str, tuple[Record, int, int]] = {}  # by coordinates: when it leaves its queue and is due
@@ -196,6 +196,20 @@ class Harness:
         self._settle()
         return results
 
+    def cancel(self, topic: str, *, timer: str) -> bool:
+        """Cancel the message that waits under a name, as `Producer.cancel`; return whether one waited."""
+        is_waiting = self._is_pending(topic, timer)
+        self.producer.cancel(topic, timer=timer, timeout_s=GUARD_S)
+        self._settle()
+        return is_waiting
+
+    def send_now(self, topic: str, *, timer: str) -> bool:
+        """Deliver the message that waits under a name now, as `Producer.send_now`; return whether one waited."""
+        is_waiting = self._is_pending(topic, timer)
+        self.producer.send_now(topic, timer=timer, timeout_s=GUARD_S)
+        self._settle()
+        return is_waiting
+
     def pass_time(self, duration: Duration) -> None:
         """Move the clock on; deliver what becomes due on the way, at its time, and wait for the listeners.
 
@@ -229,14 +243,18 @@ class Harness:
     def waiting(self, target: str | None = None) -> list[WaitingRecord]:
         """Return the messages that wait to be delivered, the next one first: delayed ones and retries.
 
+        A named message that was cancelled or replaced does not wait any more.
+
         Args:
             target: only those for this topic, `%RETRY%payments` for the retries of a group. None: all.
 
         Raises:
             ConfigError: nothing waits for `target`, and there is no such topic.
         """
+        self._settle()
         self._look()
-        found = [waiting_record(record, self._levels) for record, _, _ in self._scheduled.values()]
+        kept = [record for record, _, _ in self._scheduled.values() if not self._is_void(record)]
+        found = [waiting_record(record, self._levels) for record in kept]
         wanted = [each for each in found if target is None or each.target == target]
         if target is not None and not wanted:
             self._check_topic(self._names.physical(target), f"target {target!r}")
@@ -304,7 +322,20 @@ class Harness:
             ) from error
 
     def _is_idle(self) -> bool:
-        return all(map(self._has_finished, self._consumers))
+        return self._worker.has_applied(self.kafka.end_offsets(self._names.timers)) and all(
+            map(self._has_finished, self._consumers)
+        )
+
+    def _is_pending(self, topic: str, timer: str) -> bool:
+        self._settle()
+        return self._worker.pending_timer(topic, timer) is not None
+
+    def _is_void(self, record: Record) -> bool:
+        """Return whether a waiting record belongs to a timer that was cancelled or replaced."""
+        envelope = decode(read_headers(record), trusted=True)
+        if envelope.timer is None:
+            return False
+        return self._worker.pending_timer(envelope.real_topic or "", envelope.timer) != envelope.timer_set_at
 
     def _has_finished(self, consumer: PushConsumer) -> bool:
         if not consumer.wait_assigned(0):

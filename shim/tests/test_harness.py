@@ -454,3 +454,29 @@ def test_one_of_two_open_harnesses_refuses_until_it_is_closed() -> None:
         first.close()
         confluent_admin({"bootstrap.servers": "localhost:1"})
     assert dropin.Producer.produce is before
+
+
+# --- named timers ----------------------------------------------------------------------------------------------------
+
+
+def test_a_named_message_can_be_cancelled_replaced_and_sent_now() -> None:
+    consumer = PushConsumer("localhost:9092", group="shop")
+    seen: list[bytes | None] = []
+    consumer.register_message_listener("orders", lambda message: seen.append(message.body))
+    with Harness() as harness:
+        harness.run(consumer)
+        for name in ("goes", "stays", "now"):
+            harness.send("orders", name.encode(), delay="30m", timer=name)
+        harness.send("orders", b"new", delay="40m", timer="stays")
+        assert len(harness.waiting("orders")) == 3
+        assert harness.cancel("orders", timer="goes")
+        assert not harness.cancel("orders", timer="goes")
+        assert harness.send_now("orders", timer="now")
+        assert seen == [b"now"]
+        assert [each.due_ms for each in harness.waiting("orders")] == [harness.clock.wall_ms() + 2_400_000]
+        harness.pass_time("39m")
+        assert seen == [b"now"]
+        harness.pass_time("2m")
+        assert seen == [b"now", b"new"]
+        assert not harness.cancel("orders", timer="stays")
+        assert harness.waiting() == []

@@ -34,12 +34,12 @@ from rocketshim.core.worker_notes import levels_metadata
 from rocketshim.kafka.clients import ConsumerClient
 from rocketshim.kafka.lookups import check_answers, offsets_at
 from rocketshim.logs import safe_logger
+from rocketshim.worker.timer_state import OwnedTimers
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels, time_in_queue_ms
 
 if TYPE_CHECKING:
     from rocketshim.worker.target_health import TargetHealth
-    from rocketshim.worker.timers import OwnedTimers
 
 __all__ = ["AssignedPartition", "Assignment"]
 
@@ -129,7 +129,7 @@ class Assignment:
         *,
         leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[TopicPartitionKey], None],
-        own_timers: "Callable[[int, int, bool], OwnedTimers]",
+        own_timers: Callable[[int, int, bool], OwnedTimers],
         alarm: Callable[..., None],
         clock: Clock,
         sleep: Callable[[float], None],

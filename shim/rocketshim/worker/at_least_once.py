@@ -19,7 +19,7 @@
   for what is sent again, and for what has waited for its target. Copies for a silent target that were replaced since
   stay in the producer until their time-out. They have their own limit, so that such a target does not block the others.
 * Of named timers, the state of the names is written when all other records of a run are stored; the next run of the
-  partition waits for it (`worker.timers`).
+  partition waits for it (`worker.timer_router`).
 * After a fatal error of the producer (a broken sequence) the worker creates a new producer and produces all records in
   flight again.
 """

@@ -77,6 +77,10 @@ class RecordMarks:
         self._without_body.add(position)
         return is_new
 
+    def reason(self, record: Any) -> str:
+        """Return why to park a record; `""`: it is not marked."""
+        return self.reasons.get(_place(record), "") if self.reasons else ""
+
     def is_without_body(self, record: Any) -> bool:
         """Return whether to park a record without its body."""
         return bool(self._without_body) and _place(record) in self._without_body

@@ -10,7 +10,7 @@
 6. If the target is only not on this worker's allow-list, the record is re-appended for a worker that may deliver it,
    and finally parked.
 7. A record that is not due yet hops to another queue. From the first hop on it carries `DELIVER_AT_MS`.
-8. A due record with a name goes to the timer log, which decides whether it is delivered (`worker.timers`).
+8. A due record with a name goes to the timer log, which decides whether it is delivered (`worker.timer_router`).
 9. A due record is delivered, if its target takes records as they come. If the target is unknown, or may have got the
    wanted partition meanwhile, the record waits (`NOT_YET`). If the target does not exist, as while it is deleted and
    created again, or is avoided, the record is re-appended (`TARGET_TRIES`), and parked after the configured number of

@@ -26,7 +26,7 @@ Invariants:
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
 from operator import attrgetter
@@ -50,13 +50,16 @@ from rocketshim.worker.prober import Prober
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.state import Alarms, WorkerCounts, WorkerState, queue_state
 from rocketshim.worker.target_table import TargetTable
-from rocketshim.worker.timers import OwnedTimers, TimerLoader, TimerRouter, TimerRules
+from rocketshim.worker.timer_router import TimerRouter
+from rocketshim.worker.timer_state import OwnedTimers, TimerLoader, TimerRules
 from rocketshim.worker.topic_lookup import TopicLookup
 from rocketshim.worker.watchdog import Heartbeat
 from rocketshim.worker.worker_clients import MEMBER, WorkerClients
 from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.hops import timer_digest
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.names import TopicNames
+from rocketshim_topics.partitioner import timer_partition
 
 __all__ = ["DelayWorker", "WorkerCounts"]
 
@@ -213,6 +216,7 @@ class DelayWorker:
                 settings, self._clients, router=router, prober=self._prober, assignment=self._assignment,
                 alarm=self._alarm, clock=self._clock, point=on_point,
             )  # fmt: skip
+        self._loader: TimerLoader | None = None
         self._state: WorkerState | None = None
         self._commit_ns = self._skip_ns = 0
         self._served = TopicPartitionKey("", -1)  # the partition from which the loop took records last
@@ -260,7 +264,7 @@ class DelayWorker:
             self._targets.set_lookup(lookup)
             timers = TimerLoader(self._rules, clients.timer_reader, self._alarm, in_background=not clients.is_in_memory)
             opened.callback(timers.close)
-            self._router.loader = timers
+            self._loader = self._router.loader = timers
             delivery.start(consumer)
             consumer.subscribe(
                 [assignment.topic, self.names.timers],
@@ -316,8 +320,7 @@ class DelayWorker:
                 self._assignment.held.clear()
                 delivery.close()
                 self._targets.close()
-                if self._router.loader is not None:
-                    self._router.loader.close()
+                self._timers().close()
         _LOG.info("worker.stopped", extra={"delivered": self.counts.delivered})
 
     def step(self, max_wait_ms: int = _IDLE_MS) -> None:
@@ -449,15 +452,27 @@ class DelayWorker:
             clock_ahead_ms=self._prober.clock_ahead_ms,
         )
 
+    def has_applied(self, ends: Mapping[int, int]) -> bool:
+        """Return whether every command for named timers before these offsets is applied; for the harness."""
+        held = self._assignment.held
+        found = {number: held.get(TopicPartitionKey(self.names.timers, number)) for number, end in ends.items() if end}
+        return all(each is not None and (each.position or 0) >= ends[number] for number, each in found.items())
+
+    def pending_timer(self, topic: str, timer: str) -> int | None:
+        """Return the generation of a name that is pending in a partition of this worker; for the harness."""
+        key = TopicPartitionKey(self.names.timers, timer_partition(topic, timer))
+        owned = self._assignment.held[key].timers if key in self._assignment.held else None
+        return None if owned is None or owned.table is None else owned.table.live.get(timer_digest(topic, timer))
+
     def _own_timers(self, partition: int, position: int, is_first: bool) -> OwnedTimers:
         owned = OwnedTimers(self.names.timers, one_run=not self.settings.exactly_once)
         self._timers().load(owned, partition, max(0, position), is_first=is_first)
         return owned
 
     def _timers(self) -> TimerLoader:
-        if self._router.loader is None:
+        if self._loader is None:
             raise WorkerError("the worker is not started: call start() first, or use run()")
-        return self._router.loader
+        return self._loader
 
     def _leave(self, leaving: list[AssignedPartition]) -> None:
         self._delivery.drain(leaving, min(_REVOKE_DRAIN_NS, self.settings.stop_timeout_ms * _NS))

@@ -1,0 +1,182 @@
+"""Named timers: where the commands of the timer log go.
+
+`core.named_timers` decides what a command does; `rocketshim_topics.hops.timers` makes its records. A partition of the
+log is a queue without a delay for the rest of the worker, and `worker.timer_state` has its state. Rules of this file:
+
+* What a command does is decided once, in the order of the log (`OwnedTimers.changes`). A record that is routed again,
+  since its hop was refused or its transaction aborted, gets the same answer.
+* Exactly once: effects, state and position are one transaction. At least once: effects, then the state, then the
+  position, and the next run of the partition leaves when all of that is stored.
+* A FIRE that counts is an ordinary due record from then on: its target may be slow, missing or refused
+  (`worker.router`), and a re-appended record has no name any more.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from rocketshim.core.level_queue import Due
+from rocketshim.core.named_timers import Change, Effect
+from rocketshim.worker.assignment import AssignedPartition
+from rocketshim.worker.hop_writer import HopGroup, Kind
+from rocketshim.worker.router import Router
+from rocketshim.worker.state import Alarms
+from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
+from rocketshim_topics.hops import OutgoingRecord, forwarded, put_back, scheduled_timer, timer_digest, timer_state
+from rocketshim_topics.names import TopicNames
+from rocketshim_topics.wire import coordinates
+
+__all__ = ["TimerRouter"]
+
+
+class TimerRouter(Router):
+    """A `Router` that knows the commands of named timers, too."""
+
+    def __init__(self, names: TopicNames, *args: Any, rules: TimerRules, alarm: Alarms, **named: Any) -> None:
+        super().__init__(names, *args, **named)
+        self.loader: TimerLoader | None = None
+        self._rules = rules
+        self._alarm, self._counts = alarm, alarm.counts
+
+    def route(
+        self,
+        due: Due[Any],
+        assigned: AssignedPartition,
+        now_ns: int,
+        indexes: Any = None,
+        *,
+        re_append_reason: str = "",
+    ) -> list[HopGroup]:
+        """Return where records go now; commands of named timers by the rules at the top of this file."""
+        owned = assigned.timers
+        if owned is None:
+            return super().route(due, assigned, now_ns, indexes, re_append_reason=re_append_reason)
+        if indexes is None:
+            owned.confirmed(assigned.queue.next_offset or 0)
+        groups: list[HopGroup] = []
+        for index in range(len(due.records)) if indexes is None else indexes:
+            groups += self._command(_Told(index, due, assigned, owned, now_ns, re_append_reason))
+        return groups
+
+    def _command(self, told: "_Told") -> list[HopGroup]:
+        record, owned = told.record, told.owned
+        reason = self.marks.reason(record)
+        judged = self._rules.judge(record)
+        table = owned.table
+        if record.offset() < owned.skip_below or table is None:
+            return [_nothing(told.index)]
+        if not judged.is_command:
+            return [self._no_command(told, judged, reason)]
+        change = owned.changes.get(record.offset())
+        if change is None:
+            change = owned.changes[record.offset()] = self._rules.apply(table, record, judged)
+            self._counts.count_timer(judged.envelope.timer_do or "", is_effective=change.is_change)
+        if reason:  # its hop was refused: the name is free again
+            name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
+            is_freed = change.effect is Effect.SCHEDULE and table.forget(name, record.offset())
+            parked = self._park(told.index, record, reason)
+            return [self._state(told, judged, Change(Effect.FORGET, None, None)), parked] if is_freed else [parked]
+        effect = self._effect(told, judged, change)
+        has_state = owned.changes[record.offset()].is_change and effect.kind is not Kind.NOT_YET
+        # the state first: at least once, a run that delivers nothing is finished with its last effect
+        return [self._state(told, judged, change), effect] if has_state else [effect]
+
+    def _no_command(self, told: "_Told", judged: Judged, reason: str) -> HopGroup:
+        """Return where a record goes that is no command of this partition."""
+        if judged.reason or reason:
+            return self._park(told.index, told.record, reason or judged.reason)
+        if judged.is_misplaced:
+            out = forwarded(told.record, judged.envelope, self._names, due_ms=judged.due_ms)
+        else:
+            partition = self._queue_for(judged.due_ms, told)
+            out = put_back(told.record, judged.envelope, self._names, due_ms=judged.due_ms, partition=partition)
+        return _hop(told.index, out, judged.due_ms)
+
+    def _effect(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
+        match change.effect:
+            case Effect.SCHEDULE:
+                partition = self._queue_for(change.due_ms, told)
+                out = scheduled_timer(
+                    told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition
+                )
+                return _hop(told.index, out, change.due_ms)
+            case Effect.DELIVER:
+                return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms))
+            case Effect.DELIVER_PENDING:
+                return self._deliver_pending(told, judged, change)
+            case _:
+                return _nothing(told.index)
+
+    def _deliver_pending(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
+        """Deliver the message that a NOW names; it is read from the log first."""
+        owned, offset, generation = told.owned, told.record.offset(), change.before or 0
+        if offset not in owned.messages:
+            if offset not in owned.asked and self.loader is not None:
+                self.loader.fetch(owned, told.assigned.number, offset=offset, generation=generation)
+            return HopGroup(Kind.NOT_YET, target=owned.loaded, first=(told.index, None, None, [], 0))
+        message = owned.messages[offset]
+        if message is not None:
+            return self._now(told, message, 0)
+        # retention has deleted it from the log; it still waits in the schedule topic, and fires at its time
+        name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
+        if owned.table is not None and name not in owned.table.live:
+            owned.table.load(name, generation, is_pending=True)
+        owned.changes[offset] = Change(Effect.NOTHING, generation, generation)
+        self._alarm("worker.timer-not-now", record=coordinates(told.record))
+        return _nothing(told.index)
+
+    def _now(self, told: "_Told", message: Any, late_ms: int) -> HopGroup:
+        return self.deliver_now(
+            told.index,
+            message,
+            late_ms=late_ms,
+            clock_ms=told.clock_ms,
+            now_ns=told.now_ns,
+            re_append_reason=told.re_append_reason,
+        )
+
+    def _state(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
+        out = timer_state(
+            self._names,
+            told.assigned.number,
+            judged.envelope,
+            applied=told.record.offset(),
+            generation=change.after,
+            due_ms=change.due_ms,
+            since_ms=change.since_ms,
+        )
+        return HopGroup(
+            Kind.STATE, out.topic, out.partition or 0, first=(told.index, out.value, out.key, out.headers, 0)
+        )
+
+    def _queue_for(self, due_ms: int, told: "_Told") -> int:
+        """Return the queue of the schedule topic for a message; each partition of the log has its lane."""
+        lanes = (self.targets.target(self._names.schedule, told.now_ns).partitions or 0) // self._levels.STRIDE
+        return self._levels.queue_for(due_ms - told.clock_ms, told.assigned.number % max(1, lanes))
+
+
+@dataclass(slots=True)
+class _Told:
+    """One record of a run, and when and why it is routed."""
+
+    index: int
+    due: Due[Any]
+    assigned: AssignedPartition
+    owned: OwnedTimers
+    now_ns: int
+    re_append_reason: str
+
+    @property
+    def record(self) -> Any:
+        return self.due.records[self.index]
+
+    @property
+    def clock_ms(self) -> int:
+        return self.due.clock_ms(self.now_ns)
+
+
+def _nothing(index: int) -> HopGroup:
+    return HopGroup(Kind.SKIP, first=(index, None, None, [], 0))
+
+
+def _hop(index: int, out: OutgoingRecord, due_ms: int) -> HopGroup:
+    return HopGroup(Kind.REQUEUE, out.topic, out.partition or 0, first=(index, out.value, out.key, out.headers, due_ms))

@@ -1,0 +1,256 @@
+"""The state of named timers: of each partition of the timer log that this worker owns, and how it is read.
+
+The state is loaded when a partition is assigned, in a thread of its own (`TimerLoader`); until then no command leaves
+the queue. First come the entries of the compacted topic. If they are behind the position, the commands between are read
+again and applied without effects (`core.named_timers` says why this is the same). So whether a record is a command, and
+may be one (`TimerRules`), depends on the record and the configuration, never on a clock: reading it again has the same
+result.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rocketshim.core.level_queue import LevelQueue
+from rocketshim.core.named_timers import Change, Command, TimerTable
+from rocketshim.errors import RocketshimError
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim.worker.allow_list import AllowList
+from rocketshim.worker.target_health import NEVER_NS, TargetHealth
+from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim_topics.errors import MalformedRecordError
+from rocketshim_topics.hops import command_problem, due_at_ms, is_misplaced, timer_digest
+from rocketshim_topics.names import TopicNames, group_of
+from rocketshim_topics.wire import TIMER_SET_AT, TIMER_SINCE_MS, Envelope, decode, read_headers
+
+__all__ = ["Judged", "OwnedTimers", "TimerLoader", "TimerRules"]
+
+_EARLY_MS: Final = 60_000  # leaders' clocks may differ by this; a FIRE that is earlier was not written by a worker
+_CLOSE_S: Final = 1.0
+_SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
+
+
+class OwnedTimers:
+    """The timers of one partition of the log, in one assignment.
+
+    Attributes:
+        table: the pending names; None: not loaded yet.
+        changes: what the commands do whose run is not confirmed, by offset.
+        messages: the messages that a NOW delivers, by the offset of the NOW; None: it is not there any more.
+        loaded: the messages that are read now, as a target that is not known yet.
+        skip_below: offset below which commands are passed over: there was no position, and they are applied.
+    """
+
+    __slots__ = ("asked", "changes", "loaded", "messages", "one_run", "skip_below", "table")
+
+    def __init__(self, topic: str, *, one_run: bool) -> None:
+        self.table: TimerTable | None = None
+        self.changes: dict[int, Change] = {}
+        self.messages: dict[int, Any] = {}
+        self.loaded = TargetHealth(topic, ready_ns=0)
+        self.asked: set[int] = set()
+        self.skip_below = 0
+        self.one_run = one_run
+
+    def is_ready(self, waiting: LevelQueue[Any]) -> bool:
+        """Return whether a run may leave the queue."""
+        return self.table is not None and (waiting.idle or not self.one_run)
+
+    def confirmed(self, next_offset: int) -> None:
+        """Forget what commands below this offset have done: their position is stored."""
+        for known in (self.changes, self.messages):
+            for offset in [offset for offset in known if offset < next_offset]:
+                del known[offset]
+
+
+@dataclass(slots=True)
+class Judged:
+    """A record of the log by the rules: a command to apply, or why it is none."""
+
+    envelope: Envelope
+    due_ms: int = 0
+    reason: str = ""  # to park it
+    is_misplaced: bool = False
+    is_early: bool = False  # a FIRE that another program wrote
+
+    @property
+    def is_command(self) -> bool:
+        """Whether it is one to apply."""
+        return not (self.reason or self.is_misplaced or self.is_early)
+
+
+class TimerRules:
+    """Which records of the log are commands. Any thread; no clock."""
+
+    def __init__(self, names: TopicNames, policy: AllowList, max_delay_ms: int) -> None:
+        self.names = names
+        self._policy = policy
+        self._max_delay_ms = max_delay_ms
+
+    def judge(self, record: Any) -> Judged:
+        """Return a record by the rules.
+
+        Decides: Which commands of named timers are refused? Malformed ones, and a SET that no worker would deliver or
+            whose delay is too long: they are parked. A CANCEL, NOW or FIRE for a name that nobody could set finds
+            nothing.
+        """
+        append_ms = record.timestamp()[1]
+        try:
+            envelope = decode(read_headers(record), trusted=True)
+        except MalformedRecordError as error:
+            return Judged(Envelope(), reason=error.reason)
+        due_ms = due_at_ms(envelope.deliver_at_ms, envelope.delay_ms, append_ms, 0)
+        reason = command_problem(record, envelope)
+        if not reason and envelope.timer_do in _SETS:
+            reason = self._policy.refusal(envelope.real_topic or "", None) or ""
+            if group_of(envelope.real_topic or "") is not None:
+                reason = "forbidden-target:retry-topic"
+            elif not reason and due_ms - append_ms > self._max_delay_ms:
+                reason = "due-too-late"
+        return Judged(
+            envelope,
+            due_ms,
+            reason,
+            is_misplaced=not reason and is_misplaced(record, envelope),
+            is_early=envelope.timer_do == Command.FIRE.value and due_ms > append_ms + _EARLY_MS,
+        )
+
+    @staticmethod
+    def apply(table: TimerTable, record: Any, judged: Judged) -> Change:
+        """Apply a command to the state."""
+        envelope = judged.envelope
+        return table.apply(
+            record.offset(),
+            Command(envelope.timer_do),
+            timer_digest(envelope.real_topic or "", envelope.timer or ""),
+            generation=envelope.timer_set_at,
+            due_ms=judged.due_ms,
+            appended_ms=record.timestamp()[1],
+            at_most_ms=envelope.timer_at_most_ms,
+        )
+
+
+class TimerLoader:
+    """Reads the state of partitions, and messages for a NOW, in a thread with a client of its own.
+
+    `failure` is why it cannot go on. A cluster that does not answer is asked again.
+    """
+
+    def __init__(
+        self,
+        rules: TimerRules,
+        make_reader: Callable[[], TopicReader],
+        alarm: Callable[..., None],
+        *,
+        in_background: bool,
+    ) -> None:
+        self.failure: Exception | None = None
+        self._names, self._rules = rules.names, rules
+        self._make_reader = make_reader
+        self._alarm = alarm
+        self._reader: TopicReader | None = None
+        self._asked: queue.SimpleQueue[Callable[[TopicReader], Callable[[], None]] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if in_background:
+            self._thread = threading.Thread(target=self._run, name="rocketshim-timers", daemon=True)
+            self._thread.start()
+
+    def load(self, owned: OwnedTimers, partition: int, position: int, *, is_first: bool) -> None:
+        """Load the state of a partition whose commands are read from this position on.
+
+        With `is_first` there was none: then the commands that the state knows are passed over.
+        """
+
+        def read(reader: TopicReader) -> Callable[[], None]:
+            table = self._read_state(reader, partition, position)
+
+            def answer() -> None:
+                owned.table, owned.skip_below = table, table.next_offset if is_first else 0
+
+            return answer
+
+        self._asked.put(read)
+
+    def fetch(self, owned: OwnedTimers, partition: int, *, offset: int, generation: int) -> None:
+        """Fetch the message of a generation for the NOW at an offset; `owned.loaded` is ready when it is there."""
+        owned.asked.add(offset)
+        owned.loaded.ready_ns = NEVER_NS
+
+        def read(reader: TopicReader) -> Callable[[], None]:
+            message = reader.fetch(self._names.timers, partition, generation)
+
+            def answer() -> None:
+                owned.messages[offset] = message
+                owned.asked.discard(offset)
+                owned.loaded.ready_ns = NEVER_NS if owned.asked else 0
+
+            return answer
+
+        self._asked.put(read)
+
+    def process_answers(self) -> None:
+        """Take what was read since. Without a thread (the in-memory Kafka) it is read here."""
+        while self._thread is None and not self._asked.empty():
+            self._work(self._asked.get())
+        while not self._answers.empty():
+            self._answers.get()()
+
+    def close(self) -> None:
+        """End the thread and its client; one that waits for a broker continues alone for a while."""
+        self._asked.put(None)
+        if self._thread is None:
+            self._close_reader()
+        else:
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while (asked := self._asked.get()) is not None:
+            self._work(asked)
+        self._close_reader()
+
+    def _work(self, asked: Callable[[TopicReader], Callable[[], None]] | None) -> None:
+        if asked is None:
+            return
+        try:
+            if self._reader is None:
+                self._reader = self._make_reader()
+            self._answers.put(asked(self._reader))
+        except RocketshimError as error:
+            text = str(error)
+            self._answers.put(lambda: self._alarm("worker.timers-unknown", error=text))
+            self._asked.put(asked)
+        except Exception as error:  # noqa: BLE001 - the loop raises it
+            self.failure = error
+
+    def _close_reader(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+    def _read_state(self, reader: TopicReader, partition: int, position: int) -> TimerTable:
+        names, table = self._names, TimerTable()
+        for record in _all(reader, TopicPartitionKey(names.timer_state, partition)):
+            numbers = dict(read_headers(record) or ())
+            since = numbers.get(TIMER_SINCE_MS)
+            table.load(
+                record.key(),
+                int(numbers[TIMER_SET_AT] or 0),
+                is_pending=record.value() is not None,
+                since_ms=None if since is None else int(since),
+            )
+        if table.next_offset < position:
+            for record in _all(reader, TopicPartitionKey(names.timers, partition), table.next_offset, position):
+                judged = self._rules.judge(record)
+                if judged.is_command:
+                    self._rules.apply(table, record, judged)
+        table.begin(position)
+        return table
+
+
+def _all(reader: TopicReader, key: TopicPartitionKey, start: int = 0, end: int | None = None) -> Iterator[Any]:
+    """Yield the records of a partition between two offsets, as far as they are there."""
+    low, high = reader.bounds(*key)
+    return reader.read_spans({key: (max(low, start), high if end is None else min(high, end))})
