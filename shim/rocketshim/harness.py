@@ -322,20 +322,22 @@ class Harness:
             ) from error
 
     def _is_idle(self) -> bool:
-        return self._worker.has_applied(self.kafka.end_offsets(self._names.timers)) and all(
-            map(self._has_finished, self._consumers)
-        )
+        ends = self.kafka.end_offsets(self._names.timers)
+        return self._worker._has_applied(ends) and all(map(self._has_finished, self._consumers))  # noqa: SLF001
 
     def _is_pending(self, topic: str, timer: str) -> bool:
         self._settle()
-        return self._worker.pending_timer(topic, timer) is not None
+        return self._generation(topic, timer) is not None
+
+    def _generation(self, topic: str, timer: str) -> int | None:
+        return self._worker._pending_timer(topic, timer)  # noqa: SLF001 - a part of the library
 
     def _is_void(self, record: Record) -> bool:
         """Return whether a waiting record belongs to a timer that was cancelled or replaced."""
         envelope = decode(read_headers(record), trusted=True)
         if envelope.timer is None:
             return False
-        return self._worker.pending_timer(envelope.real_topic or "", envelope.timer) != envelope.timer_set_at
+        return self._generation(envelope.real_topic or "", envelope.timer) != envelope.timer_set_at
 
     def _has_finished(self, consumer: PushConsumer) -> bool:
         if not consumer.wait_assigned(0):

@@ -452,13 +452,13 @@ class DelayWorker:
             clock_ahead_ms=self._prober.clock_ahead_ms,
         )
 
-    def has_applied(self, ends: Mapping[int, int]) -> bool:
+    def _has_applied(self, ends: Mapping[int, int]) -> bool:
         """Return whether every command for named timers before these offsets is applied; for the harness."""
         held = self._assignment.held
         found = {number: held.get(TopicPartitionKey(self.names.timers, number)) for number, end in ends.items() if end}
         return all(each is not None and (each.position or 0) >= ends[number] for number, each in found.items())
 
-    def pending_timer(self, topic: str, timer: str) -> int | None:
+    def _pending_timer(self, topic: str, timer: str) -> int | None:
         """Return the generation of a name that is pending in a partition of this worker; for the harness."""
         key = TopicPartitionKey(self.names.timers, timer_partition(topic, timer))
         owned = self._assignment.held[key].timers if key in self._assignment.held else None
