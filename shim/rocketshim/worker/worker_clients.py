@@ -92,7 +92,7 @@ class WorkerClients:
     def ensure_topics(self, layout: Layout) -> None:
         """Create the topics of the layout if they are missing, or check them; log settings that differ.
 
-        Those of named timers are created, too, but nobody needs them who has no named timers.
+        Those of named timers are created, too, but they are not needed where no timer has a name.
         """
         if self._clients.admin is None:
             return
