@@ -5,7 +5,7 @@ Every shell gets objects with these interfaces as arguments, through a factory, 
 thread and process that created it. Two implementations exist: confluent_kafka's (see `kafka.confluent`), and the
 in-memory Kafka of `rocketshim.testing`. No shell uses a method that is not listed here.
 
-Names, argument forms, return values and errors are confluent_kafka's (2.15 and later). In particular:
+Names, argument forms, return values and errors are confluent_kafka's (2.16 and later). In particular:
 
 * Always check `error()` of a message first. A message with an empty value is *falsy*, so test `is not None`
   (test_messages_without_a_value_are_handled_and_committed, test_records_without_a_value_are_records).

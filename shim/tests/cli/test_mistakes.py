@@ -34,7 +34,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no topic": (["send"], "Missing argument 'topic'"),
     "no body": (["send", "orders", *AT], "give BODY"),
     "a delay as a word": (["send", "orders", "x", "--delay", "soon", *AT], "as in '90s'"),
-    "a level as a word": (["send", "orders", "x", "--delay-level", "x", *AT], "should be a valid integer"),
+    "a level as a word": (["send", "orders", "x", "--delay-level", "x", *AT], "Invalid value for '--delay-level'"),
     "a time as a word": (["send", "orders", "x", "--deliver-at", "tomorrow", *AT], "write a time such as"),
     "a property without a value": (["send", "orders", "x", "--property", "a", *AT], "write NAME=VALUE"),
     "two tags": (["send", "orders", "x", "--tag", "a||b", *AT], "a message has one tag"),
@@ -46,7 +46,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a client setting that must not change": (["send", "orders", "x", "-c", "acks=1", *AT], "must be 'all' here"),
     "a profile that is missing": (["send", "orders", "x", "--profile", "nope"], "to add it, write [profiles.nope]"),
     "a namespace with a dot": (["init", "--namespace", "a.b", *AT], "is not a namespace"),
-    "no lanes": (["init", "--lanes", "0", *AT], "greater than or equal to 1"),
+    "no lanes": (["init", "--lanes", "0", *AT], "Invalid value for '--lanes'"),
     "the worker's group": (["init", "--group", "rmq.sched", *AT], "is the group of the delay-redelivery worker"),
     "since yesterday": (["dlq", "ls", "--group", "g", "--since", "yesterday", *AT], "a duration before now (30m, 2h"),
     "tags with a comma": (["dlq", "ls", "--group", "g", "--tags", "a,b", *AT], "write 'a || b'"),
@@ -61,7 +61,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "a reset to a word": (["group", "reset", "g", "--to", "soon", *AT], "a duration before now (30m, 2h, 3d)"),
     "a blank group": (["group", "lag", "  ", *AT], "give a text that is not blank"),
     "nothing to trace": (["trace", *AT], "Missing argument 'ID|TOPIC/PARTITION/OFFSET'"),
-    "a negative limit": (["topic", "ls", "orders", "--limit", "-1", *AT], "greater than or equal to 1"),
+    "a negative limit": (["topic", "ls", "orders", "--limit", "-1", *AT], "Invalid value for '--limit'"),
     "a consumer without a name": (["run", "shop"], "write MODULE:NAME"),
     "a module that is missing": (["run", "nosuch:consumer"], "there is no module 'nosuch' here"),
     "a consumer that is missing": (["run", "shop:nosuch"], "shop has no nosuch"),
@@ -84,7 +84,8 @@ def test_a_mistake_gets_the_words_that_help(
     monkeypatch.syspath_prepend(str(tmp_path))
     words, helpful = MISTAKES[mistake]
     assert main(words) == 1
-    assert helpful in " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
+    assert helpful.casefold() in said.casefold(), "what typer says depends on its version"
 
 
 FILES: dict[str, list[str]] = {
