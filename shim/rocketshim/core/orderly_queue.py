@@ -55,7 +55,7 @@ Who may hand out its messages, and commit, is not decided here but by the lease 
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -238,6 +238,63 @@ class OrderlyTask:
             self.messages[:] = [*others[:answered], *self.skipped.values(), *others[answered:]]
 
 
+class _Attempts:
+    """How often the messages of a queue have failed, by offset, and how often one may fail.
+
+    Counts are kept until a message is finished. A message that was not counted yet may carry a count of its own.
+    """
+
+    __slots__ = ("_limit", "_message_limit", "_since_ms", "_stored_count", "counts")
+
+    def __init__(
+        self,
+        limit: int,
+        counts: Iterable[tuple[int, int]],
+        stored_count: Callable[[Any], int] | None,
+        message_limit: Callable[[Any], int | None] | None,
+    ) -> None:
+        self.counts = dict(counts)
+        self._since_ms: dict[int, int] = {}  # first failure here
+        self._limit = _FOREVER if limit == -1 else limit
+        self._stored_count = stored_count
+        self._message_limit = message_limit
+
+    def of(self, message: Any) -> int:
+        """Return the failed attempts of a message so far: counted here or by the last owner, else its own count."""
+        count = self.counts.get(message.offset() or 0)
+        if count is None:
+            count = 0 if self._stored_count is None else self._stored_count(message)
+        return count
+
+    def limit_of(self, message: Any) -> int:
+        """Return the failed attempts after which a message is dead-lettered: the queue's limit or its own, if lower."""
+        own = None if self._message_limit is None else self._message_limit(message)
+        return self._limit if own is None else min(self._limit, own)
+
+    def add(self, message: Any, now_ms: int) -> None:
+        """Count a failure."""
+        offset = message.offset() or 0
+        self.counts[offset] = self.of(message) + 1
+        self._since_ms.setdefault(offset, now_ms)
+
+    def oldest(self, first: int, now_ms: int) -> tuple[int, int]:
+        """Return the count of the oldest message from offset `first` on, and for how long it has failed here, in ms."""
+        offset = min((offset for offset in self.counts if offset >= first), default=None)
+        return (0, 0) if offset is None else (self.counts[offset], now_ms - self._since_ms.get(offset, now_ms))
+
+    def forget(self, offsets: Collection[int]) -> None:
+        """Forget messages that are finished, or do not exist any more."""
+        if self.counts and not self.counts.keys().isdisjoint(offsets):
+            for offset in offsets:
+                self.counts.pop(offset, None)
+                self._since_ms.pop(offset, None)
+
+    def drop(self) -> None:
+        """Forget everything; the former counts are not cleared, since a listener thread may read them."""
+        self.counts = {}
+        self._since_ms = {}
+
+
 class _SuspendedBatch:
     """A batch that was suspended and whose dead letters are being stored."""
 
@@ -271,11 +328,14 @@ class _Order:
     iterates over all of them.
     """
 
-    __slots__ = ("_backlogs", "_counts", "_due", "_pending_first", "_stops", "_waiting", "key_of", "pending")
+    __slots__ = (
+        "_backlogs", "_counts", "_due", "_pending_first", "_stops", "_waiting", "key_of", "not_before_ms", "pending",
+    )  # fmt: skip
 
     def __init__(self, key_of: Callable[[Any], Hashable] | None, counts: Mapping[int, int]) -> None:
         self.key_of = key_of
         self.pending: deque[Any] = deque()  # those without a backlog
+        self.not_before_ms: int | None = None  # the whole queue waits
         self._counts = counts
         self._backlogs: dict[Hashable, _Backlog] = {}
         self._waiting: list[_Stop] = []  # a heap
@@ -293,6 +353,8 @@ class _Order:
 
     def next_wakeup_ms(self) -> int:
         """Return when `take` may return messages, if there are any; 0: now."""
+        if self.not_before_ms is not None:
+            return self.not_before_ms
         while self._due and not self._is_current(self._due[0]):
             self._due.popleft()
         if self.pending or self._due:
@@ -302,9 +364,10 @@ class _Order:
         return self._waiting[0][0]
 
     def stop(self, back: list[Any], until_ms: int) -> None:
-        """Put messages back in front, and let the backlogs of their keys wait."""
+        """Put messages back in front, and let the backlogs of their keys wait, or the queue."""
         if self.key_of is None:
             self.pending.extendleft(reversed(back))
+            self.not_before_ms = until_ms
             return
         by_key: dict[Hashable, list[Any]] = {}
         for message in sorted(back, key=_offset):
@@ -400,14 +463,11 @@ class _Order:
 class OrderlyQueue:
     """Messages of one assignment of one partition, consumed in order.
 
-    Args:
-        max_reconsume_times: with n, failure n + 1 makes a message a dead letter; -1: none does. With another negative
-            number the first failure does. Source: `#getMaxReconsumeTimes`.
-        suspend_ms: wait after a stop when the listener sets none.
-        reconsume_counts: (offset, failed attempts) from the last owner.
-        stored_count: returns the failed attempts that a message itself carries (retry topic); asked only at a failure.
-        message_limit: returns the limit of one message set by its sender, or None; the lower limit counts.
-        key_of: returns the key of a message; messages with equal keys stay in order. None: the whole queue does.
+    With `max_reconsume_times` n, failure n + 1 makes a message a dead letter; with -1 none does, with another negative
+    number the first one does (`#getMaxReconsumeTimes`). `stored_count` returns the failed attempts that a message
+    itself carries (retry topic), and is asked only at a failure; `message_limit` the limit that its sender has set, or
+    None. `suspend_ms` is the wait after a stop when the listener sets none. Messages with equal keys (`key_of`) stay in
+    order; without it the whole queue does.
 
     Thread-safety: none; one owner thread. A listener thread has an `OrderlyTask`, and sets `suspect_until`.
 
@@ -417,10 +477,8 @@ class OrderlyQueue:
     """
 
     __slots__ = (
-        "_counts", "_failing_since_ms", "_message_limit", "_not_before_ms", "_open", "_open_dead", "_order",
-        "_run_since_ms", "_stored_count", "_suspend_ms", "_suspended", "_tracker", "dropped", "epoch", "key",
-        "max_reconsume_times", "msg_bytes", "msg_count", "next_put", "out", "reported", "run_limit", "suspect_until",
-        "withheld",
+        "_attempts", "_open", "_order", "_run_since_ms", "_suspend_ms", "_suspended", "_tracker", "dropped", "epoch",
+        "key", "msg_bytes", "msg_count", "next_put", "out", "reported", "run_limit", "suspect_until", "withheld",
     )  # fmt: skip
 
     def __init__(
@@ -447,18 +505,12 @@ class OrderlyQueue:
         self.reported: Progress | None = None  # the progress last reported to the group's log
         # set by the listener thread: offsets up to this one are retried, since one of them has unreadable headers
         self.suspect_until = -1
-        self.max_reconsume_times = max_reconsume_times
         self._suspend_ms = suspend_ms
-        self._stored_count = stored_count
-        self._message_limit = message_limit
-        self._counts = dict(reconsume_counts)
-        self._order = _Order(key_of, self._counts)
-        self._failing_since_ms: dict[int, int] = {}  # first failure here, by offset
+        self._attempts = _Attempts(max_reconsume_times, reconsume_counts, stored_count, message_limit)
+        self._order = _Order(key_of, self._attempts.counts)
         self._suspended: dict[int, _SuspendedBatch] = {}  # by offset of each dead letter that is being stored
-        self._open: list[Any] = []
-        self._open_dead: set[int] = set()  # offsets of open messages that are dead-lettered
+        self._open: list[tuple[Any, bool]] = []  # each with whether it is dead-lettered
         self._tracker = OffsetTracker()
-        self._not_before_ms: int | None = None
         self._run_since_ms: int | None = None
 
     # --- messages in and out ------------------------------------------------------------------------------------
@@ -473,8 +525,7 @@ class OrderlyQueue:
         is_first = self._tracker.last_offset < 0
         self._tracker.deliver_offsets(offsets)
         if is_first:
-            for offset in [offset for offset in self._counts if offset < offsets[0]]:  # it does not exist any more
-                del self._counts[offset]
+            self._attempts.forget([offset for offset in self._attempts.counts if offset < offsets[0]])
         self.next_put = offsets[-1] + 1
         self._order.pending.extend(messages)
         self.msg_count += len(messages)
@@ -497,21 +548,22 @@ class OrderlyQueue:
         """
         if limit < 1:
             raise ValueError(f"limit={limit}: a run has at least one message")
-        is_later = self._not_before_ms is not None and now_ms < self._not_before_ms
+        order = self._order
+        is_later = order.not_before_ms is not None and now_ms < order.not_before_ms
         if self.dropped or self.withheld or is_later or not self.is_drained:
             return None
-        self._not_before_ms = None
+        order.not_before_ms = None
         if self._run_since_ms is not None and now_ms - self._run_since_ms > CONTINUOUS_RUN_MAX_MS:
             self._run_since_ms = None
-            self._not_before_ms = now_ms + _YIELD_MS
+            order.not_before_ms = now_ms + _YIELD_MS
             return None
-        messages = self._order.take(limit, now_ms)
+        messages = order.take(limit, now_ms)
         if not messages:
             self._run_since_ms = None
             return None
         if self._run_since_ms is None:
             self._run_since_ms = now_ms
-        self.out = OrderlyTask(self, messages, self._counts, self._order.key_of)
+        self.out = OrderlyTask(self, messages, self._attempts.counts, order.key_of)
         return self.out
 
     def report(self, answers: Sequence[BatchAnswer], now_ms: int) -> list[OrderlyAction]:
@@ -567,9 +619,8 @@ class OrderlyQueue:
         """Forget everything and ignore later results: the partition is no longer ours. Safe to call twice."""
         self.dropped = True
         self._suspended.clear()
-        self._counts = {}  # not cleared: a listener thread may read them
-        self._order = _Order(self._order.key_of, self._counts)
-        self._failing_since_ms = {}
+        self._attempts.drop()
+        self._order = _Order(self._order.key_of, self._attempts.counts)
         self._open.clear()
         self._tracker = OffsetTracker()
         self.out = None
@@ -610,7 +661,7 @@ class OrderlyQueue:
     def reconsume_counts(self) -> ReconsumeCounts:
         """(offset, failed attempts) of messages that are not committed, ascending: for renewals and the release."""
         first = self._tracker.next_offset or 0
-        return tuple(sorted(item for item in self._counts.items() if item[0] >= first))
+        return tuple(sorted(item for item in self._attempts.counts.items() if item[0] >= first))
 
     @property
     def progress(self) -> Progress:
@@ -623,11 +674,8 @@ class OrderlyQueue:
         It is the oldest message that has failed and is not finished. The time is counted from its first failure in this
         queue, not under the last owner. (0, 0): there is no such message.
         """
-        first = self._tracker.next_offset or 0  # skip counts of the last owner for messages that no longer exist
-        offset = min((offset for offset in self._counts if offset >= first), default=None)
-        if offset is None:
-            return 0, 0
-        return self._counts[offset], now_ms - self._failing_since_ms.get(offset, now_ms)
+        # the last owner may have counted messages that no longer exist
+        return self._attempts.oldest(self._tracker.next_offset or 0, now_ms)
 
     @property
     def span(self) -> int:
@@ -639,20 +687,7 @@ class OrderlyQueue:
         """When `take` may return messages: 0 for now, None for not before a put or a report."""
         if not self.is_drained or self.dropped or self.withheld or not self._order:
             return None
-        return self._order.next_wakeup_ms() if self._not_before_ms is None else self._not_before_ms
-
-    def reconsume_times(self, message: Any) -> int:
-        """Return the failed attempts of a message so far: counted here or by the last owner, else its own count."""
-        count = self._counts.get(message.offset() or 0)
-        if count is None:
-            count = 0 if self._stored_count is None else self._stored_count(message)
-        return count
-
-    def limit_of(self, message: Any) -> int:
-        """Return the failed attempts after which a message is dead-lettered: the queue's limit or its own, if lower."""
-        limit = _FOREVER if self.max_reconsume_times == -1 else self.max_reconsume_times
-        own = None if self._message_limit is None else self._message_limit(message)
-        return limit if own is None else min(limit, own)
+        return self._order.next_wakeup_ms()
 
     # --- answers ------------------------------------------------------------------------------------------------
 
@@ -664,11 +699,11 @@ class OrderlyQueue:
             case ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT:
                 return self._suspend(answer, batch, now_ms)
             case ConsumeOrderlyStatus.ROLLBACK if not answer.auto_commit:
-                back = [m for m in self._open if m.offset() not in self._open_dead] + batch
-                self._open = [m for m in self._open if m.offset() in self._open_dead]
+                back = [message for message, is_dead in self._open if not is_dead] + batch
+                self._open = [each for each in self._open if each[1]]
                 return [self._stop(answer, back, now_ms)]
             case ConsumeOrderlyStatus.SUCCESS if not answer.auto_commit:
-                self._open += batch
+                self._open += [(message, False) for message in batch]
                 return []
         self._commit(batch)
         return []
@@ -682,28 +717,22 @@ class OrderlyQueue:
         suspended: _SuspendedBatch = _SuspendedBatch(answer)
         actions: list[OrderlyAction] = []
         for message in batch:
-            count, offset = self.reconsume_times(message), message.offset() or 0
-            if answer.dead_letter or count >= self.limit_of(message):
+            count, offset = self._attempts.of(message), message.offset() or 0
+            if answer.dead_letter or count >= self._attempts.limit_of(message):
                 suspended.waiting[offset] = message
                 actions.append(ToDeadLetters(message, count))
             else:
-                self._count_failure(message, now_ms)
+                self._attempts.add(message, now_ms)
                 suspended.again.append(message)
         self._suspended.update(dict.fromkeys(suspended.waiting, suspended))
         return actions or self._conclude(suspended, now_ms)
-
-    def _count_failure(self, message: Any, now_ms: int) -> None:
-        offset = message.offset() or 0
-        self._counts[offset] = self.reconsume_times(message) + 1
-        self._failing_since_ms.setdefault(offset, now_ms)
 
     def _conclude(self, suspended: _SuspendedBatch, now_ms: int) -> list[OrderlyAction]:
         """Continue or stop: every dead letter of the batch is stored."""
         if suspended.answer.skipped:
             self._finish(suspended.dead)
         elif not suspended.answer.auto_commit:
-            self._open += suspended.dead
-            self._open_dead.update(message.offset() or 0 for message in suspended.dead)
+            self._open += [(message, True) for message in suspended.dead]
         elif suspended.again:
             self._finish(suspended.dead)
         else:
@@ -722,33 +751,28 @@ class OrderlyQueue:
         until_ms = now_ms + min(max(asked_ms, SUSPEND_MIN_MS), SUSPEND_MAX_MS)
         self._order.stop(back, until_ms)
         if self._order.key_of is None:
-            self._not_before_ms, self._run_since_ms = until_ms, None
-        first = back[0]
-        return Suspended(until_ms, first, self.reconsume_times(first), self.limit_of(first) == _FOREVER)
+            self._run_since_ms = None
+        first, attempts = back[0], self._attempts
+        return Suspended(until_ms, first, attempts.of(first), attempts.limit_of(first) == _FOREVER)
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _commit(self, batch: list[Any]) -> None:
         """Finish the batch and all open messages."""
         if self._open:
-            batch = self._open + batch
+            batch = [message for message, _ in self._open] + batch
             self._open = []
-            self._open_dead.clear()
         self._finish(batch)
 
     def _finish(self, messages: list[Any]) -> None:
         self.msg_count -= len(messages)
         self.msg_bytes -= sum(map(len, messages))
-        in_order = (
-            messages and self._order.key_of is None and not self._counts
-        )  # without failures, batches finish in order
+        # without failures, batches finish in order
+        in_order = messages and self._order.key_of is None and not self._attempts.counts
         if in_order and self._tracker.finish_first(len(messages), _offset(messages[-1])):
             return
         offsets = [_offset(message) for message in messages]
-        if self._counts and not self._counts.keys().isdisjoint(offsets):
-            for offset in offsets:
-                self._counts.pop(offset, None)
-                self._failing_since_ms.pop(offset, None)
+        self._attempts.forget(offsets)
         self._tracker.finish(offsets)
 
 

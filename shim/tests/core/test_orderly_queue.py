@@ -185,16 +185,16 @@ def test_without_a_limit_a_message_blocks_forever_and_is_reported() -> None:
 def test_the_lower_of_the_queues_and_the_messages_limit_counts() -> None:
     limits = {3: 0, 7: 99, 9: None}
     made = queue(3, 7, 9, max_reconsume_times=1, message_limit=lambda m: limits[m.offset()])
-    assert [made.limit_of(m) for m in messages(3, 7, 9)] == [0, 1, 1]
+    assert [made._attempts.limit_of(m) for m in messages(3, 7, 9)] == [0, 1, 1]
     unlimited = queue(max_reconsume_times=-1, message_limit=lambda m: limits[m.offset()])
-    assert [unlimited.limit_of(m) for m in messages(3, 7, 9)] == [0, 99, 2**31 - 1]
+    assert [unlimited._attempts.limit_of(m) for m in messages(3, 7, 9)] == [0, 99, 2**31 - 1]
 
 
 def test_counts_continue_from_the_messages_own_count_and_from_the_last_owner() -> None:
     made = queue(3, 7, reconsume_counts=[(2, 9), (3, 4)], stored_count=lambda _: 2)
-    assert [made.reconsume_times(m) for m in messages(3, 7)] == [4, 2]
+    assert [made._attempts.of(m) for m in messages(3, 7)] == [4, 2]
     assert taken(made, 2) == [3, 7]
-    assert made._counts == {3: 4}
+    assert made._attempts.counts == {3: 4}
     answer(made, BatchAnswer(2, SUSPEND))
     assert made.reconsume_counts == ((3, 5), (7, 3))
 
@@ -735,8 +735,9 @@ def test_any_sequence_of_answers_has_the_effect_of_rocketmqs_maps(
         assert made.next_offset == model.next_offset
         assert made.reconsume_counts == model.open_counts
         assert made.msg_count == len(model.offsets) - len(model.done)
-        assert made._counts.keys() <= set(model.offsets) - model.done, "counts of finished messages are forgotten"
-        assert made._open_dead <= {message.offset() for message in made._open}
+        assert made._attempts.counts.keys() <= set(model.offsets) - model.done, (
+            "counts of finished messages are forgotten"
+        )
         assert [s.until_ms for s in suspended(actions)] in ([], [model.not_before_ms])
 
 
