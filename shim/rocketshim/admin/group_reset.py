@@ -85,12 +85,9 @@ def plan_reset(
     log: GroupLogStanding | None,
     now_ms: int,
 ) -> ResetPlan:
-    """Plan new positions for these partitions. Pure.
+    """Plan new positions for these partitions; one that `at_time` lacks has no record as late. Pure.
 
-    * `bounds`: earliest and end offsets of the partitions that exist.
-    * `at_time`: first offset of the asked time; absent: no record is as late.
-    * `log`: the group's log; None: it has none.
-    * `now_ms`: the brokers' clock, epoch ms; this machine's if the group's log has no member.
+    `now_ms` is the brokers' clock, or this machine's if the group's log has no member.
 
     Decides: May the positions of a group be moved? While no member runs. Those of an orderly group are committed
         without a token, and so count for more than later ones in its log.
@@ -171,11 +168,7 @@ class GroupResetter:
         self._client = dict(client or {})
 
     def plan(self, group: str, topics: Sequence[tuple[str, int | None]], target: ResetTarget) -> ResetPlan:
-        """Plan new positions.
-
-        * `topics`: physical topics, each with a partition, or None for all of them; empty: those that the group has
-          committed, without its retry topic.
-        """
+        """Plan new positions of topics or partitions; without any, of what the group has committed, but for retries."""
         with TopicReader(self._bootstrap, client=self._client) as reader:
             standing, known = GroupReader(reader).read(group), reader.topics()
             partitions = self._selected(standing, topics, known)

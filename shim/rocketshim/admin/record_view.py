@@ -70,11 +70,7 @@ class RecordView:
 
     @classmethod
     def of(cls, message: Any, *, trusted: bool = True, levels: DelayLevels | None = None) -> "RecordView":
-        """Return the view of a Kafka message.
-
-        * `trusted`: it is in one of rocketshim's own topics.
-        * `levels`: of the worker, if the record waits in the schedule topic.
-        """
+        """Return the view of a Kafka message, with its due time by the `levels` of the worker of the schedule topic."""
         malformed = None
         try:
             envelope = decode(read_headers(message), trusted=trusted)
@@ -89,10 +85,7 @@ class RecordView:
 
     @classmethod
     def opened(cls, letter: DeadLetterRecord, *, log: RedriveLog | None = None) -> "RecordView":
-        """Return the view of a dead letter.
-
-        * `log`: the redrive log of the letter's topic, which has the states; None: leave state and plan empty.
-        """
+        """Return the view of a dead letter, with its state and plan by the redrive log of its topic."""
         message, record = letter.message, letter.record
         is_broken = letter.malformed is not None and letter.dialect is None
         at = (message.topic() or "", message.partition() or 0, message.offset() or 0)

@@ -142,10 +142,7 @@ def whoami() -> str:
 
 
 def read_log(reader: TopicReader, topic: str, source: str) -> RedriveLog:
-    """Return what the redrive log has about the dead letters of a topic, up to the log's first open transaction.
-
-    * `topic`: physical name of the log; if it does not exist, the answer is empty.
-    """
+    """Return what the log, if it exists, has about the dead letters of a topic, up to its first open transaction."""
     if not reader.topics().get(topic):
         return RedriveLog(source)
     _, end = reader.bounds(topic, 0)
@@ -257,8 +254,6 @@ class Journal:
 
     def refuse_if_marks_are_lost(self, reader: TopicReader, sent: int) -> None:
         """Refuse to send if the log may have had marks of this plan that are gone: letters would be sent twice.
-
-        * `sent`: number of letters that were sent in this run.
 
         Decides: What if records of the redrive log are gone? A plan is applied only if the log has each record since
             the plan was made; a new plan holds back the letters that are older than the log's first record.
@@ -529,10 +524,7 @@ class Redriver:
                 raise NotAuthorizedError(denied)
 
     def _denied(self, default: str = "") -> str:
-        """Return an error text with the topics that the principal may not write to, and what to do.
-
-        * `default`: used if the cluster names no topic; `""`: return `""` then.
-        """
+        """Return an error text with the topics that the principal may not write to (or `default`), and what to do."""
         denied: set[str] = set()
         if self._new_admin is not None:
             topics = self._targets or {self._journal.topic}
@@ -735,12 +727,7 @@ def planned_redriver(
     client: Mapping[str, Any] | None = None,
     clients: Clients | None = None,
 ) -> Iterator[Redriver]:
-    """Check that a plan fits the cluster, and yield what applies it.
-
-    * `progress`: its letters; the caller may read it at any time between calls.
-    * `writes`: whether to create the redrive log if it is missing; False for a dry run.
-    * `by`: who applies the plan, for the log; None: the user of this process.
-    """
+    """Check that a plan fits the cluster, and yield what applies it. A dry run (not `writes`) creates no log."""
     names = TopicNames(plan.rules.namespace)
     with TopicReader(bootstrap, client=client, clients=clients) as sources:
         _check_cluster(sources, plan)

@@ -40,7 +40,7 @@ def make_plan(
 ) -> RedrivePlan:
     """Read the topic of dead letters, or that of parked records, and plan what to do with the selected ones.
 
-    * `sources`: another reader, which completes dead letters that only name their record.
+    `sources` is another reader, which completes dead letters that only name their record.
     """
     names = TopicNames(rules.namespace)
     log = read_log(reader, names.redrive_log, source)

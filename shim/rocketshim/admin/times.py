@@ -11,10 +11,7 @@ _EXAMPLE = "2026-11-20T18:00:00Z"
 
 
 def past_ms(text: str, now_ms: int, option: str) -> int:
-    """Return the time that a text names, epoch ms.
-
-    * `text`: a duration before now, or a time as for `time_ms`.
-    """
+    """Return the time that a text names, epoch ms: a duration before now, or a time as for `time_ms`."""
     try:
         return max(0, now_ms - parse_duration_ms(text))
     except ConfigError:

@@ -16,7 +16,7 @@ from rocketshim.cli.options import (
     ProfileName,
     WorkerUrls,
 )
-from rocketshim.console.people import Token, user_line
+from rocketshim.console.people import new_token, user_line
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import ConfigError
 from rocketshim.extras import missing_extra
@@ -156,7 +156,7 @@ def _serve(settings: ConsoleSettings) -> None:
 
     from rocketshim.console.server_app import ImpatientProtocol, make_app  # noqa: PLC0415
 
-    token = Token()
+    token = new_token()
     app = make_app(settings, token=token)
     tls: dict[str, Any] = {}
     if settings.tls_cert is not None:
@@ -208,11 +208,11 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _welcome(settings: ConsoleSettings, token: Token) -> list[str]:
+def _welcome(settings: ConsoleSettings, token: str) -> list[str]:
     scheme = "https" if settings.tls_cert is not None else "http"
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = (settings.public_url or f"{scheme}://{host}:{settings.port}").rstrip("/")
     mode = "operators may change things" if settings.operate else "read-only"
     if settings.auth == "token":
-        return [f"console ({mode}): {url}/login?token={token.token}", "Open this address once; then the cookie counts."]
+        return [f"console ({mode}): {url}/login?token={token}", "Open this address once; then the cookie counts."]
     return [f"console ({mode}): {url}/"]

@@ -201,10 +201,7 @@ class Console:
         return ReadLimits(results=results, size_bytes=self.settings.read_limit_bytes, time_s=_PAGE_S)
 
     def command(self, words: str, *arguments: str, **options: str | bool | None) -> str:
-        """Return the command line that shows or does the same as a page.
-
-        * `options`: its options, True for one without a value; those that are None, empty or False are left out.
-        """
+        """Return the command line that shows or does the same as a page. True: an option without a value."""
         given = {"bootstrap": self.settings.bootstrap, "namespace": self.settings.namespace, **options}
         line = [*arguments]
         for name, value in given.items():

@@ -120,9 +120,8 @@ def retries(request: Request) -> Response:
 def leaving(reader: TopicReader, queues: Iterable[DelayQueue], now_ms: int) -> dict[str, int]:
     """Return the histogram of when waiting records leave their queues, without reading one.
 
-    Each count is of those that leave within a time from now that the bars before do not cover.
-
-    * `queues`: the queues; those without a delay of the level table are left out.
+    Each count is of those that leave within a time from now that the bars before do not cover. Queues without a delay
+    of the level table are left out.
     """
     spans = {}
     delays = {}

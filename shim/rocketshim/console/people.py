@@ -23,7 +23,17 @@ if TYPE_CHECKING:  # an extra, and `--help` and `--new-user` do without
 
 from rocketshim.errors import ConfigError
 
-__all__ = ["Person", "ProxyUsers", "Role", "Sessions", "Token", "TooManyAttemptsError", "Users", "user_line"]
+__all__ = [
+    "Person",
+    "ProxyUsers",
+    "Role",
+    "Sessions",
+    "TooManyAttemptsError",
+    "Users",
+    "check_token",
+    "new_token",
+    "user_line",
+]
 
 Role = Literal["viewer", "operator"]
 _N, _R, _P = 2**14, 8, 1
@@ -45,17 +55,15 @@ class TooManyAttemptsError(Exception):
     """Too many logins failed within a minute."""
 
 
-class Token:
-    """One secret, made at start and printed once."""
+def new_token() -> str:
+    """Return a secret to log in with, made at start and printed once."""
+    return secrets.token_urlsafe(32)
 
-    def __init__(self, token: str | None = None) -> None:
-        self.token = token or secrets.token_urlsafe(32)
 
-    def check(self, name: str, secret: str) -> Person | None:
-        """Return the operator if the token is right; the name is not used."""
-        del name
-        is_right = hmac.compare_digest(secret.encode(), self.token.encode())
-        return Person("token", "operator") if is_right else None
+def check_token(token: str, name: str, secret: str) -> Person | None:
+    """Return the operator if the secret is the token; the name is not used."""
+    del name
+    return Person("token", "operator") if hmac.compare_digest(secret.encode(), token.encode()) else None
 
 
 class Users:

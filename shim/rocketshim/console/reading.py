@@ -245,11 +245,9 @@ def read_newest(
     cursor: str | None = None,
     collect: Callable[[Iterable[Any]], Any] = list,
 ) -> BoundedReading:
-    """Read the newest matching records.
+    """Read the newest matching records of these topics, or only of these spans; a cursor is of one topic.
 
-    * `topics`: physical names; one, if there is a cursor to continue at.
-    * `spans`: read only these offsets; None: all of the topics.
-    * `collect`: makes of the records what the page needs, one after the other, so that not all are in memory.
+    `collect` makes of the records what the page needs, one after the other, so that not all are in memory.
     """
     if cursor is not None:
         spans = _spans(topics[0], cursor)

@@ -355,10 +355,7 @@ class Biography:
 
 
 def biography(hops: Sequence[RecordView | Missing], names: TopicNames) -> Biography:
-    """Lay out the history of a message.
-
-    * `hops`: what `rocketshim.admin.trace.history` returns.
-    """
+    """Lay out the history of a message, as `rocketshim.admin.trace.history` returns it."""
     used = [_lane(_topic(hop), names) for hop in hops]
     lanes: dict[str, int] = {
         name: _TOP + _ROW * row for row, name in enumerate(name for name in _LANES if name in used)

@@ -15,6 +15,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import ClassVar, Final
@@ -34,7 +35,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from rocketshim.console import observed, plans, records
 from rocketshim.console.context import Console
 from rocketshim.console.forms import Form, read_form
-from rocketshim.console.people import Person, ProxyUsers, Sessions, Token, TooManyAttemptsError, Users
+from rocketshim.console.people import Person, ProxyUsers, Sessions, TooManyAttemptsError, Users, check_token, new_token
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.errors import (
     BrokerUnavailableError,
@@ -267,13 +268,10 @@ _STATUS: Final = {
 }
 
 
-def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token: Token | None = None) -> Starlette:
-    """Return the console as an ASGI application.
-
-    * `token`: the secret to log in with, for `auth=token`; None: make one.
-    """
+def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token: str | None = None) -> Starlette:
+    """Return the console as an ASGI application; with `auth=token`, `token` (or a new one) is the secret to log in."""
     console = Console(settings, clients)
-    users = _users(settings, token or Token(), console.now_ms)
+    users = _users(settings, token or new_token(), console.now_ms)
     routes: list[BaseRoute] = [Mount("/static", StaticFiles(directory=Path(__file__).parent / "static"))]
     routes += [Route(path, page) for path, page in _PAGES.items()]
     if isinstance(users, Sessions):
@@ -291,7 +289,7 @@ def make_app(settings: ConsoleSettings, *, clients: Clients | None = None, token
     return app
 
 
-def _users(settings: ConsoleSettings, token: Token, now_ms: Callable[[], int]) -> Sessions | ProxyUsers:
+def _users(settings: ConsoleSettings, token: str, now_ms: Callable[[], int]) -> Sessions | ProxyUsers:
     if settings.auth == "proxy":
         return ProxyUsers(
             settings.proxy_header,
@@ -299,8 +297,8 @@ def _users(settings: ConsoleSettings, token: Token, now_ms: Callable[[], int]) -
             operators=settings.operators,
             trusted=settings.trusted_proxies,
         )
-    logins = token if settings.auth == "token" else Users.of(Path(settings.auth[1:]))
-    return Sessions(logins.check, now_ms)
+    check = partial(check_token, token) if settings.auth == "token" else Users.of(Path(settings.auth[1:])).check
+    return Sessions(check, now_ms)
 
 
 @asynccontextmanager

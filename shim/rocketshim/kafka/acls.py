@@ -23,8 +23,6 @@ def denied_topics(admin: Any, topics: Iterable[str], alarm: Callable[..., None])
     An answer without any rights (the cluster was not asked for them, or is too old to answer) denies nothing: a
     principal that may describe a topic has at least that right. `describe_acls` is no help: it returns an empty list to
     a principal that may not ask (test_a_topic_is_denied_only_if_the_cluster_says_so).
-
-    * `admin`: a `confluent_kafka.admin.AdminClient` with the rights of the producer.
     """
     from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined] # noqa: PLC0415 - seldom needed
 

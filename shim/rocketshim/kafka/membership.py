@@ -30,8 +30,7 @@ def described_groups(
 ) -> dict[str, Any]:
     """Return the description of each group, or the `KafkaException` of a group that is not described in time.
 
-    * `make_admin`: makes a `confluent_kafka.admin.AdminClient`, which is dropped before this returns.
-    * `options`: further arguments of `describe_consumer_groups`.
+    The admin client is made for this, and dropped before this returns.
     """
     admin = make_admin()
     futures = admin.describe_consumer_groups(groups, request_timeout=_LIMIT_S, **options) if groups else {}

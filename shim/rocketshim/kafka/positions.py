@@ -37,12 +37,7 @@ _GRACE_S: Final = 5.0
 def committed_positions(
     consumer: ConsumerClient, partitions: list[TopicPartition], timeout_s: float
 ) -> list[TopicPartition]:
-    """Return the positions that the consumer's group has committed; the consumer need not be a member.
-
-    The partitions are asked for in parts, see `in_parts`.
-
-    * `consumer`: its `group.id` is the group; it may have joined or not.
-    """
+    """Return the positions that the consumer's group has committed, part by part; the consumer need not be a member."""
     return in_parts(partial(_committed, consumer, timeout_s), partitions)
 
 
@@ -55,10 +50,7 @@ def _committed(consumer: ConsumerClient, timeout_s: float, partitions: list[Topi
 def visible_partitions(
     client: LookupClient, timeout_s: float, topics: Collection[str] | None = None
 ) -> list[TopicPartition]:
-    """Return the partitions of these topics, without the topics that do not exist.
-
-    * `topics`: physical names; None: all visible topics except Kafka's own.
-    """
+    """Return the partitions of those of these topics that exist; None: of all visible topics except Kafka's own."""
     return [
         TopicPartition(name, number)
         for name, topic in client.list_topics(timeout=timeout_s).topics.items()
@@ -75,9 +67,6 @@ def group_positions(
     A consumer that joins no group asks, because librdkafka's admin client crashes with a segmentation fault if the
     coordinator answers with an error, as before `__consumer_offsets` exists (librdkafka #5040;
     test_positions_of_a_group_are_known_before_the_cluster_has_a_coordinator).
-
-    * `consumer`: its `group.id` is the group.
-    * `partitions`: partitions (`visible_partitions`).
     """
     return [item for item in committed_positions(consumer, partitions, timeout_s) if item.offset >= 0]
 
@@ -96,8 +85,8 @@ def listed_offsets(
     The client's metadata is refreshed before. By itself, a client that has learnt that a topic has two partitions
     answers a question about a third one for as long as it lives: it has no leader (librdkafka 2.16, our measurement).
 
-    * `committed`: return them as a `read_committed` reader sees them.
-    * `failed`: the errors of partitions are added to it; None: the first of them is raised.
+    `committed`: as a `read_committed` reader sees them. The first error of a partition is raised, or all are added to
+    `failed`.
     """
     level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
     requested = {TopicPartition(*partition): spec for partition in partitions}

@@ -28,7 +28,7 @@ _TIMEOUT_S: Final = 10.0
 def cluster_errors(what: str, complaint: Callable[[], str] = lambda: "") -> Iterator[None]:
     """Turn a `KafkaException` into a typed error whose text begins with what failed.
 
-    * `complaint`: returns the client's last connection error, for the error that no broker answered.
+    `complaint` returns the client's last connection error, for the error that no broker answered.
     """
     try:
         yield

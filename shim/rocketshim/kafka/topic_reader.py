@@ -117,12 +117,10 @@ class TopicReader:
         new_only: bool = False,
         poll_s: float = _POLL_S,
     ) -> Generator[Any]:
-        """Yield every record of these topics, as Kafka messages; in order within a partition.
+        """Yield every record of these topics from a time on, as Kafka messages; in order within a partition.
 
-        * `since_ms`: start at the first record that is not older than this, epoch ms; None: at the beginning.
-        * `follow`: continue forever with new records; yield None while none arrives.
-        * `new_only`: with `follow`: start at the current end of the topics.
-        * `poll_s`: time without a record after which None is yielded, in seconds; default 0.2.
+        With `follow` continue forever with new records (with `new_only` begin with them), and yield None after each
+        `poll_s` in which none arrived.
         """
         ends = {key: high for key, (low, high) in self._bounds(topics).items() if follow or high > low}
         starts = [TopicPartition(*key, end) for key, end in ends.items()] if new_only else None
@@ -135,11 +133,7 @@ class TopicReader:
     def spans(
         self, topics: Sequence[str], *, since_ms: int | None = None, until_ms: int | None = None
     ) -> dict[TopicPartitionKey, tuple[int, int]]:
-        """Return the offsets of these topics' partitions that are to be read; partitions without any are absent.
-
-        * `since_ms`: begin at the first record that is not older than this, epoch ms; None: at the beginning.
-        * `until_ms`: end before the first record that is not older than this, epoch ms; None: at the end.
-        """
+        """Return the offsets of these topics' records from a time up to another; partitions without any are absent."""
         bounds = self._bounds(topics)
         lows, highs = ({key: each[side] for key, each in bounds.items()} for side in (0, 1))
         starts = lows if since_ms is None else highs | self.offsets_at_times(dict.fromkeys(bounds, since_ms))
@@ -201,11 +195,10 @@ class TopicReader:
         skip: Callable[[Any], bool] = lambda _: False,
         denied: set[str] | None = None,
     ) -> dict[TopicPartitionKey, list[Any]]:
-        """Return the first records of each span, `most` at most; absent: the span has none.
+        """Return the first records of each span, `most` at most, without those to `skip`; absent: the span has none.
 
-        * `skip`: returns whether a record does not count.
-        * `denied`: topics that the principal may not read, which are passed over. Those that are found are added: a
-          client reports each only once. None: they are an error.
+        Topics that the principal may not read are an error, or are added to `denied` and passed over from then on: a
+        client reports each only once.
         """
         ends = {key: end for key, (start, end) in spans.items() if start < end and key.topic not in (denied or ())}
         found: dict[TopicPartitionKey, list[Any]] = {}
@@ -246,8 +239,8 @@ class TopicReader:
     ) -> Generator[Any]:
         """Yield every record from the first offset of a span up to, but not including, the second.
 
-        * `follow`: continue forever with new records; yield None while none arrives.
-        * `with_silence`: yield None after each 0.2 s in which no record arrived, so that the caller may stop.
+        With `follow` continue forever with new records. Then, or `with_silence`, yield None after each 0.2 s in which
+        no record arrived, so that the caller may stop.
         """
         wanted = {key: span for key, span in spans.items() if follow or span[0] < span[1]}
         reading = self._begin([TopicPartition(*key, start) for key, (start, _) in wanted.items()])

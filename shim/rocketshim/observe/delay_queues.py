@@ -36,9 +36,7 @@ class DelayedReader:
     def counted(self, watch: Callable[[Iterator[Any]], Iterator[Any]] = iter) -> dict[int, tuple[int, WaitingRecord]]:
         """Return the number of waiting records of each queue that has some, and the one that leaves next.
 
-        This reads all waiting records; probes do not count.
-
-        * `watch`: a function that the records pass through as they are read, for example to show progress.
+        This reads all waiting records, and passes them through `watch`; probes do not count.
         """
         counts: Counter[int] = Counter()
         heads: dict[int, WaitingRecord] = {}

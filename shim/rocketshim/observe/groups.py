@@ -104,11 +104,7 @@ class GroupReader:
     def timed(
         self, standing: GroupStanding, topic: str | None = None, *, denied: set[str] | None = None
     ) -> GroupStanding:
-        """Return a group with the append times of its first unread records.
-
-        * `topic`: only of this topic; None: of all.
-        * `denied`: as of `TopicReader.first_records`.
-        """
+        """Return a group with the append times of its first unread records, of one topic or all of them."""
         wanted = [each for each in standing.partitions if topic in {None, each.topic}]
         found = self._reader.first_records(_waiting(wanted), denied=denied)
         times = {key: record.timestamp()[1] for key, (record,) in found.items()}

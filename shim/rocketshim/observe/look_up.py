@@ -88,10 +88,7 @@ class OffsetLookup:
         self._between: Callable[[], None] = lambda: None
 
     def look_up(self, between: Callable[[], None] = lambda: None) -> Offsets:
-        """Make one round of look-ups.
-
-        * `between`: called between two requests; what it raises ends the round.
-        """
+        """Make one round of look-ups; what `between` raises, which is called between two requests, ends it."""
         names = self._names
         self._between = between
         if self._denied and self._rounds % _ALL_TOPICS_EVERY == 0:

@@ -43,8 +43,6 @@ class Lookup(Protocol):
 class Sampler:
     """Takes snapshots, and asks the workers, in a thread that goes on for `idle_s` after the last watcher left.
 
-    * `lookup`: makes the look-ups in that thread: `partial(OffsetLookup, bootstrap, names, left_out={})`.
-
     Thread-safety: any thread may watch and read. `close` waits for the thread, for a request of 10 s at most.
     """
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from rocketshim.console.people import Token
 from rocketshim.console.server_app import make_app
 from rocketshim.console.settings import ConsoleSettings
 from rocketshim.kafka.clients import Clients
@@ -68,7 +67,7 @@ class Stage:
     def client(self, clients: Clients | None = None, **given: Any) -> TestClient:
         """Return a browser without a login."""
         found = clients or self.kafka.clients(blocking=False)
-        app = make_app(self.settings(**given), clients=found, token=Token(TOKEN))
+        app = make_app(self.settings(**given), clients=found, token=TOKEN)
         self.consoles.append(app.state.console)
         return TestClient(app, base_url=HOST, follow_redirects=False)
 

@@ -11,7 +11,7 @@ import typer
 
 from rocketshim.cli.app import build, main
 from rocketshim.cli.console import _allow_many_files, _welcome
-from rocketshim.console.people import Token, Users, user_line
+from rocketshim.console.people import Users, user_line
 from rocketshim.errors import ConfigError
 from rocketshim_topics import DelayLevels
 
@@ -19,12 +19,12 @@ from .conftest import DEAD, NAMES, Stage
 
 
 def test_the_token_is_printed_in_the_address_and_only_where_it_counts(stage: Stage) -> None:
-    assert "http://127.0.0.1:8085/login?token=abc" in _welcome(stage.settings(), Token("abc"))[0]
+    assert "http://127.0.0.1:8085/login?token=abc" in _welcome(stage.settings(), "abc")[0]
     public = stage.settings(public_url="https://ops.example/shim/")
-    assert "https://ops.example/shim/login?token=abc" in _welcome(public, Token("abc"))[0]
-    assert "[::1]:8085" in _welcome(stage.settings(host="::1"), Token("abc"))[0]
+    assert "https://ops.example/shim/login?token=abc" in _welcome(public, "abc")[0]
+    assert "[::1]:8085" in _welcome(stage.settings(host="::1"), "abc")[0]
     proxied = stage.settings(auth="proxy", trusted_proxies=("127.0.0.1",))
-    assert "abc" not in "".join(_welcome(proxied, Token("abc")))
+    assert "abc" not in "".join(_welcome(proxied, "abc"))
 
 
 @pytest.mark.parametrize(
