@@ -21,8 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from rocketshim.cli.config_file import PROFILE_VARIABLE, config_file
-from rocketshim.core.options import advice
 from rocketshim.errors import ConfigError
+from rocketshim.settings import advice
 
 __all__ = ["Profile", "chosen_profile", "profile_names"]
 

@@ -63,7 +63,6 @@ from rocketshim.core.listener_answers import (
     Rules,
     orderly_status,
 )
-from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.next_hop import FailedMessage
 from rocketshim.core.orderly_queue import (
     BatchAnswer,
@@ -75,6 +74,7 @@ from rocketshim.core.orderly_queue import (
     ToDeadLetters,
 )
 from rocketshim.core.partition import FlowLimits, PauseReason
+from rocketshim.core.start_position import LookupRotation
 from rocketshim.core.subscriptions import Subscription
 from rocketshim.core.user_values import as_int, attribute, safe_text
 from rocketshim.locks.lease import NO_LOCK, Lease, ReconsumeCounts

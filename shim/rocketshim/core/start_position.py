@@ -20,21 +20,29 @@ The rules of `resolve_starts`, in order:
    yet, so the policy decides. A partition at or above it was added later: earliest.
 5. Some have a commit, but none with our metadata (a plain Kafka consumer's, before the change to this one): earliest.
    If uncertain: repeat, never lose.
+
+**Look-ups of starts** (`LookupRotation`): which to try next, so that one that fails does not delay the others. New
+things are tried together, which is the usual and cheapest case. If that fails, each of them is tried alone,
+immediately. A thing that fails alone is tried again after 0.1 s, 0.2 s … 1 s, or after ten times the duration of the
+try, whichever is longer. A try blocks its thread, so tries take no more than a tenth of the thread's time. Each try
+alone waits longer for an answer than the one before, because a slow cluster still answers.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import Final, Generic, TypeVar
 from urllib.parse import quote, unquote
 
 from rocketshim.core.careful_start import Handling, decode_handling, encode_handling
+from rocketshim.core.clock import Backoff
 
 __all__ = [
     "Commit",
     "CommitMetadata",
     "ConsumeFromWhere",
+    "LookupRotation",
     "Start",
     "StartRules",
     "decode_metadata",
@@ -242,3 +250,46 @@ def _entries(subscription: str) -> dict[str, str]:
 
 def _may_be_cut(subscription: str) -> bool:
     return len(subscription) >= _MAX_SUBSCRIPTION or not subscription.isascii()
+
+
+T = TypeVar("T")
+
+_TOGETHER_S: Final = 10.0
+_ALONE_MS: Final = Backoff(1_000, 10_000)
+_AGAIN_MS: Final = Backoff(100, 1_000)
+_AGAIN_TIMES: Final = 10
+
+
+class LookupRotation(Generic[T]):
+    """The order of tries among waiting things.
+
+    Thread-safety: none; one owner thread.
+    """
+
+    def __init__(self) -> None:
+        self._failures: dict[T, int] = {}
+        self._again_ms = 0
+
+    def pick(self, waiting: Iterable[T], now_ms: int) -> tuple[list[T], float]:
+        """Return what to try now: all new things, one, or nothing; and how many seconds to wait for an answer.
+
+        What is missing in `waiting` is forgotten. Call `tried` afterwards.
+        """
+        self._failures = {each: self._failures.get(each, 0) for each in waiting}
+        new = [each for each, count in self._failures.items() if not count]
+        if new:
+            return new, _TOGETHER_S
+        due = {each: count for each, count in self._failures.items() if count == 1 or now_ms >= self._again_ms}
+        if not due:
+            return [], 0.0
+        first = min(due, key=due.__getitem__)
+        return [first], _ALONE_MS.pause(due[first] - 1) / 1_000
+
+    def tried(self, picked: Collection[T], *, failed: bool, began_ms: int, now_ms: int) -> None:
+        """Record whether some or all of what `pick` returned failed."""
+        counts = [self._failures.get(each, 0) for each in picked]
+        if any(counts):  # this was a single thing, because new things are picked together
+            wait_ms = max(_AGAIN_MS.pause(counts[0] - 1), _AGAIN_TIMES * (now_ms - began_ms))
+            self._again_ms = now_ms + (wait_ms if failed else 0)
+        if failed:
+            self._failures |= {each: count + 1 for each, count in zip(picked, counts, strict=True)}

@@ -9,10 +9,9 @@ from datetime import datetime
 from typing import Any, Final, TypedDict
 
 from rocketshim.codecs import Codec, default_body, encode_body
-from rocketshim.core.options import advice
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.reports import BrokerTime
-from rocketshim.settings import place_of
+from rocketshim.settings import advice, place_of
 from rocketshim_topics.durations import Duration
 from rocketshim_topics.errors import MessageError
 from rocketshim_topics.hops import OutgoingRecord, delayed_record, timer_command

@@ -11,13 +11,12 @@ from rocketshim.core.allocate import AllocateMessageQueueStrategy
 from rocketshim.core.listener_answers import ExceptionTypes
 from rocketshim.core.message_model import MessageModel
 from rocketshim.core.next_hop import SEND_ON_TIMEOUT_MS
-from rocketshim.core.options import check_options
 from rocketshim.core.retry_policy import LevelTableRetryPolicy, RetryPolicy, check_policy
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError
 from rocketshim.locks.lease import QueueLockSettings
-from rocketshim.settings import MIB, ConnectionSettings, place_of
+from rocketshim.settings import MIB, ConnectionSettings, check_options, place_of
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.limits import EPOCH_SECONDS
 from rocketshim_topics.names import check_consumer_group

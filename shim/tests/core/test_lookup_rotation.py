@@ -1,9 +1,9 @@
-"""The order of tries among waiting things, by the rules of `core.lookup_rotation`."""
+"""The order of tries among waiting things, by the rules of `core.start_position`."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rocketshim.core.lookup_rotation import LookupRotation
+from rocketshim.core.start_position import LookupRotation
 
 
 def test_new_things_are_tried_together() -> None:

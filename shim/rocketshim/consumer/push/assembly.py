@@ -4,6 +4,7 @@ Nothing is kept here: what `build` returns belongs to the consumer. After an err
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from rocketshim.consumer.orderly import OrderlyDispatch, OrderlyMode, OrderlyRun
 from rocketshim.consumer.poll_loop import PollLoop
 from rocketshim.consumer.push.hooks import Hooks
 from rocketshim.consumer.reader.joining import Joining
-from rocketshim.consumer.reader.local_offsets import LocalOffsetStore, numbered, offset_folder, stable_client_id
+from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE, LocalOffsetStore, offset_folder, stable_client_id
 from rocketshim.consumer.reader.partition_assigner import LeasedAssigner, TopicAssigner
 from rocketshim.consumer.reader.partition_reader import OnCommit, PartitionReader
 from rocketshim.consumer.send_back import SendBack
@@ -273,7 +274,11 @@ def _consumer_config(settings: PushConsumerSettings, on_commit: OnCommit, *, ord
     elif orderly:  # the queues of a dead member are reassigned when its session ends: no later than its locks do
         session_ms = min(max(settings.lock_lease_ms, _SESSION_MIN_MS), KAFKA_SESSION_MS)
         own = {"session.timeout.ms": session_ms, "heartbeat.interval.ms": _HEARTBEAT_MS}
-    return numbered(settings.client_config(required, {**CONSUMER_DEFAULTS, **own}))
+    config = settings.client_config(required, {**CONSUMER_DEFAULTS, **own})
+    instance, number = config.get("group.instance.id"), os.environ.get(PROCESS_VARIABLE, "0")
+    if instance and number != "0":  # each process of a run has its own
+        config["group.instance.id"] = f"{instance}-{number}"
+    return config
 
 
 def producer_config(settings: PushConsumerSettings) -> dict[str, Any]:

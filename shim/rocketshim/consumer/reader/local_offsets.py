@@ -44,7 +44,6 @@ __all__ = [
     "Stored",
     "decode",
     "encode",
-    "numbered",
     "offset_folder",
     "stable_client_id",
 ]
@@ -132,12 +131,6 @@ def stable_client_id() -> str:
     """Return `host@DEFAULT`, as in RocketMQ's broadcasting; `host@DEFAULT-1` … in other processes of a run."""
     number = os.environ.get(PROCESS_VARIABLE, "0")
     return f"{socket.gethostname()}@DEFAULT{'' if number == '0' else f'-{number}'}"
-
-
-def numbered(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a consumer with a `group.instance.id` of its own in each process of a run."""
-    instance, number = config.get("group.instance.id"), os.environ.get(PROCESS_VARIABLE, "0")
-    return config if not instance or number == "0" else {**config, "group.instance.id": f"{instance}-{number}"}
 
 
 def offset_folder(base: str | None, client_id: str, names: TopicNames, group: str) -> Path:

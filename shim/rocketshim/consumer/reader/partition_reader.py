@@ -9,7 +9,7 @@ and `LitePullConsumer`. What the consumer does with a partition is behind the pr
 * A record that was fetched before its partition was assigned or sought is never passed on. The partition is sought to
   its position again, and the record comes again if it is still wanted.
 * A partition whose start cannot be found now (the coordinator is unreachable) waits. It is assigned paused at offset 0,
-  its records are dropped, and its start is looked up again (`core.lookup_rotation`). Never at "the beginning": that is
+  its records are dropped, and its start is looked up again (`core.start_position`). Never at "the beginning": that is
   a look-up in librdkafka, whose late answer moves a partition that was sought meanwhile. It is paused before it is
   assigned: a fetch at 0 of a log that begins later starts that look-up, too
   (test_a_late_answer_of_a_look_up_moves_nothing).
@@ -27,9 +27,8 @@ from rocketshim.consumer.reader.joining import Joining
 from rocketshim.consumer.reader.local_offsets import LocalOffsetStore
 from rocketshim.consumer.reader.partition_assigner import TopicAssigner
 from rocketshim.core.careful_start import CarefulStart
-from rocketshim.core.lookup_rotation import LookupRotation
 from rocketshim.core.partition import Partition, PauseReason
-from rocketshim.core.start_position import StartRules
+from rocketshim.core.start_position import LookupRotation, StartRules
 from rocketshim.errors import ConsumerError
 from rocketshim.kafka.clients import ConsumerClient, Parting, close_consumer
 from rocketshim.kafka.lookups import Lookups, partition_bounds

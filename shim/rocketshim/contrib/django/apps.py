@@ -12,8 +12,8 @@ from django.db import close_old_connections
 from django.utils.module_loading import autodiscover_modules
 
 from rocketshim import ConsumeMessageContext, Producer, ProducerSettings, PushConsumer, PushConsumerSettings
-from rocketshim.core.options import advice
 from rocketshim.errors import ConfigError
+from rocketshim.settings import advice
 
 __all__ = ["GROUP_VARIABLE", "RocketshimConfig", "run_consumer"]
 

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 
+from rocketshim.consumer.push.assembly import _consumer_config
 from rocketshim.consumer.reader import local_offsets
-from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE, LocalOffsetStore, numbered, offset_folder
+from rocketshim.consumer.reader.local_offsets import PROCESS_VARIABLE, LocalOffsetStore, offset_folder
 from rocketshim.errors import ConsumerError, OffsetStoreError
+from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim_topics import TopicNames
 
 
@@ -242,5 +244,8 @@ def test_each_process_of_a_run_has_its_own_static_member_id(
     monkeypatch.delenv(PROCESS_VARIABLE, raising=False)
     if number is not None:
         monkeypatch.setenv(PROCESS_VARIABLE, number)
-    assert numbered({"group.instance.id": "shop", "client.id": "c"}) == {"group.instance.id": wanted, "client.id": "c"}
-    assert numbered({"client.id": "c"}) == {"client.id": "c"}
+    found = [
+        _consumer_config(PushConsumerSettings.make(bootstrap="b:1", group="g", client=client), print, orderly=False)
+        for client in ({"group.instance.id": "shop"}, {})
+    ]
+    assert [each.get("group.instance.id") for each in found] == [wanted, None]
