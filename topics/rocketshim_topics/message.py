@@ -30,6 +30,7 @@ from rocketshim_topics.errors import (
 )
 from rocketshim_topics.limits import CONTROL_CHARACTERS, EPOCH_SECONDS, INT_MAX, LONG_MAX
 from rocketshim_topics.names import SCHEDULE_TOPIC, check_group, check_topic, group_of
+from rocketshim_topics.recurrence import Recurrence
 from rocketshim_topics.wire import RESERVED, TAGS, Envelope, Header, Record, coordinates, own_name, read_headers
 
 if TYPE_CHECKING:
@@ -74,6 +75,13 @@ class Message:
         if_absent: with `timer`: this message is dropped if one with the name waits already.
         at_most: with `timer`: messages that replace each other are put off for this long at most, from the first one:
             `"2m"`, seconds, or a timedelta. None: without a limit.
+        cron: with `timer`, instead of a delay: the message recurs by this line of cron, `"0 9 * * 1-5"`, until it is
+            cancelled or replaced.
+        tz: with `cron`: its time zone, as `"Europe/Berlin"`. None: UTC.
+        every: with `timer`, instead of a delay: the message recurs after this time, 1 s or more: `"15m"`, seconds, or a
+            timedelta.
+        late: with `cron` or `every`: `"once"` (None): what was missed is delivered once. `"skip"`: an occurrence is not
+            delivered if the next one is due already.
         properties: at most 64 user properties; with tag and keys at most 16 KiB. Names have 1 to 128 bytes, no control
             characters, and are not reserved by the wire format.
         max_reconsume_times: limit of failed attempts for this message. The lower of it and the group's limit counts.
@@ -83,6 +91,7 @@ class Message:
         delay_ms: `delay` in ms, rounded up; None if not given.
         deliver_at_ms: `deliver_at` in epoch ms, rounded up; None if not given.
         at_most_ms: `at_most` in ms, rounded up; None if not given.
+        recurrence: of `cron` or `every`; None if not given.
         headers: `properties` as they are written, in their order.
 
     Raises:
@@ -104,11 +113,16 @@ class Message:
     timer: str | None = field(default=None, kw_only=True)
     if_absent: bool = field(default=False, kw_only=True)
     at_most: Duration | None = field(default=None, kw_only=True)
+    cron: str | None = field(default=None, kw_only=True)
+    tz: str | None = field(default=None, kw_only=True)
+    every: Duration | None = field(default=None, kw_only=True)
+    late: str | None = field(default=None, kw_only=True)
     properties: Properties | None = field(default=None, kw_only=True)
     max_reconsume_times: int | None = field(default=None, kw_only=True)
     delay_ms: int | None = field(init=False, repr=False, compare=False)
     deliver_at_ms: int | None = field(init=False, repr=False, compare=False)
     at_most_ms: int | None = field(init=False, repr=False, compare=False)
+    recurrence: Recurrence | None = field(init=False, repr=False, compare=False)
     headers: tuple[Header, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -140,11 +154,27 @@ class Message:
         object.__setattr__(self, "delay_ms", None if self.delay is None else _duration_ms(self.delay, "delay"))
         object.__setattr__(self, "deliver_at_ms", None if self.deliver_at is None else _epoch_ms(self.deliver_at))
         object.__setattr__(self, "at_most_ms", None)
+        object.__setattr__(self, "recurrence", self._recurrence(given))
         if self.timer is not None:
-            self._check_timer(given)
-        elif self.if_absent or self.at_most is not None:
-            name = "if_absent" if self.if_absent else "at_most"
-            raise MessageError(f"{name} is given without a timer: give the message a name, timer=…")
+            self._check_timer([*given, *(["cron"] if self.recurrence is not None else [])])
+        elif others := [name for name in ("if_absent", "at_most", "cron", "every") if getattr(self, name)]:
+            raise MessageError(f"{others[0]} is given without a timer: give the message a name, timer=…")
+
+    def _recurrence(self, delays: list[str]) -> Recurrence | None:
+        given = [*delays, *(name for name in ("cron", "every") if getattr(self, name) is not None)]
+        if self.cron is None and self.every is None:
+            if self.tz is not None or self.late is not None:
+                raise MessageError("tz and late are of a recurring message: give cron= or every=")
+            return None
+        if len(given) > 1:
+            raise MessageError(f"{' and '.join(given)} are given: a message has one of them")
+        if self.at_most is not None:
+            raise MessageError("at_most is given for a recurring message, which is never put off")
+        if self.cron is not None:
+            return Recurrence.of_cron(self.cron, self.tz, self.late)
+        if self.tz is not None:
+            raise MessageError("tz is given with every: a duration has no time zone")
+        return Recurrence.of_every(self.every or 0, self.late)
 
     def _check_timer(self, delays: list[str]) -> None:
         check_timer(self.timer)

@@ -87,6 +87,9 @@ TIMER_DO: Final = "TIMER_DO"
 TIMER_SET_AT: Final = "TIMER_SET_AT"
 TIMER_AT_MOST_MS: Final = "TIMER_AT_MOST_MS"
 TIMER_SINCE_MS: Final = "TIMER_SINCE_MS"
+TIMER_REPEAT: Final = "TIMER_REPEAT"
+TIMER_TZ: Final = "TIMER_TZ"
+TIMER_LATE: Final = "TIMER_LATE"
 
 Header = tuple[str, bytes | None]
 
@@ -125,6 +128,9 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (TIMER_SET_AT, "timer_set_at", LONG_MAX),
     (TIMER_AT_MOST_MS, "timer_at_most_ms", LONG_MAX),
     (TIMER_SINCE_MS, "timer_since_ms", LONG_MAX),
+    (TIMER_REPEAT, "timer_repeat", None),
+    (TIMER_TZ, "timer_tz", None),
+    (TIMER_LATE, "timer_late", None),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -322,6 +328,9 @@ class Envelope:
     timer_set_at: int | None = None
     timer_at_most_ms: int | None = None
     timer_since_ms: int | None = None
+    timer_repeat: str | None = None
+    timer_tz: str | None = None
+    timer_late: str | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

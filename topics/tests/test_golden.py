@@ -184,6 +184,15 @@ def timers() -> dict[str, OutgoingRecord]:
         "timer cancelled": timer_command(
             NAMES, "orders", "cancel o-7", "CANCEL", uniq_key="u-cancel", born_ms=T0_MS + 9
         ),
+        "timer set to recur": delayed_record(
+            Message("reports", b"daily", timer="daily", cron="0 9 * * 1-5", tz="Europe/Berlin", late="skip"),
+            NAMES,
+            LEVELS,
+            uniq_key="u-cron",
+            born_ms=T0_MS,
+            now_ms=T0_MS,
+            lane=0,
+        ),
         "timer waiting in a delay queue": waiting,
         "timer fired": fired,
         "timer delivered": delivered(arrived, decode(fired.headers, trusted=True), NAMES),

@@ -14,6 +14,9 @@ NOW            its message is delivered, and it is forgotten  nothing
 FIRE           as NOW, if it has the generation of this FIRE  nothing
 =============  =============================================  ====================================
 
+A message may recur. Its FIRE delivers it and sets the next occurrence, which has the offset of this FIRE as generation;
+its NOW delivers it and changes nothing.
+
 A CANCEL or SET with a lower offset than a FIRE always wins, and one with a higher offset always comes too late.
 
 What is known is rebuilt from a compacted topic, which may be ahead of the position from which commands are read again:
@@ -64,7 +67,7 @@ class Change:
         effect: what has to be done.
         before: the generation that was pending; None: none was.
         after: the generation that is pending now; None: none is.
-        due_ms: when the pending message is due, epoch ms; it has a meaning only with `SCHEDULE`.
+        due_ms: when the pending message is due, epoch ms; only if this command has set it.
         since_ms: since when the name has been pending without an end, epoch ms; None: nobody asked for that.
     """
 
@@ -77,7 +80,12 @@ class Change:
     @property
     def is_change(self) -> bool:
         """Whether the state of the name is different now, so that it has to be stored."""
-        return self.effect is not Effect.NOTHING
+        return self.after != self.before
+
+    @property
+    def sets_next(self) -> bool:
+        """Whether the message is delivered and waits again."""
+        return self.effect is Effect.DELIVER and self.after is not None
 
 
 class TimerTable:
@@ -88,22 +96,25 @@ class TimerTable:
         next_offset: the offset after the newest command that is known to be applied; 0: none is.
     """
 
-    __slots__ = ("_ended", "_since_ms", "live", "next_offset")
+    __slots__ = ("_ended", "_recurring", "_since_ms", "live", "next_offset")
 
     def __init__(self) -> None:
         self.live: dict[bytes, int] = {}
         self.next_offset = 0
         self._ended: dict[bytes, int] = {}  # the command that ended a name, if the state may be ahead of it
         self._since_ms: dict[bytes, int] = {}  # of pending names that may not be put off forever
+        self._recurring: set[bytes] = set()
 
-    def load(self, name: bytes, applied: int, *, is_pending: bool, since_ms: int | None = None) -> None:
+    def load(
+        self, name: bytes, applied: int, *, is_pending: bool, since_ms: int | None = None, recurs: bool = False
+    ) -> None:
         """Take the stored state of a name after the command at `applied`; an older one than is known is ignored."""
         if applied < max(self.live.get(name, -1), self._ended.get(name, -1)):
             return  # a frozen owner stored it late
         self.next_offset = max(self.next_offset, applied + 1)
         if is_pending:
             self._ended.pop(name, None)
-            self._put(name, applied, since_ms)
+            self._put(name, applied, since_ms, recurs=recurs)
         else:
             self._ended[name] = applied
             self._put(name, None, None)
@@ -129,6 +140,8 @@ class TimerTable:
         due_ms: int = 0,
         appended_ms: int = 0,
         at_most_ms: int | None = None,
+        recurs: bool = False,
+        is_missed: bool = False,
     ) -> Change:
         """Apply the command at an offset, and return what it does. Offsets rise, as in the log.
 
@@ -137,10 +150,12 @@ class TimerTable:
             command: what it asks for.
             name: digest of the name.
             generation: of a FIRE, the offset of the command that set the message.
-            due_ms: of a SET, when its message is due, epoch ms.
+            due_ms: of a SET, when its message is due, epoch ms; of a FIRE of a message that recurs, the next time.
             appended_ms: of a SET, its append time, epoch ms.
             at_most_ms: of a SET, for how long the name may stay pending while it is set again and again, in ms; None:
                 without a limit.
+            recurs: the message recurs.
+            is_missed: of a FIRE of such a message: this occurrence is not delivered.
 
         Decides: Which generation of a named timer is delivered, if any?
         """
@@ -152,15 +167,21 @@ class TimerTable:
             if at_most_ms is not None:
                 since_ms = self._since_ms.get(name, appended_ms)
                 due_ms = min(due_ms, since_ms + at_most_ms)
-            self._put(name, offset, since_ms)
+            self._put(name, offset, since_ms, recurs=recurs)
             return Change(Effect.SCHEDULE, pending, offset, due_ms, since_ms)
         effect = _ENDS.get(command)
         if pending is None or effect is None or (command is Command.FIRE and pending != generation):
             return Change(Effect.NOTHING, pending, pending)
+        if name in self._recurring and command is Command.NOW:
+            return Change(effect, pending, pending)
+        if name in self._recurring and command is Command.FIRE and recurs:
+            self._put(name, offset, None, recurs=True)
+            return Change(Effect.SCHEDULE if is_missed else effect, pending, offset, due_ms)
         self._put(name, None, None)
         return Change(effect, pending, None)
 
-    def _put(self, name: bytes, generation: int | None, since_ms: int | None) -> None:
+    def _put(self, name: bytes, generation: int | None, since_ms: int | None, *, recurs: bool = False) -> None:
+        (self._recurring.add if recurs else self._recurring.discard)(name)
         if generation is None:
             self.live.pop(name, None)
         else:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import command_problem, due_ms, is_misplaced
+from rocketshim_topics.hops import command_problem, is_misplaced, timer_times
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
 
 __all__ = ["TimerEvent", "TimerFate", "TimerHistory", "timer_histories"]
@@ -81,6 +81,8 @@ class TimerHistory:
         for each in sorted(ends, key=lambda each: each.effect is None):
             return _ENDS[each.effect], each
         for each in self.events:
+            if each.after == generation == each.offset and each.command is Command.FIRE:
+                return TimerFate.PENDING, each  # the next occurrence of a message that recurs
             if each.offset == generation and each.command in {Command.SET, Command.SET_IF_ABSENT}:
                 return _BEGINS.get(each.effect, TimerFate.UNKNOWN), each
         return TimerFate.UNKNOWN if generation is None or generation != self.before else TimerFate.PENDING, None
@@ -111,14 +113,17 @@ def timer_histories(
             if command_problem(record, envelope) or is_misplaced(record, envelope):
                 continue
             command, offset, stored_ms = Command(envelope.timer_do), record.offset(), record.timestamp()[1]
+            times = timer_times(envelope, stored_ms)
             change = table.apply(
                 offset,
                 command,
                 name,
                 generation=envelope.timer_set_at,
-                due_ms=due_ms(envelope, stored_ms, 0),
+                due_ms=times.next_ms,
                 appended_ms=stored_ms,
                 at_most_ms=envelope.timer_at_most_ms,
+                recurs=envelope.timer_repeat is not None,
+                is_missed=times.is_missed,
             )
             certain[name] |= command is Command.SET or change.effect is Effect.DELIVER
             # a NOW needs the message itself, which retention may have deleted
@@ -126,7 +131,7 @@ def timer_histories(
             is_known = certain[name] and not is_lost
             effect = change.effect if is_known else None
             certain[name] |= command in {Command.CANCEL, Command.NOW}
-            due = change.due_ms if change.effect is Effect.SCHEDULE else None
+            due = change.due_ms if change.after == offset else None
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
             event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id)
             events[name].append(event)

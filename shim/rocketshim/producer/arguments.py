@@ -40,6 +40,10 @@ class MessageOptions(TypedDict, total=False):
     timer: str | None
     if_absent: bool
     at_most: Duration | None
+    cron: str | None
+    tz: str | None
+    every: Duration | None
+    late: str | None
     properties: Properties | None
     max_reconsume_times: int | None
 

@@ -18,8 +18,8 @@
   again. A third one follows what was stored in good time (`core.send_pace`), so that requests stay short. It also holds
   for what is sent again, and for what has waited for its target. Copies for a silent target that were replaced since
   stay in the producer until their time-out. They have their own limit, so that such a target does not block the others.
-* Of named timers, the state of the names is written when all other records of a run are stored; the next run of the
-  partition waits for it (`worker.timer_router`).
+* Of named timers, the next occurrences are written when all other records of a run are stored, and then the state of
+  the names; the next run of the partition waits for it (`worker.timer_router`).
 * After a fatal error of the producer (a broken sequence) the worker creates a new producer and produces all records in
   flight again.
 """
@@ -295,15 +295,15 @@ class AtLeastOnce:
         Decides: What do due records do while their target is looked up? At least once, they alone wait. Exactly once,
             their run goes back, and its queue waits (`worker.exactly_once.ExactlyOnce.relay`).
         """
-        if flight.is_ending:
+        if flight.phases:
             for index in indexes or ():
-                self._produce(flight, flight.state(index), now_ns)
+                self._produce(flight, flight.later(index), now_ns)
             return
         for group in self._router.route(
             flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason
         ):
-            if group.kind is Kind.STATE:
-                flight.keep_state(group)
+            if group.kind in {Kind.NEXT, Kind.STATE}:
+                flight.keep(group)
             elif group.kind is Kind.SKIP:
                 self._counts.skipped += len(group.records)
                 self._finished(flight, len(group.records))
@@ -424,9 +424,8 @@ class AtLeastOnce:
         flight.pending -= count
         if flight.pending or flight.assigned.gone:
             return
-        if flight.states and not flight.is_ending:
-            flight.is_ending, flight.pending = True, len(flight.states)
-            self._send(flight, list(flight.states), self._clock.monotonic_ns())
+        if indexes := flight.begin_phase():
+            self._send(flight, indexes, self._clock.monotonic_ns())
         else:
             flight.assigned.queue.confirmed(flight.due.run)
 

@@ -93,8 +93,8 @@ class HeaderShape:
 
     __slots__ = (
         "count", "delay_ms", "deliver_at_ms", "filled", "group", "has_identity", "longs", "real_qid", "real_topic",
-        "shim", "shorts", "target_tries", "texts", "timer", "timestamp", "to_queue", "to_queue_again", "to_retry",
-        "to_topic",
+        "recurs", "shim", "shorts", "target_tries", "texts", "timer", "timestamp", "to_queue", "to_queue_again",
+        "to_retry", "to_topic",
     )  # fmt: skip
 
     def __init__(self, names: tuple[str, ...], topics: TopicNames) -> None:
@@ -105,7 +105,7 @@ class HeaderShape:
         self.real_qid, self.target_tries = at.get(wire.REAL_QID, -1), at.get(wire.TARGET_TRIES, -1)
         self.delay_ms, self.deliver_at_ms = at.get(wire.DELAY_MS, -1), at.get(wire.DELIVER_AT_MS, -1)
         self.shim, self.timestamp = at.get(wire.SHIM, -1), at.get(wire.TARGET_TIMESTAMP_MS, -1)
-        self.timer = at.get(wire.TIMER, -1)
+        self.timer, self.recurs = at.get(wire.TIMER, -1), wire.TIMER_REPEAT in at
         self.has_identity = at.keys() >= {wire.UNIQ_KEY, wire.BORN_TIMESTAMP}
         self.filled = tuple(at[name] for name in at if name in {wire.REAL_TOPIC, wire.UNIQ_KEY})
         self.texts = tuple(at[name] for name in at if LARGEST[name] is None and at[name] not in self.filled)

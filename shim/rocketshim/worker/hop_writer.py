@@ -44,7 +44,8 @@ class Kind(Enum):
     REQUEUE = "hop"  # into another delay queue
     RE_APPEND = "re-append"
     PARK = "park"
-    STATE = "state"  # of a named timer; at least once, when all other records of the run are stored
+    NEXT = "next"  # occurrence of a message; at least once, when all other records of the run are stored
+    STATE = "state"  # of a named timer; at least once, when the next occurrences are stored, too
     SKIP = "skip"
     NOT_YET = "not-yet"
 
@@ -87,29 +88,38 @@ class HopGroup:
 class Flight:
     """A run of records that left their queue together; `pending` is how many of them are not finished.
 
-    `states` are the states of named timers, by the index of the command; they are written when nothing is pending. Then
-    `is_ending`, and they are pending.
+    At least once, what the run writes for named timers comes in `phases`: after the effects the next occurrences, then
+    the states, each by the index of its command.
     """
 
-    __slots__ = ("assigned", "due", "is_ending", "mean_bytes", "pending", "states")
+    __slots__ = ("_later", "assigned", "due", "mean_bytes", "pending", "phases")
 
     def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
         self.assigned = assigned
         self.due = due
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
-        self.states: dict[int, tuple[str, int, Hop]] = {}
-        self.is_ending = False
+        self._later: dict[Kind, dict[int, tuple[str, int, Hop]]] = {Kind.NEXT: {}, Kind.STATE: {}}
+        self.phases: list[Kind] = []  # those that were begun
 
-    def keep_state(self, group: HopGroup) -> None:
-        """Keep a state until all other records of the run are stored."""
+    def keep(self, group: HopGroup) -> None:
+        """Keep what is written in a later phase."""
         hop = group.records[0]
-        self.states[hop[0]] = group.topic, group.partition, hop
+        self._later[group.kind][hop[0]] = group.topic, group.partition, hop
 
-    def state(self, index: int) -> HopGroup:
-        """Return the state of the command at an index, to write it."""
-        topic, partition, hop = self.states[index]
-        return HopGroup(Kind.STATE, topic, partition, first=hop)
+    def begin_phase(self) -> list[int]:
+        """Begin the next phase that has something to write; return the indexes, which are pending now."""
+        for kind, hops in self._later.items():
+            if hops and kind not in self.phases:
+                self.phases.append(kind)
+                self.pending = len(hops)
+                return list(hops)
+        return []
+
+    def later(self, index: int) -> HopGroup:
+        """Return what this phase writes for the command at an index."""
+        topic, partition, hop = self._later[self.phases[-1]][index]
+        return HopGroup(self.phases[-1], topic, partition, first=hop)
 
 
 class HopBatch:
@@ -222,7 +232,7 @@ class HopWriter:
             self._counts.observe_lateness([clock_ms - batch.dues_ms[at] for at in stored])
             if group.target is not None:
                 group.target.record_success()
-        elif group.kind is Kind.REQUEUE:
+        elif group.kind in {Kind.REQUEUE, Kind.NEXT}:
             self._counts.hopped += len(stored)
         elif group.kind is Kind.RE_APPEND:
             self._counts.re_appended += len(stored)

@@ -130,7 +130,7 @@ class Refusals:
         if kind is not Kind.DELIVER:
             if error.code() in _PRODUCER_LACKS:  # the schedule topic may have new lanes
                 self._targets.producer_lacks(self._targets.target(topic, now_ns), now_ns)
-            if kind is Kind.STATE:
+            if kind in {Kind.NEXT, Kind.STATE}:
                 return True
             if kind is not Kind.PARK and error.code() == KafkaError.INVALID_RECORD:
                 raise compacted(topic)

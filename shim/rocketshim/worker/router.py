@@ -44,6 +44,7 @@ from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
 from rocketshim.worker.refusals import RecordMarks
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim.worker.target_table import TargetTable
+from rocketshim_topics import wire
 from rocketshim_topics.coordinates import RecordCoordinates
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, bare_parked, due_at_ms, fire, is_probe, parked
@@ -268,6 +269,8 @@ class Router:
         """Return where a record goes that may not take the usual ways."""
         route = each.route
         if each.due_ms - clock_ms > self._max_delay_ms:
+            if each.shape.recurs:
+                return self._wait_on(each, clock_ms)
             return self._park(each.index, each.record, "due-too-late")
         if route.refusal is not None:
             return self._offer(each, now_ns)
@@ -285,10 +288,14 @@ class Router:
         return self._deliver(each, target, clock_ms, now_ns)
 
     def deliver_now(
-        self, index: int, record: Any, *, late_ms: int, clock_ms: int, now_ns: int, re_append_reason: str
-    ) -> HopGroup:
-        """Return where the message of a timer goes that has fired; it has been due for a while, and has no name now."""
-        shape, headers = self._shapes.make_plain(read_headers(record) or [])
+        self, index: int, record: Any, *, occurrence: str, late_ms: int, clock_ms: int, now_ns: int,
+        re_append_reason: str,
+    ) -> HopGroup:  # fmt: skip
+        """Return where the message of a timer goes that has fired; it has been due for a while, and has no name now.
+
+        With an occurrence of a message that recurs, it has an id of its own, and was born now.
+        """
+        shape, headers = self._shapes.make_plain(_of_occurrence(read_headers(record) or [], occurrence, clock_ms))
         route = self._route_to(headers[shape.real_topic][1], None)
         self._open_target(route, now_ns)
         hop_id, append_ms = coordinates(record).encode(), record.timestamp()[1]
@@ -297,6 +304,13 @@ class Router:
         if group.kind is Kind.DELIVER and group.target is not None:
             group.target.turn += 1
         return group
+
+    def _wait_on(self, each: _DueRecord, clock_ms: int) -> HopGroup:
+        """Return the hop of a message that recurs rarely, as once a year."""
+        headers = each.shape.to_queue(each.shape.candidates(each.headers, each.hop_id, each.append_ms, each.due_ms))
+        partition = self._levels.queue_for(each.due_ms - clock_ms, each.record.partition() // self._levels.STRIDE)
+        first = (each.index, each.record.value(), each.record.key(), list(headers), each.due_ms)
+        return HopGroup(Kind.REQUEUE, self._names.schedule, partition, first=first)
 
     def _fire(self, each: _DueRecord) -> HopGroup:
         """Return the FIRE of a due record with a name: the log decides whether it is delivered."""
@@ -395,6 +409,15 @@ class Router:
         if target is None or now_ns >= target.ask_ns:
             target = route.target = self.targets.target(route.topic, now_ns)
         return target if target.is_open(now_ns) else None
+
+
+def _of_occurrence(headers: list[Header], occurrence: str, born_ms: int) -> list[Header]:
+    """Return the headers with the id of an occurrence; `""`: of a message that does not recur, as they are."""
+    if not occurrence:
+        return headers
+    own = {wire.UNIQ_KEY: b".%b" % occurrence.encode()}
+    kept = [(name, (value or b"") + own[name] if name in own else value) for name, value in headers]
+    return [(name, b"%d" % born_ms if name == wire.BORN_TIMESTAMP else value) for name, value in kept]
 
 
 def _text(value: bytes | None) -> str:

@@ -23,7 +23,7 @@ from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
 from rocketshim_topics.hops import OutgoingRecord, forwarded, put_back, scheduled_timer, timer_digest, timer_state
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import coordinates
+from rocketshim_topics.wire import TIMER_REPEAT, coordinates, headers_shown
 
 __all__ = ["TimerRouter"]
 
@@ -69,16 +69,19 @@ class TimerRouter(Router):
         change = owned.changes.get(record.offset())
         if change is None:
             change = owned.changes[record.offset()] = self._rules.apply(table, record, judged)
-            self._counts.count_timer(judged.envelope.timer_do or "", is_effective=change.is_change)
+            self._counts.count_timer(judged.envelope.timer_do or "", is_effective=change.effect is not Effect.NOTHING)
         if reason:  # its hop was refused: the name is free again
             name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
             is_freed = change.effect is Effect.SCHEDULE and table.forget(name, record.offset())
             parked = self._park(told.index, record, reason)
             return [self._state(told, judged, Change(Effect.FORGET, None, None)), parked] if is_freed else [parked]
         effect = self._effect(told, judged, change)
-        has_state = owned.changes[record.offset()].is_change and effect.kind is not Kind.NOT_YET
-        # the state first: at least once, a run that delivers nothing is finished with its last effect
-        return [self._state(told, judged, change), effect] if has_state else [effect]
+        change = owned.changes[record.offset()]
+        if not change.is_change or effect.kind is Kind.NOT_YET:
+            return [effect]
+        # the effect last: at least once, a run is finished with its last effect, and then the others are written
+        following = [self._scheduled(told, judged, change, Kind.NEXT)] if change.sets_next else []
+        return [*following, self._state(told, judged, change), effect]
 
     def _no_command(self, told: "_Told", judged: Judged, reason: str) -> HopGroup:
         """Return where a record goes that is no command of this partition."""
@@ -94,13 +97,10 @@ class TimerRouter(Router):
     def _effect(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
         match change.effect:
             case Effect.SCHEDULE:
-                partition = self._queue_for(change.due_ms, told)
-                out = scheduled_timer(
-                    told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition
-                )
-                return _hop(told.index, out, change.due_ms)
+                return self._scheduled(told, judged, change, Kind.REQUEUE)
             case Effect.DELIVER:
-                return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms))
+                occurrence = f"{judged.due_ms}" if judged.envelope.timer_repeat is not None else ""
+                return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms), occurrence)
             case Effect.DELIVER_PENDING:
                 return self._deliver_pending(told, judged, change)
             case _:
@@ -115,7 +115,7 @@ class TimerRouter(Router):
             return HopGroup(Kind.NOT_YET, target=owned.loaded, first=(told.index, None, None, [], 0))
         message = owned.messages[offset]
         if message is not None:
-            return self._now(told, message, 0)
+            return self._now(told, message, 0, f"{offset}" if TIMER_REPEAT in dict(headers_shown(message)) else "")
         # retention has deleted it from the log; it still waits in the schedule topic, and fires at its time
         name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
         if owned.table is not None and name not in owned.table.live:
@@ -124,10 +124,17 @@ class TimerRouter(Router):
         self._alarm("worker.timer-not-now", record=coordinates(told.record))
         return _nothing(told.index)
 
-    def _now(self, told: "_Told", message: Any, late_ms: int) -> HopGroup:
+    def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Kind) -> HopGroup:
+        partition = self._queue_for(change.due_ms, told)
+        out = scheduled_timer(told.record, judged.envelope, self._names, due_ms=change.due_ms, partition=partition)
+        return _hop(told.index, out, change.due_ms, kind)
+
+    def _now(self, told: "_Told", message: Any, late_ms: int, occurrence: str) -> HopGroup:
+        """Deliver a message; each occurrence of one that recurs is a message of its own."""
         return self.deliver_now(
             told.index,
             message,
+            occurrence=occurrence,
             late_ms=late_ms,
             clock_ms=told.clock_ms,
             now_ns=told.now_ns,
@@ -178,5 +185,5 @@ def _nothing(index: int) -> HopGroup:
     return HopGroup(Kind.SKIP, first=(index, None, None, [], 0))
 
 
-def _hop(index: int, out: OutgoingRecord, due_ms: int) -> HopGroup:
-    return HopGroup(Kind.REQUEUE, out.topic, out.partition or 0, first=(index, out.value, out.key, out.headers, due_ms))
+def _hop(index: int, out: OutgoingRecord, due_ms: int, kind: Kind = Kind.REQUEUE) -> HopGroup:
+    return HopGroup(kind, out.topic, out.partition or 0, first=(index, out.value, out.key, out.headers, due_ms))

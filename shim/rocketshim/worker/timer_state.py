@@ -21,9 +21,9 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.target_health import NEVER_NS, TargetHealth
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import command_problem, due_at_ms, is_misplaced, timer_digest
+from rocketshim_topics.hops import command_problem, is_misplaced, timer_digest, timer_times
 from rocketshim_topics.names import TopicNames, group_of
-from rocketshim_topics.wire import TIMER_SET_AT, TIMER_SINCE_MS, Envelope, decode, read_headers
+from rocketshim_topics.wire import TIMER_REPEAT, TIMER_SET_AT, TIMER_SINCE_MS, Envelope, decode, read_headers
 
 __all__ = ["Judged", "OwnedTimers", "TimerLoader", "TimerRules"]
 
@@ -67,10 +67,15 @@ class OwnedTimers:
 
 @dataclass(slots=True)
 class Judged:
-    """A record of the log by the rules: a command to apply, or why it is none."""
+    """A record of the log by the rules: a command to apply, or why it is none.
+
+    `due_ms` is when its message is due; `next_ms` of a SET the same, of a FIRE the next time, if the message recurs.
+    """
 
     envelope: Envelope
     due_ms: int = 0
+    next_ms: int = 0
+    is_missed: bool = False
     reason: str = ""  # to park it
     is_misplaced: bool = False
     is_early: bool = False  # a FIRE that another program wrote
@@ -101,20 +106,22 @@ class TimerRules:
             envelope = decode(read_headers(record), trusted=True)
         except MalformedRecordError as error:
             return Judged(Envelope(), reason=error.reason)
-        due_ms = due_at_ms(envelope.deliver_at_ms, envelope.delay_ms, append_ms, 0)
-        reason = command_problem(record, envelope)
-        if not reason and envelope.timer_do in _SETS:
+        reason, is_set = command_problem(record, envelope), envelope.timer_do in _SETS
+        if reason:
+            return Judged(envelope, reason=reason)
+        times = timer_times(envelope, append_ms)
+        if is_set:
             reason = self._policy.refusal(envelope.real_topic or "", None) or ""
             if group_of(envelope.real_topic or "") is not None:
                 reason = "forbidden-target:retry-topic"
-            elif not reason and due_ms - append_ms > self._max_delay_ms:
+            elif not reason and envelope.timer_repeat is None and times.due_ms - append_ms > self._max_delay_ms:
                 reason = "due-too-late"
         return Judged(
             envelope,
-            due_ms,
+            *times,
             reason,
             is_misplaced=not reason and is_misplaced(record, envelope),
-            is_early=envelope.timer_do == Command.FIRE.value and due_ms > append_ms + _EARLY_MS,
+            is_early=envelope.timer_do == Command.FIRE.value and times.due_ms > append_ms + _EARLY_MS,
         )
 
     @staticmethod
@@ -126,9 +133,11 @@ class TimerRules:
             Command(envelope.timer_do),
             timer_digest(envelope.real_topic or "", envelope.timer or ""),
             generation=envelope.timer_set_at,
-            due_ms=judged.due_ms,
+            due_ms=judged.next_ms,
             appended_ms=record.timestamp()[1],
             at_most_ms=envelope.timer_at_most_ms,
+            recurs=envelope.timer_repeat is not None,
+            is_missed=judged.is_missed,
         )
 
 
@@ -240,6 +249,7 @@ class TimerLoader:
                 int(numbers[TIMER_SET_AT] or 0),
                 is_pending=record.value() is not None,
                 since_ms=None if since is None else int(since),
+                recurs=TIMER_REPEAT in numbers,
             )
         if table.next_offset < position:
             for record in _all(reader, TopicPartitionKey(names.timers, partition), table.next_offset, position):

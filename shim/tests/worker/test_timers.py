@@ -318,6 +318,88 @@ def test_two_workers_share_the_partitions_and_a_name_has_one_owner(sim: Any) -> 
     assert sorted(bodies(sim)) == sorted(b"%d" % number for number in range(1, 20, 2))
 
 
+HOUR_MS = 3_600_000
+
+
+def every(line: str, late: str | None = None, tz: str | None = None) -> dict[str, Any]:
+    told: list[tuple[str, bytes | None]] = [("TIMER_REPEAT", line.encode()), ("UNIQ_KEY", b"daily")]
+    told += [("TIMER_LATE", late.encode())] if late else []
+    return {"delay_ms": None, "headers": told + ([("TIMER_TZ", tz.encode())] if tz else [])}
+
+
+def times_s(sim: Any) -> list[int]:
+    """Return when messages came, in whole seconds of the run."""
+    return sorted((record.timestamp()[1] - 1_700_000_000_000) // 1_000 for record in sim.delivered())
+
+
+def test_a_message_that_recurs_comes_at_each_time_with_an_id_of_its_own(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(**every("10s"))
+    sim.run(worker, 35_000)
+    assert times_s(sim) == [10, 20, 30]
+    ids = sorted(dict(record.headers())["UNIQ_KEY"] for record in sim.delivered())
+    assert ids == [b"daily.%d" % (1_700_000_000_000 + at_ms) for at_ms in (10_000, 20_000, 30_000)]
+    assert pending(worker) == 1
+    sim.command("CANCEL")
+    sim.run(worker, 30_000)
+    assert len(sim.delivered()) == 3
+    assert pending(worker) == 0
+
+
+def test_what_recurs_goes_on_with_each_successor_and_misses_nothing(sim: Any) -> None:
+    sim.command(**every("10s"))
+    for _ in range(7):
+        worker = sim.worker()
+        sim.run(worker, 13_000)
+        worker.close()
+    assert times_s(sim) == [10, 20, 30, 40, 50, 60, 70, 80, 90]
+
+
+def test_what_was_missed_comes_once_or_not(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(timer="once", value=b"once", **every("10s"))
+    sim.command(timer="skip", value=b"skip", **every("10s", late="skip"))
+    sim.run(worker, 15_000)
+    worker.close()
+    sim.clock.advance(100_000)
+    sim.run(sim.worker(), 11_000)
+    assert sorted(bodies(sim)) == [b"once"] * 3 + [b"skip"] * 2
+
+
+def test_a_new_line_replaces_the_old_one_and_now_is_an_extra_occurrence(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(value=b"old", **every("10s"))
+    sim.run(worker, 15_000)
+    sim.command("NOW")
+    sim.run(worker, 1_000)
+    assert bodies(sim) == [b"old", b"old"]
+    sim.command(value=b"new", **every("30s"))
+    sim.run(worker, 40_000)
+    assert bodies(sim) == [b"old", b"old", b"new"]
+    assert len({dict(record.headers())["UNIQ_KEY"] for record in sim.delivered()}) == 3
+
+
+def test_a_line_of_cron_follows_its_time_zone_over_both_changes_of_its_clock(sim: Any) -> None:
+    worker = sim.worker()
+    sim.clock.advance(1_774_656_000_000 - sim.clock.wall_ms())  # 28 March 2026, 00:00 UTC
+    sim.command(**every("30 2 * * *", tz="Europe/Berlin"))
+    for _ in range(4 * 24 * 2):
+        sim.clock.advance(HOUR_MS / 2 - 2_000)
+        sim.run(worker, 2_000)
+    dues_ms = sorted(int(dict(record.headers())["UNIQ_KEY"].split(b".")[1]) for record in sim.delivered())
+    # 02:30 is 01:30 UTC; on the 29th it does not exist, and comes when the clock is set: at 01:00 UTC; then 00:30 UTC
+    assert [(due_ms - 1_774_656_000_000) / HOUR_MS for due_ms in dues_ms] == [1.5, 25, 48.5, 72.5]
+
+
+def test_a_recurrence_that_cannot_be_read_is_parked(sim: Any) -> None:
+    worker = sim.worker()
+    for line in ("soon", "61 * * * *", "0 0 31 2 *", "10ms"):
+        sim.command(**every(line))
+    sim.command(**every("0 9 * * *", tz="Mars/Olympus"))
+    sim.run(worker, 3_000)
+    assert [why for why, _ in sim.parked()] == ["bad-recurrence:TIMER_REPEAT"] * 5
+
+
 @pytest.mark.only("at-least-once")
 def test_the_state_is_stored_behind_every_effect_of_its_run_and_before_the_next_run(sim: Any) -> None:
     worker = sim.worker()
@@ -342,19 +424,26 @@ class DiedError(Exception):
 
 
 def by_the_log(sim: Any) -> set[bytes]:
-    """Return the bodies that are delivered by the log alone, told once more and slowly."""
+    """Return the ids of the messages that are delivered by the log alone, told once more and slowly."""
     delivered: set[bytes] = set()
     for partition in range(TIMER_PARTITIONS):
-        live: dict[bytes, tuple[int, bytes]] = {}
+        live: dict[bytes, tuple[int, bytes, bool]] = {}  # generation, id, whether it recurs
         for record in sim.kafka.records(NAMES.timers, partition):
             headers = dict(record.headers())
-            name, what = headers.get("TIMER") or b"", headers.get("TIMER_DO")
-            if what == b"SET" or (what == b"SET-IF-ABSENT" and name not in live):
-                live[name] = record.offset(), record.value()
+            name, what, offset = headers.get("TIMER") or b"", headers.get("TIMER_DO"), record.offset()
+            generation, uniq, recurs = live.get(name, (None, b"", False))
+            if what == b"SET" or (what == b"SET-IF-ABSENT" and generation is None):
+                live[name] = offset, headers["UNIQ_KEY"], "TIMER_REPEAT" in headers
             elif what == b"CANCEL":
                 live.pop(name, None)
-            elif name in live and (what == b"NOW" or headers.get("TIMER_SET_AT") == b"%d" % live[name][0]):
-                delivered.add(live.pop(name)[1])
+            elif what == b"NOW" and generation is not None:
+                delivered.add(b"%b.%d" % (uniq, offset) if recurs else uniq)
+                live = {each: told for each, told in live.items() if recurs or each != name}
+            elif what == b"FIRE" and headers.get("TIMER_SET_AT") == b"%d" % (-1 if generation is None else generation):
+                delivered.add(b"%b.%b" % (uniq, headers["DELIVER_AT_MS"]) if recurs else uniq)
+                live.pop(name)
+                if recurs:
+                    live[name] = offset, uniq, True
     return delivered
 
 
@@ -381,12 +470,20 @@ def test_whatever_dies_and_when_the_log_alone_says_what_is_delivered(sim: Any, s
 
     for number in range(120):
         what = dice.choices(["SET", "SET-IF-ABSENT", "CANCEL", "NOW"], [4, 2, 2, 1])[0]
-        sim.command(what, timer=f"n{dice.randrange(5)}", value=b"%d" % number, delay_ms=dice.randint(0, 2_500))
+        headers: list[tuple[str, bytes | None]] = [("UNIQ_KEY", b"%d" % number)]
+        recurs = number % 10 == 0
+        headers += [("TIMER_REPEAT", b"%ds" % dice.randint(1, 4))] if recurs else []
+        delay_ms = None if recurs else dice.randint(0, 2_500)
+        sim.command(what, timer=f"n{dice.randrange(5)}", delay_ms=delay_ms, headers=headers)
         run(dice.choice([0, 5, 30, 300, 1_500]))
-    for _ in range(40):
+    for _ in range(20):
+        run(2_500)
+    for name in range(5):
+        sim.command("CANCEL", timer=f"n{name}")
+    for _ in range(20):
         run(2_500)
     assert deaths > 1
-    counts = Counter(bodies(sim))
+    counts = Counter(dict(record.headers())["UNIQ_KEY"] for record in sim.delivered())
     assert set(counts) == by_the_log(sim)
     if sim.exactly_once:
         assert set(counts.values()) == {1}

@@ -57,6 +57,7 @@ from rocketshim_topics.hops.timers import (
     timer_command,
     timer_digest,
     timer_state,
+    timer_times,
 )
 
 __all__ = [
@@ -97,5 +98,6 @@ __all__ = [
     "timer_command",
     "timer_digest",
     "timer_state",
+    "timer_times",
     "value_reference",
 ]

@@ -118,6 +118,7 @@ def drop_timer(envelope: Envelope) -> None:
     """Drop the headers of a named timer: the record has no name any more."""
     envelope.timer = envelope.timer_do = None
     envelope.timer_set_at = envelope.timer_at_most_ms = envelope.timer_since_ms = None
+    envelope.timer_repeat = envelope.timer_tz = envelope.timer_late = None
 
 
 def physical_name(names: TopicNames, logical: str, header: str) -> str:

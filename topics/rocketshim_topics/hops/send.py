@@ -108,6 +108,9 @@ def delayed_record(
         topic, partition = names.timers, timer_partition(message.topic, message.timer)
         envelope.timer, envelope.timer_do = message.timer, "SET-IF-ABSENT" if message.if_absent else "SET"
         envelope.timer_at_most_ms = message.at_most_ms
+        if (recurrence := message.recurrence) is not None:
+            envelope.timer_repeat, envelope.timer_late = recurrence.line, message.late
+            envelope.timer_tz = message.tz
     return OutgoingRecord(topic, partition, message.key_bytes, message.body, encode(envelope))
 
 
@@ -118,6 +121,8 @@ def _scheduled(message: Message, levels: DelayLevels, *, max_delay_ms: int, now_
         if level <= 0:
             return None
         return Envelope(shim=WIRE_VERSION, delay_level=level, delay_ms=levels.delay_ms(level))
+    if message.recurrence is not None:
+        return Envelope(shim=WIRE_VERSION)
     if message.deliver_at_ms is not None:
         _check_delay(message.deliver_at_ms - now_ms, max_delay_ms, "deliver_at")
         return Envelope(shim=WIRE_VERSION, deliver_at_ms=message.deliver_at_ms)

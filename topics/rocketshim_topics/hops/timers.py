@@ -12,15 +12,17 @@ wrote to another partition. A SET is a schedule record otherwise: body, key, `DE
 """
 
 import hashlib
-from typing import Final
+from typing import Final, NamedTuple
 
 from rocketshim_topics import wire
 from rocketshim_topics.errors import MalformedRecordError, MessageError
-from rocketshim_topics.hops.deliver import hopped
+from rocketshim_topics.hops.deliver import due_at_ms, hopped
 from rocketshim_topics.hops.record import OutgoingRecord, next_envelope, outgoing_record
+from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.message import check_timer
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import timer_partition
+from rocketshim_topics.recurrence import Recurrence
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
 __all__ = [
@@ -34,6 +36,7 @@ __all__ = [
     "timer_command",
     "timer_digest",
     "timer_state",
+    "timer_times",
 ]
 
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
@@ -81,11 +84,46 @@ def command_problem(record: Record, envelope: Envelope) -> str:
         return f"bad-command:{wire.TIMER_DO}" if command is not None else f"missing-header:{wire.TIMER_DO}"
     if command == "FIRE" and envelope.timer_set_at is None:
         return f"missing-header:{wire.TIMER_SET_AT}"
-    if command in _SETS and envelope.delay_ms is None and envelope.deliver_at_ms is None:
+    if command in _SETS and envelope.timer_repeat is not None:
+        try:
+            recurrence_of(envelope)
+        except MessageError:
+            return f"bad-recurrence:{wire.TIMER_REPEAT}"
+    elif command in _SETS and envelope.delay_ms is None and envelope.deliver_at_ms is None:
         return f"missing-header:{wire.DELIVER_AT_MS}"
     if command in _SETS and record.value() is None:
         return "timer-without-body"
     return ""
+
+
+class TimerTimes(NamedTuple):
+    """When the message of a command is due, and of a FIRE of one that recurs, when it is due again (epoch ms)."""
+
+    due_ms: int
+    next_ms: int
+    is_missed: bool  # this occurrence is not delivered, since the next one is due
+
+
+def timer_times(envelope: Envelope, append_ms: int) -> TimerTimes:
+    """Return the times of a command that was appended at this time. The command has no problem (`command_problem`)."""
+    recurrence = recurrence_of(envelope)
+    if recurrence is None:
+        due_ms = due_at_ms(envelope.deliver_at_ms, envelope.delay_ms, append_ms, 0)
+        return TimerTimes(due_ms, due_ms, is_missed=False)
+    if envelope.timer_do in _SETS:
+        first_ms = recurrence.next_ms(append_ms, append_ms) or LONG_MAX
+        return TimerTimes(first_ms, first_ms, is_missed=False)
+    due_ms = envelope.deliver_at_ms or append_ms
+    next_ms = recurrence.next_ms(due_ms, append_ms) or LONG_MAX
+    return TimerTimes(due_ms, next_ms, recurrence.is_missed(due_ms, append_ms))
+
+
+def recurrence_of(envelope: Envelope) -> Recurrence | None:
+    """Return when a message recurs; None: it does not. Raise `MessageError` if its headers cannot be read."""
+    line = envelope.timer_repeat
+    if line is None:
+        return None
+    return Recurrence(line, envelope.timer_tz or "UTC", envelope.timer_late or "once").check()
 
 
 def is_misplaced(record: Record, envelope: Envelope) -> bool:
@@ -170,6 +208,7 @@ def timer_state(
     state = Envelope(shim=WIRE_VERSION, timer_set_at=applied)
     if generation is not None:
         state.real_topic, state.timer, state.deliver_at_ms = envelope.real_topic, envelope.timer, due_ms
-        state.timer_since_ms = since_ms
+        state.timer_since_ms, state.timer_repeat = since_ms, envelope.timer_repeat
+        state.timer_tz, state.timer_late = envelope.timer_tz, envelope.timer_late
     key = timer_digest(envelope.real_topic or "", envelope.timer or "")
     return OutgoingRecord(names.timer_state, partition, key, None if generation is None else b"", encode(state))
