@@ -118,7 +118,7 @@ class TimerRouter(Router):
             return self._now(told, message, 0, f"{offset}" if TIMER_REPEAT in dict(headers_shown(message)) else "")
         # retention has deleted it from the log; it still waits in the schedule topic, and fires at its time
         name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
-        if owned.table is not None and name not in owned.table.live:
+        if owned.table is not None and owned.table.pending(name) is None:
             owned.table.load(name, generation, is_pending=True)
         owned.changes[offset] = Change(Effect.NOTHING, generation, generation)
         self._alarm("worker.timer-not-now", record=coordinates(told.record))

@@ -462,7 +462,7 @@ class DelayWorker:
         """Return the generation of a name that is pending in a partition of this worker; for the harness."""
         key = TopicPartitionKey(self.names.timers, timer_partition(topic, timer))
         owned = self._assignment.held[key].timers if key in self._assignment.held else None
-        return None if owned is None or owned.table is None else owned.table.live.get(timer_digest(topic, timer))
+        return None if owned is None or owned.table is None else owned.table.pending(timer_digest(topic, timer))
 
     def _own_timers(self, partition: int, position: int, is_first: bool) -> OwnedTimers:
         owned = OwnedTimers(self.names.timers, one_run=not self.settings.exactly_once)

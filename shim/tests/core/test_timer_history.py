@@ -220,7 +220,7 @@ def test_a_log_that_was_cut_never_says_what_the_whole_log_denies(commands: list[
     for each in whole.events:
         table.apply(each.offset, each.command, timer_digest("orders", "o-7"), generation=_of_fire(log, each.offset))
     pending = {each.offset for each in whole.events if whole.fate(each.offset)[0] is TimerFate.PENDING}
-    assert pending == set(table.live.values())
+    assert pending == set(table._pending.values())
     cut = log.history(first=min(first, len(whole.events)))
     known = {each.offset: each.effect for each in whole.events}
     assert all(each.effect in {None, known[each.offset]} for each in cut.events)

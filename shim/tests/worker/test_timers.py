@@ -24,7 +24,7 @@ def commands(sim: Any) -> list[str]:
 
 
 def pending(worker: Any) -> int:
-    return sum(len(each.timers.table.live) for each in worker._assignment.held.values() if each.timers is not None)
+    return sum(len(each.timers.table) for each in worker._assignment.held.values() if each.timers is not None)
 
 
 def position(sim: Any, partition: int = MINE) -> int | None:
