@@ -207,6 +207,7 @@ class WorkerState(LoopState):
         namespace: its namespace; `""`: none.
         clock_ahead_ms: how far this machine's clock is ahead of the brokers' (negative: behind), in ms; 0: at most a
             minute, or not known.
+        pending_timers: names that are pending in its partitions of the timer log.
     """
 
     at_ns: int
@@ -220,6 +221,7 @@ class WorkerState(LoopState):
     counts: WorkerCounts = field(default_factory=WorkerCounts)
     namespace: str = ""
     clock_ahead_ms: int = 0
+    pending_timers: int = 0
 
     @property
     def oldest_due_ms(self) -> int:
@@ -295,6 +297,7 @@ def _counters(counts: WorkerCounts) -> Iterable[_Family]:
 
 def _gauges(state: WorkerState) -> Iterable[_Family]:
     yield _one("oldest_due_seconds", "gauge", "how long the record due longest has been so", state.oldest_due_ms / 1e3)
+    yield _one("pending_timers", "gauge", "names of timers that are pending", state.pending_timers)
     yield _one("avoided_targets", "gauge", "targets that are not tried now", len(state.avoided))
     yield _one("ready", "gauge", "1: it is in its group and commits", int(state.is_ready(state.at_ns)))
     ahead_s = state.clock_ahead_ms / 1e3

@@ -58,6 +58,11 @@ class OwnedTimers:
         """Return whether a run may leave the queue."""
         return self.table is not None and (waiting.idle or not self.one_run)
 
+    @property
+    def pending_count(self) -> int:
+        """How many names are pending, as far as it is known."""
+        return 0 if self.table is None else len(self.table)
+
     def confirmed(self, next_offset: int) -> None:
         """Forget what commands below this offset have done: their position is stored."""
         for known in (self.changes, self.messages):

@@ -450,6 +450,7 @@ class DelayWorker:
             counts=self.counts.copy(),
             namespace=self.settings.namespace,
             clock_ahead_ms=self._prober.clock_ahead_ms,
+            pending_timers=sum(0 if each.timers is None else each.timers.pending_count for each in assigned),
         )
 
     def _has_applied(self, ends: Mapping[int, int]) -> bool:
