@@ -13,10 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from rocketshim import Message, Producer
-from rocketshim.core.timer_history import TimerFate, TimerHistory, timer_histories
 from rocketshim.harness import Harness
-from rocketshim_topics import DelayLevels, Layout, TopicNames
-from rocketshim_topics.partitioner import timer_partition
 
 ROOT = Path(__file__).parents[3]
 IN_MEMORY = ("retry_ladder", "order_timeout", "filters", "typed_bodies")
@@ -78,25 +75,20 @@ def test_sending(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_named_timers(harness: Harness) -> None:
     cancel, ways = programs("timers.md")
-    for topic in ("order-timeouts", "reminders", "reports", "reindex"):
+    topics = ("order-timeouts", "reminders", "reports", "reindex")
+    for topic in topics:
         harness.topic(topic)
-    harness.kafka.create_topics(Layout(TopicNames(), DelayLevels.default()).timers())
+
+    def received() -> list[list[bytes | None]]:
+        return [[record.value() for record in harness.kafka.records(topic)] for topic in topics]
+
     clients = 'Producer("localhost:9092", clients=CLIENTS, clock=CLOCK)'
     run(cancel.replace('Producer("localhost:9092")', clients), CLIENTS=harness.kafka.clients(), CLOCK=harness.clock)
     run(ways, producer=harness.producer)
-
-    def became(topic: str, name: str) -> tuple[TimerHistory, TimerFate]:
-        records = harness.kafka.records("rmq.timers", timer_partition(topic, name))
-        history = timer_histories(records, topic, [name], first_offset=0, stored={})[name]
-        return history, history.fate()[0]
-
-    assert became("order-timeouts", "o-7")[1] is TimerFate.CANCELLED
-    moved, fate = became("reminders", "meeting-3")
-    assert (fate, moved.fate(moved.events[0].offset)[0]) == (TimerFate.PENDING, TimerFate.REPLACED)
-    job, fate = became("reports", "nightly")
-    assert (fate, job.fate(job.events[1].offset)[0]) == (TimerFate.PENDING, TimerFate.DROPPED)
-    debounce, fate = became("reindex", "product-17")
-    assert (fate, len(debounce.events)) == (TimerFate.PENDING, 100)
+    harness.pass_time("31m")
+    assert received() == [[], [], [b"started by node 1"], [b"product 17"]]
+    harness.send_now("reminders", timer="meeting-3")
+    assert received()[1] == [b"Tuesday"]
 
 
 def test_the_listener_of_the_order_time_out_is_that_of_the_example() -> None:
