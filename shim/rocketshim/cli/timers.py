@@ -121,8 +121,7 @@ def now(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as_js
 
 
 def _command(at: Connection, command: Command, topic: str, given: Iterable[str], *, apply: bool, as_json: bool) -> None:
-    names = list(dict.fromkeys(given))
-    _check(topic, names)
+    _check(topic, names := list(dict.fromkeys(given)))
     with at.reader() as reader:
         states = _states(reader, at, topic, names)
         stored = _stored(at, command, topic, names) if apply else {}
@@ -141,8 +140,7 @@ def _command(at: Connection, command: Command, topic: str, given: Iterable[str],
             echo_safe(f"{name}: {command.value} stored at {at.names.timers}/{found.partition}/{stored[name]}: {did}")
     if not apply and not as_json:
         typer.echo("nothing was changed; to do it, add --apply")
-    if pending < len(names):
-        raise typer.Exit(FINDING)
+    raise typer.Exit(FINDING if pending < len(names) else 0)
 
 
 def _check(topic: str, names: Iterable[str]) -> None:
@@ -191,9 +189,7 @@ def _pending(
 
 
 def _is_named(found: str, wanted: str | None) -> bool:
-    if wanted is None:
-        return True
-    return found.startswith(wanted.removesuffix("*")) if wanted.endswith("*") else found == wanted
+    return wanted is None or found == wanted or (wanted.endswith("*") and found.startswith(wanted[:-1]))
 
 
 def _row(state: Envelope, partition: int, now_ms: int) -> tuple[dict[str, Any], list[str]]:
