@@ -4,11 +4,12 @@
 """
 
 import json
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -23,7 +24,7 @@ from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import TimerEvent, TimerFate, TimerHistory, timer_histories
 from rocketshim.errors import ConfigError, MalformedRecordError, RocketshimError, SendError
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import Envelope, Message, decode, parse_duration_ms
+from rocketshim_topics import Message, decode, parse_duration_ms
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.partitioner import timer_partition
@@ -34,6 +35,11 @@ app = typer.Typer(
     epilog="Example: rocketshim timers ls --bootstrap localhost:9092",
     no_args_is_help=True,
 )
+
+Pending = tuple[int, str, str, int, int]
+"""A name in the state: due time (epoch ms), topic, name, partition, generation. Plain, since there may be a million."""
+
+_HIDDEN_S: Final = 10.0
 
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic of the messages.", autocompletion=complete_topic)
@@ -68,9 +74,8 @@ def ls(
     before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
     with at.reader() as reader:
         records = counting(reader.read([shared_topic(reader, at.names.timer_state)]))
-        found = _pending(records, topic, lambda each: _is_named(each, name))
-        pending = sorted(found, key=lambda each: each[0].deliver_at_ms or 0)
-    rows = (_row(*each, now_ms) for each in pending if before_ms is None or (each[0].deliver_at_ms or 0) < before_ms)
+        pending = sorted(_pending(records, topic, lambda each: _is_named(each, name)))
+    rows = (_row(each, now_ms) for each in pending if before_ms is None or each[0] < before_ms)
     show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
 
 
@@ -89,7 +94,7 @@ def show(
     """
     _check(topic, [name])
     with at.reader() as reader:
-        found = _histories(reader, at, topic, _states(reader, at, topic, [name]))[name]
+        found = _histories(reader, at, topic, _states(reader, at, topic, [name]), {})[name]
     if as_json:
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
@@ -125,7 +130,7 @@ def _command(at: Connection, command: Command, topic: str, given: Iterable[str],
     with at.reader() as reader:
         states = _states(reader, at, topic, names)
         stored = _stored(at, command, topic, names) if apply else {}
-        histories = _histories(reader, at, topic, states)
+        histories = _histories(reader, at, topic, states, stored)
     pending = 0
     for name, found in histories.items():
         event = next((each for each in found.history.events if each.offset == stored.get(name)), None)
@@ -171,20 +176,19 @@ def _moment_ms(text: str, now_ms: int) -> int:
     return time_ms(text, "--due-before", otherwise="a duration from now (30m, 2h, 3d), or ")
 
 
-def _pending(
-    records: Iterable[Any], topic: str | None, is_wanted: Callable[[str], bool]
-) -> Iterator[tuple[Envelope, int]]:
-    """Yield the stored state of each wanted name that is pending, with its partition."""
-    found: dict[bytes, tuple[Envelope, int]] = {}
+def _pending(records: Iterable[Any], topic: str | None, is_wanted: Callable[[str], bool]) -> Iterator[Pending]:
+    """Yield what the worker has stored of each wanted name that is pending."""
+    found: dict[bytes, Pending] = {}
     for record in records:
-        key = record.key()
         if record.value() is None:
-            found.pop(key, None)
-        else:
-            with suppress(MalformedRecordError):
-                state = decode(read_headers(record), trusted=True)
-                if state.timer is not None and topic in {None, state.real_topic} and is_wanted(state.timer):
-                    found[key] = (state, record.partition())
+            found.pop(record.key(), None)
+            continue
+        with suppress(MalformedRecordError):
+            state = decode(read_headers(record), trusted=True)
+            target, name = state.real_topic, state.timer
+            if target is not None and name is not None and topic in {None, target} and is_wanted(name):
+                at = record.partition(), state.timer_set_at or 0
+                found[record.key()] = (state.deliver_at_ms or 0, sys.intern(target), name, *at)
     yield from found.values()
 
 
@@ -192,17 +196,10 @@ def _is_named(found: str, wanted: str | None) -> bool:
     return wanted is None or found == wanted or (wanted.endswith("*") and found.startswith(wanted[:-1]))
 
 
-def _row(state: Envelope, partition: int, now_ms: int) -> tuple[dict[str, Any], list[str]]:
-    due_ms = state.deliver_at_ms or 0
-    facts = {
-        "topic": state.real_topic,
-        "name": state.timer,
-        "due_ms": due_ms,
-        "partition": partition,
-        "generation": state.timer_set_at,
-    }
-    shown = [state.real_topic or "", state.timer or "", time_text(due_ms), _from_now(due_ms, now_ms)]
-    return facts, [*shown, f"{partition}/{state.timer_set_at}"]
+def _row(pending: Pending, now_ms: int) -> tuple[dict[str, Any], list[str]]:
+    due_ms, topic, name, partition, generation = pending
+    facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "generation": generation}
+    return facts, [topic, name, time_text(due_ms), _from_now(due_ms, now_ms), f"{partition}/{generation}"]
 
 
 def _from_now(at_ms: int, now_ms: int) -> str:
@@ -213,7 +210,7 @@ class _Found:
     """What the log says of one name."""
 
     def __init__(
-        self, topic: str, name: str, state: Envelope | None, history: TimerHistory, begins_ms: int | None
+        self, topic: str, name: str, state: Pending | None, history: TimerHistory, begins_ms: int | None
     ) -> None:
         self.topic = topic
         self.name = name
@@ -221,8 +218,7 @@ class _Found:
         self.history = history
         self.begins_ms = begins_ms  # append time of the first record that the log has left, if others were deleted
         set_by = next((each.due_ms for each in history.events if each.offset == history.last), None)
-        is_stored = state is not None and state.timer_set_at == history.last
-        self.due_ms = state.deliver_at_ms if state is not None and is_stored else set_by
+        self.due_ms = state[0] if state is not None and state[-1] == history.last else set_by
 
     @property
     def text(self) -> str:
@@ -298,31 +294,44 @@ class _Found:
         }
 
 
-def _states(reader: TopicReader, at: Connection, topic: str, names: Iterable[str]) -> dict[str, Envelope | None]:
+def _states(reader: TopicReader, at: Connection, topic: str, names: Iterable[str]) -> dict[str, Pending | None]:
     """Return what the worker has stored of each name; None: it is not pending, as far as the worker knows."""
     log = shared_topic(reader, at.names.timer_state)
     keys = {TopicPartitionKey(log, timer_partition(topic, name)) for name in names}
     records = counting(reader.read_spans(reader.bounds_of_all(sorted(keys))))
-    states: dict[str, Envelope | None] = dict.fromkeys(names)
-    return states | {state.timer or "": state for state, _ in _pending(records, topic, states.__contains__)}
+    states: dict[str, Pending | None] = dict.fromkeys(names)
+    return states | {each[2]: each for each in _pending(records, topic, states.__contains__)}
 
 
 def _histories(
-    reader: TopicReader, at: Connection, topic: str, states: Mapping[str, Envelope | None]
+    reader: TopicReader, at: Connection, topic: str, states: Mapping[str, Pending | None], stored: Mapping[str, int]
 ) -> dict[str, _Found]:
-    """Read the partitions of these names; return what the log says of each. The states were read before."""
+    """Read the partitions of these names; return what the log says of each.
+
+    The states were read before, and then these commands were stored.
+    """
     log = shared_topic(reader, at.names.timers)
     by_partition = defaultdict[int, list[str]](list)
     for name in states:
         by_partition[timer_partition(topic, name)].append(name)
-    stored = {name: state.timer_set_at or 0 for name, state in states.items() if state is not None}
+    known = {name: state[-1] for name, state in states.items() if state is not None}
     found = {}
     for number, several in by_partition.items():
         key = TopicPartitionKey(log, number)
-        low, high = reader.bounds(*key)
+        low, high = _bounds(reader, key, max(stored.get(name, -1) for name in several))
         first = reader.first_records({key: (low, high)}).get(key) if low else None
         begins_ms = int(first[0].timestamp()[1]) if first else None
         records = counting(reader.read_spans({key: (low, high)}))
-        for name, each in timer_histories(records, topic, several, first_offset=low, stored=stored).items():
+        for name, each in timer_histories(records, topic, several, first_offset=low, stored=known).items():
             found[name] = _Found(topic, name, states[name], each, begins_ms)
     return {name: found[name] for name in states}
+
+
+def _bounds(reader: TopicReader, key: TopicPartitionKey, stored: int) -> tuple[int, int]:
+    """Return the bounds of a partition; a transaction of the worker may hide a stored command for a moment."""
+    until_s = time.monotonic() + _HIDDEN_S
+    while True:
+        low, high = reader.bounds(*key)
+        if high > stored or time.monotonic() >= until_s:
+            return low, high
+        time.sleep(0.1)

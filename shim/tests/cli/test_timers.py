@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -258,6 +260,23 @@ def test_a_cancel_behind_the_fire_is_too_late(kafka: InMemoryKafka, capsys: pyte
     assert (code, "too late: delivered by 1" in out) == (2, True)
     [found] = facts(capsys, "cancel", "orders", "o-7", "--apply")
     assert (found["state"], found["command"], found["stored_at"]) == ("fired", "CANCEL", 3)
+
+
+def test_a_command_that_a_transaction_of_the_worker_hides_is_read_when_that_has_ended(
+    kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(kafka)
+    worker = kafka.producer({"bootstrap.servers": "memory:1", "transactional.id": "w"})
+    worker.init_transactions(10)
+    worker.begin_transaction()
+    worker.produce(NAMES.timers, b"x", partition=PARTITION)
+    worker.flush(10)
+    ends = SimpleNamespace(
+        sleep=lambda _: worker.commit_transaction(10), monotonic=time.monotonic, time_ns=time.time_ns
+    )
+    monkeypatch.setattr("rocketshim.cli.timers.time", ends)
+    code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
+    assert (code, "in time" in out) == (0, True), out
 
 
 def test_a_message_is_delivered_now_at_most_once(kafka: InMemoryKafka, capsys: pytest.CaptureFixture[str]) -> None:
