@@ -149,6 +149,7 @@ class RecordView:
             "group": envelope.consumer_group,
             "target": envelope.real_topic,
             "due_ms": self.due_ms,
+            "timer": envelope.timer,
             "park_reason": envelope.park_reason,
             "park_from": envelope.park_from,
             "origin_topic": envelope.retry_topic,

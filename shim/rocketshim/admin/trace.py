@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from rocketshim.admin.record_view import RecordView
 from rocketshim.errors import ConfigError, NotAuthorizedError, TopicMissingError
@@ -85,10 +85,11 @@ def life(
                 attempts = (failures + 1, new_failures - 1) if has_gap else None
                 result.append(Missing(source, _is_expired(source, low_offset), attempts))
         failures = new_failures
-        waits = entry.topic == schedule
-        is_delivered = not waits and origin is not None and origin.topic == schedule
+        waits = entry.topic == schedule or envelope.timer_do in _SETS
+        is_due = origin is not None and (origin.topic == schedule or origin.envelope.timer_do == "FIRE")
+        is_delivered = is_due and not waits and envelope.timer_do is None
         due = _due_ms(entry, levels) if waits else None
-        late_ms = entry.stored_ms - _due_ms(origin, levels) if origin is not None and is_delivered else None
+        late_ms = entry.stored_ms - _due_ms(origin, levels) if is_delivered and origin is not None else None
         result.append(replace(entry, due_ms=due, late_ms=late_ms))
     return result
 
@@ -115,9 +116,14 @@ def step_text(hop: RecordView, names: TopicNames) -> str:
     if hop.due_ms is not None:
         wait_ms, target = hop.due_ms - hop.stored_ms, _physical(envelope.real_topic, names)
         wait = f"waits {wait_ms} ms for {target}" if wait_ms > 0 else f"already due when it was stored, for {target}"
+        if envelope.timer_do is not None:
+            return f"{envelope.timer_do} of the timer {envelope.timer}, {wait}"
         if envelope.unhandled_since_ms is not None:
             return f"sent on by a member that could not handle it, {wait}"
         return f"failed ({cause}), {wait}" if cause else wait
+    if envelope.timer_do is not None:
+        show = f"rocketshim timers show {envelope.real_topic} {envelope.timer}"
+        return f"{envelope.timer_do} of the timer {envelope.timer}; {show} tells what it did"
     if name == names.parked:
         return f"parked: {envelope.park_reason}"
     if envelope.consumer_group is not None and name == names.dead_letter(envelope.consumer_group):
@@ -155,6 +161,7 @@ def missing_text(hop: Missing) -> str:
     return f"{why}; no record is left of {f'attempt {first}' if first == last else f'attempts {first} to {last}'}"
 
 
+_SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 """A function that records pass through as they are read, for example to show progress."""
 
@@ -189,7 +196,7 @@ def own_topics(reader: TopicReader, names: TopicNames) -> list[str]:
     ours = [
         name
         for name in reader.topics()
-        if name in {names.schedule, names.parked} or (name.startswith(of_groups) and names.is_ours(name))
+        if name in {names.schedule, names.timers, names.parked} or (name.startswith(of_groups) and names.is_ours(name))
     ]
     if not ours:
         raise TopicMissingError(f"there is no topic of rocketshim in the namespace {names.namespace!r}. {OR_HIDDEN}")

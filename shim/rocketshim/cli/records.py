@@ -148,6 +148,7 @@ def show_one(entry: RecordView, *, as_json: bool) -> None:
         ("stored", time_text(entry.stored_ms)),
         ("due", time_text(entry.due_ms)),
         ("target", envelope.real_topic or ""),
+        ("timer", envelope.timer or ""),
         ("parked for", envelope.park_reason or ""),
         ("parked from", envelope.park_from or ""),
         ("first sent", time_text(envelope.born_timestamp_ms)),

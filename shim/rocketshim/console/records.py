@@ -388,8 +388,8 @@ def _topic(hop: RecordView | Missing) -> str:
 
 
 def _lane(topic: str, names: TopicNames) -> str:
-    if topic in {names.schedule, names.parked}:
-        return "schedule" if topic == names.schedule else "parked"
+    if topic in {names.schedule, names.timers, names.parked}:
+        return "parked" if topic == names.parked else "schedule"
     for lane, prefix in (("retry", names.retry_prefix), ("dead", names.dead_letter_prefix)):
         if topic.startswith(prefix):
             return lane

@@ -183,6 +183,28 @@ def test_a_trace_is_in_order_with_due_times_and_lateness() -> None:
     ]
 
 
+def test_a_trace_of_a_named_message_goes_through_the_log_of_timers() -> None:
+    named = {"real_topic": "orders", "timer": "o-7"}
+    put = entry("rmq.timers", 0, 100, delay_ms=500, timer_do="SET", **named)
+    waits = entry("schedule", 0, 105, deliver_at_ms=600, hop_id="rmq.timers/0/0", timer_set_at=0, **named)
+    due = entry(
+        "rmq.timers", 1, 602, deliver_at_ms=600, hop_id="schedule/0/0", timer_do="FIRE", timer_set_at=0, **named
+    )
+    arrives = entry("orders", 7, 604, hop_id="rmq.timers/0/1")
+    hops = [hop for hop in lived([arrives, due, waits, put]) if isinstance(hop, RecordView)]
+    assert [hop.at for hop in hops] == ["rmq.timers/0/0", "schedule/0/0", "rmq.timers/0/1", "orders/0/7"]
+    assert [(hop.due_ms, hop.late_ms) for hop in hops] == [(600, None), (600, None), (None, None), (None, 4)]
+    assert [step_text(hop, TopicNames()) for hop in hops] == [
+        "SET of the timer o-7, waits 500 ms for orders",
+        "waits 495 ms for orders",
+        "FIRE of the timer o-7; rocketshim timers show orders o-7 tells what it did",
+        "delivered, 4 ms after it was due",
+    ]
+    now = lived([put, entry("orders", 7, 300, hop_id="rmq.timers/0/0")])[-1]
+    assert isinstance(now, RecordView)
+    assert step_text(now, TopicNames()) == "delivered", "by a NOW, before it was due"
+
+
 @pytest.mark.parametrize(
     ("stored_ms", "text"), [(100, "waits 500 ms for orders"), (900, "already due when it was stored, for orders")]
 )
