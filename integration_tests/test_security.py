@@ -184,7 +184,8 @@ def test_producer_worker_and_consumer_do_their_work(secured: Secured, exactly_on
     )  # fmt: skip
     seen: set[tuple[bytes | None, int]] = set()
     mark = str(exactly_once).encode()
-    wanted = {(mark + b"now", 0), (mark + b"level", 0), (mark + b"any", 0), (mark + b"bad", 0), (mark + b"bad", 1)}
+    wanted = {(mark + b"now", 0), (mark + b"level", 0), (mark + b"any", 0), (mark + b"named", 0)}
+    wanted |= {(mark + b"bad", 0), (mark + b"bad", 1)}
     everything = threading.Event()
 
     @consumer.listener(TOPIC)
@@ -204,9 +205,11 @@ def test_producer_worker_and_consumer_do_their_work(secured: Secured, exactly_on
                 (b"now", {}),
                 (b"level", {"delay_level": 1}),
                 (b"any", {"delay": "1300ms"}),
+                (b"named", {"delay": "1s", "timer": "o-7"}),
                 (b"bad", {}),
             ):
                 producer.send(Message(TOPIC, mark + body, key="k", **delay), timeout_s=DEADLINE_S)  # type: ignore[arg-type]
+            producer.cancel(TOPIC, timer="o-8", timeout_s=DEADLINE_S)
         assert everything.wait(DEADLINE_S), seen
     assert consumer.send_back_counts.dead == 1
 
@@ -254,6 +257,9 @@ def test_an_operator_has_every_tool(secured: Secured, tmp_path: Path, capsys: py
         (["delayed", "stats"], {0, 2}),
         (["parked", "ls"], {0}),
         (["parked", "plan", "--reason", ""], {0, 2}),
+        (["timers", "ls"], {0}),
+        (["timers", "show", TOPIC, "o-9"], {2}),
+        (["timers", "cancel", TOPIC, "o-9", "--apply"], {2}),
         (["trace", f"{NAMES.dead_letter(GROUP)}/0/0"], {0}),
         (["group", "lag", GROUP, "--count"], {0}),
         (["group", "subscriptions", GROUP], {0}),
@@ -290,6 +296,8 @@ def test_a_viewer_sees_everything_and_the_exporter_runs_with_its_rights(
         (["delayed", "ls", *there], {0}),
         (["delayed", "stats", *there], {0, 2}),
         (["parked", "ls", *there], {0}),
+        (["timers", "ls", *there], {0}),
+        (["timers", "show", TOPIC, "o-9", *there], {2}),
         (["trace", f"{NAMES.dead_letter(GROUP)}/0/0", *there], {0}),
         (["group", "lag", GROUP, "--count", *without_namespace], {0}),
         (["group", "locks", GROUP, *there], {0, 2}),
@@ -654,13 +662,13 @@ NEVER = [
 ]  # fmt: skip
 FORBIDDEN: dict[str, list[tuple[str, str]]] = {
     "producer": [
-        *(("write", name) for name in (RETRY, DEAD, LOG, NAMES.parked, NAMES.redrive_log)),
-        *(("read", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD)),
+        *(("write", name) for name in (RETRY, DEAD, LOG, NAMES.parked, NAMES.redrive_log, NAMES.timer_state)),
+        *(("read", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.timers, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
     ],
     "consumer": [
-        *(("write", name) for name in (TOPIC, RETRY, NAMES.redrive_log, *OTHERS)),
-        *(("read", name) for name in (NAMES.schedule, DEAD, NAMES.parked, *OTHERS)),
+        *(("write", name) for name in (TOPIC, RETRY, NAMES.redrive_log, NAMES.timers, NAMES.timer_state, *OTHERS)),
+        *(("read", name) for name in (NAMES.schedule, DEAD, NAMES.parked, NAMES.timers, NAMES.timer_state, *OTHERS)),
         ("commit", NAMES.worker_group), ("commit", "g1"), ("transact", f"{NAMES.worker_group}.one"),
     ],
     "worker": [
@@ -670,18 +678,20 @@ FORBIDDEN: dict[str, list[tuple[str, str]]] = {
     ],
     "viewer": [
         *(("write", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.parked, LOG, NAMES.redrive_log)),
+        *(("write", name) for name in (NAMES.timers, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.redrive_log}.x"),
     ],
     "operator": [
-        *(("write", name) for name in (TOPIC, DEAD, NAMES.parked)),
+        *(("write", name) for name in (TOPIC, DEAD, NAMES.parked, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
     ],
     "spark": [
         *(("write", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.parked, LOG, NAMES.redrive_log)),
+        *(("write", name) for name in (NAMES.timers, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
     ],
     "stranger": [
-        *(("write", name) for name in (TOPIC, NAMES.schedule)),
+        *(("write", name) for name in (TOPIC, NAMES.schedule, NAMES.timers)),
         *(("read", name) for name in (TOPIC, NAMES.schedule)),
         ("commit", GROUP),
     ],
