@@ -2,8 +2,8 @@
 
 An occurrence follows from the one before and from the brokers' clock, so that any worker continues where another one
 has stopped. Changes of daylight saving time are as in Debian's cron (the library `cronsim`): a time that does not exist
-on that day comes immediately after the change, one that exists twice comes the first time, and `*` in the hours counts real
-hours.
+on that day comes immediately after the change, one that exists twice comes the first time, and `*` in the hours counts
+real hours.
 """
 
 from dataclasses import dataclass

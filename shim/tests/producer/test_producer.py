@@ -131,7 +131,11 @@ def test_an_empty_body_is_sent_and_is_not_a_tombstone(kafka: InMemoryKafka, prod
         (b"x", {"delay_level": "3"}, "delay_level is '3': give a whole number"),
         (b"x", {"delay": "41d"}, "41|3542400000"),
         (b"x", {"tags": "paid"}, "a message has no option tags: did you mean tag?"),
-        (b"x", {"zzz": 1}, "a message has no option zzz: the options are at_most, delay, delay_level, deliver_at"),
+        (
+            b"x",
+            {"zzz": 1},
+            "a message has no option zzz: the options are at_most, cron, delay, delay_level, deliver_at",
+        ),
         (None, {}, "body is None: give bytes, b'' for an empty body; a tombstone is a Message"),
         ("text", {}, "body is of type str: give bytes"),
     ],
