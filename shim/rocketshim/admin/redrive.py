@@ -303,6 +303,7 @@ class Transactions:
             },
         )
         self.is_compressed = _compresses(self._config)
+        self.has_committed = False
         self.refused: dict[tuple[int, int], KafkaError] = {}  # by the letter's position
         self._clients = clients
         self._log_topic = journal.topic
@@ -330,7 +331,7 @@ class Transactions:
         if self._has_unconfirmed:  # a commit might leave out a letter, or the mark
             raise KafkaException(UNCONFIRMED)
         self._client.commit_transaction(self.pace.api_timeout_s)
-        self._is_open = False
+        self._is_open, self.has_committed = False, True
         self._client.poll(0)  # the reports that the commit has not passed on
 
     def close(self) -> None:
@@ -469,10 +470,15 @@ class Redriver:
                         raise NotAuthorizedError(self._denied(error.args[0].str())) from error
                     attempts = 1 if self._progress.sent > sent else attempts + 1
                     if attempts >= _MAX_ATTEMPTS:
+                        seen = f"{attempts} attempts ({error.args[0].name()}: {error.args[0].str()})"
                         raise RedriveError(
-                            f"the redrive of {self._journal.source} cannot continue after {attempts} attempts "
-                            f"({error.args[0].name()}: {error.args[0].str()}); what was sent is marked: apply the plan "
-                            "again for the rest"
+                            f"the redrive of {self._journal.source} cannot continue after {seen}; what was sent is "
+                            "marked: apply the plan again for the rest"
+                            if self._transactions.has_committed
+                            else f"no transaction could be committed in {seen}, so nothing of {self._journal.source} "
+                            "was sent. Redrives need transactions, and rocketshim doctor --probe shows whether the "
+                            "cluster has them: if it has, apply the plan again; if not, take the letters out by "
+                            "rocketshim dlq export and send them yourself"
                         ) from error
                     self._transactions.close()
                     self._transactions.pace.slow_down()

@@ -301,9 +301,20 @@ def test_our_own_begin_with_an_uncertain_commit_is_not_mistaken_for_another_redr
 def test_a_redrive_gives_up_if_the_cluster_keeps_failing() -> None:
     stage = Stage(3)
     stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=1_000)
-    with pytest.raises(RedriveError, match="after 5 attempts"):
+    with pytest.raises(RedriveError, match=r"no transaction could be committed in 5 attempts .* nothing of dlq"):
         stage.run()
     assert stage.arrived == Counter()
+
+
+def test_a_cluster_that_fails_in_the_middle_is_not_said_to_lack_transactions() -> None:
+    stage = Stage(3)
+
+    def fail(step: str) -> None:
+        if step == "resumed":
+            stage.kafka.fail_transaction(failing(KafkaError._TIMED_OUT), count=1_000)
+
+    with pytest.raises(RedriveError, match="cannot continue after 5 attempts"):
+        stage.run(report=fail)
 
 
 def test_a_slow_cluster_gets_more_time_and_smaller_transactions_and_these_grow_again() -> None:

@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from confluent_kafka import OFFSET_BEGINNING, TIMESTAMP_LOG_APPEND_TIME, KafkaError, KafkaException, TopicPartition
@@ -190,7 +190,9 @@ def _transaction(
         producer.commit_transaction(timeout_s)
         [committed] = reader.committed([TopicPartition(name, 0)], timeout=timeout_s)
     except KafkaException as error:
-        return _failed(what, error, needed_by, Severity.WARNING)
+        found = _failed(what, error, needed_by, Severity.WARNING)
+        # Where no broker coordinates transactions, the call times out, although all others were answered.
+        return replace(found, works=False) if error.args[0].code() == KafkaError._TIMED_OUT else found  # noqa: SLF001
     finally:
         if producer is not None:
             close_producer(producer, timeout_s)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from rocketshim.admin.doctor.probe import APPEND_TIME, Capability, _ignored, _size, append_times
+from rocketshim.admin.doctor.probe import APPEND_TIME, Capability, _ignored, _size, _transaction, append_times
+from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka, VirtualClock
 
 
@@ -63,3 +64,14 @@ def test_a_topic_that_is_not_known_yet_is_awaited() -> None:
     """Before, `doctor --probe` ended with a KeyError on a broker that was busy (seen on Kafka 4.4.0)."""
     admin: Any = NotKnownYet()
     assert _ignored(admin, "probe", {"retention.ms": "2"}, 60.0) == ["retention.ms"]
+
+
+@pytest.mark.parametrize("has_coordinator", [True, False])
+def test_a_time_out_of_a_transaction_means_that_the_cluster_has_none(has_coordinator: bool) -> None:
+    kafka = InMemoryKafka(VirtualClock())
+    kafka.create_topic("probe")
+    if not has_coordinator:
+        kafka.fail_transaction(KafkaError(KafkaError._TIMED_OUT, "timed out"), count=9)
+    clients = Clients(consumer=kafka.consumer, producer=kafka.producer)
+    reader = kafka.consumer({"group.id": "g"})
+    assert _transaction(clients, dict, reader, "probe", 1.0).works is has_coordinator
