@@ -72,6 +72,7 @@ class Reader:
     ) -> None:
         self.kind, self.bootstrap, self.namespace = kind, bootstrap, namespace
         self.folder, self.committed = folder, committed
+        self.file: Path | None = None  # where a broadcasting consumer keeps its positions
 
     def __call__(self, group: str, topic: str, heard: Callable[[], None]) -> AbstractContextManager[Callable[[], int]]:
         make = {"lite pull": self.lite, "drop-in": self.dropin}.get(self.kind, self.push)
@@ -103,7 +104,9 @@ class Reader:
             yield lambda: self.stored(topic) if is_local else self.committed(group, topic)
 
     def stored(self, topic: str) -> int:
-        positions = decode(next(self.folder.rglob("offsets.json")).read_bytes()).positions
+        if self.file is None:  # a listing of a folder may miss a file that is just replaced
+            self.file = next(self.folder.rglob("offsets.json"))
+        positions = decode(self.file.read_bytes()).positions
         return next(offset for key, (offset, _) in positions.items() if key.topic == topic)
 
     @contextmanager
