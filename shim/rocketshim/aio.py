@@ -29,7 +29,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, messages_of
 from rocketshim.producer.hooks import around, observed
 from rocketshim.producer.producer import MessageSender, Producer
-from rocketshim.producer.result import SendResult
+from rocketshim.producer.result import SendResult, recalled_id
 from rocketshim.producer.selectors import Selector
 from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics.message import Message
@@ -135,6 +135,14 @@ class AsyncProducer:
             As `Producer.cancel`.
         """
         return await self._command("NOW", topic, timer, timeout_s)
+
+    async def recall(self, topic: str, handle: str, *, timeout_s: float = 3.0) -> SendResult:
+        """Recall a message that was sent with `recallable`, as `Producer.recall`.
+
+        Raises:
+            As `Producer.recall`.
+        """
+        return await self._command("CANCEL", topic, recalled_id(topic, handle), timeout_s)
 
     async def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""

@@ -30,7 +30,7 @@ from rocketshim import (
 )
 from rocketshim.aio import AsyncProducer
 from rocketshim.codecs import JsonCodec
-from rocketshim.errors import ConfigError
+from rocketshim.errors import ConfigError, MessageError
 from rocketshim.harness import Harness
 from rocketshim.kafka.clients import confluent_admin
 from rocketshim.producer.hooks import SendMessageContext
@@ -480,3 +480,39 @@ def test_a_named_message_can_be_cancelled_replaced_and_sent_now() -> None:
         assert seen == [b"now", b"new"]
         assert not harness.cancel("orders", timer="stays")
         assert harness.waiting() == []
+
+
+def test_a_message_is_recalled_by_the_handle_of_its_result() -> None:
+    consumer = PushConsumer("localhost:9092", group="shop")
+    seen: list[bytes | None] = []
+    consumer.register_message_listener("orders", lambda message: seen.append(message.body))
+    with Harness() as harness:
+        harness.run(consumer)
+        goes, stays = (
+            harness.producer.send("orders", body, delay="30m", recallable=True) for body in (b"goes", b"stays")
+        )
+        assert harness.producer.send("orders", b"now").recall_handle == ""
+        assert harness.producer.send("orders", b"zero", delay=0, recallable=True).recall_handle == ""
+        harness.producer.recall("orders", goes.recall_handle)
+        for handle in ("", "x", goes.recall_handle[:-4], stays.msg_id):
+            with pytest.raises(MessageError, match="no recall handle"):
+                harness.producer.recall("orders", handle)
+        with pytest.raises(MessageError, match="it is of 'orders'"):
+            harness.producer.recall("payments", stays.recall_handle)
+        harness.pass_time("31m")
+    assert sorted(body or b"" for body in seen) == [b"now", b"stays", b"zero"]
+
+
+def test_a_message_recurs_on_time() -> None:
+    consumer = PushConsumer("localhost:9092", group="shop")
+    seen: list[tuple[int, str]] = []
+    with Harness() as harness:
+        consumer.register_message_listener("reports", lambda view: seen.append((harness.clock.wall_ms(), view.msg_id)))
+        harness.run(consumer)
+        start_ms = harness.clock.wall_ms()
+        harness.send("reports", b"daily", timer="daily", every="1h")
+        harness.pass_time("150m")
+        assert harness.cancel("reports", timer="daily")
+        harness.pass_time("2h")
+    assert [round((at_ms - start_ms) / 60_000) for at_ms, _ in seen] == [60, 120]
+    assert len({msg_id for _, msg_id in seen}) == 2

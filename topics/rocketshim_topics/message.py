@@ -75,6 +75,7 @@ class Message:
         if_absent: with `timer`: this message is dropped if one with the name waits already.
         at_most: with `timer`: messages that replace each other are put off for this long at most, from the first one:
             `"2m"`, seconds, or a timedelta. None: without a limit.
+        recallable: with a delay: the message waits under its id as name, and `SendResult.recall_handle` recalls it.
         cron: with `timer`, instead of a delay: the message recurs by this line of cron, `"0 9 * * 1-5"`, until it is
             cancelled or replaced.
         tz: with `cron`: its time zone, as `"Europe/Berlin"`. None: UTC.
@@ -113,6 +114,7 @@ class Message:
     timer: str | None = field(default=None, kw_only=True)
     if_absent: bool = field(default=False, kw_only=True)
     at_most: Duration | None = field(default=None, kw_only=True)
+    recallable: bool = field(default=False, kw_only=True)
     cron: str | None = field(default=None, kw_only=True)
     tz: str | None = field(default=None, kw_only=True)
     every: Duration | None = field(default=None, kw_only=True)
@@ -157,6 +159,9 @@ class Message:
         object.__setattr__(self, "recurrence", self._recurrence(given))
         if self.timer is not None:
             self._check_timer([*given, *(["cron"] if self.recurrence is not None else [])])
+        elif self.recallable:
+            if not given or self.body is None:
+                raise MessageError("recallable is given without a delay, or for a tombstone, which cannot wait")
         elif others := [name for name in ("if_absent", "at_most", "cron", "every") if getattr(self, name)]:
             raise MessageError(f"{others[0]} is given without a timer: give the message a name, timer=…")
 
@@ -178,6 +183,8 @@ class Message:
 
     def _check_timer(self, delays: list[str]) -> None:
         check_timer(self.timer)
+        if self.recallable:
+            raise MessageError("timer and recallable are given: a message with a name is cancelled by its name")
         if not delays:
             raise MessageError("timer is given without a delay: a named message waits, give delay= or deliver_at=")
         if self.body is None:

@@ -119,6 +119,8 @@ def test_a_set_without_a_body_is_no_command(store: Stored) -> None:
     [
         ({"cron": "0 9 * * *"}, "without a timer"),
         ({"every": "1m"}, "without a timer"),
+        ({"timer": "a", "delay": 1, "recallable": True}, "cancelled by its name"),
+        ({"recallable": True}, "without a delay"),
         ({"timer": "a", "cron": "0 9 * * *", "every": "1m"}, "cron and every are given"),
         ({"timer": "a", "cron": "0 9 * * *", "delay": 3}, "delay and cron are given"),
         ({"timer": "a", "cron": "61 9 * * *"}, "Bad minute"),

@@ -144,6 +144,19 @@ def send(
     if_absent: Annotated[
         bool, typer.Option("--if-absent", help="With --timer: drop this message if one with the name waits.")
     ] = False,
+    cron: Annotated[
+        str | None, typer.Option(metavar="LINE", help="With --timer: the message recurs: '0 9 * * 1-5'.")
+    ] = None,
+    tz: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Time zone of --cron: Europe/Berlin. Default UTC.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="With --timer: the message recurs after this time.")
+    ] = None,
+    late: Annotated[
+        str | None,
+        typer.Option(metavar="once|skip", help="What recurs and was missed comes once, or not (once)."),
+    ] = None,
     at_most: Annotated[
         str | None,
         typer.Option(metavar="DURATION", help="With --timer: how long messages that replace each other may wait."),
@@ -182,6 +195,10 @@ def send(
             timer=timer,
             if_absent=if_absent,
             at_most=at_most,
+            cron=cron,
+            tz=tz,
+            every=every,
+            late=late,
             properties=properties,
         )
 

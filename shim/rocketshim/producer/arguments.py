@@ -4,7 +4,7 @@ import itertools
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from datetime import datetime
 from typing import Any, Final, TypedDict
 
@@ -40,6 +40,7 @@ class MessageOptions(TypedDict, total=False):
     timer: str | None
     if_absent: bool
     at_most: Duration | None
+    recallable: bool
     cron: str | None
     tz: str | None
     every: Duration | None
@@ -145,6 +146,8 @@ class RecordMaker:
         `timestamp_ms` is when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
         """
         lane, uniq_key = 0, self._next_id()
+        if message.recallable and is_delayed(message):
+            message = replace(message, recallable=False, timer=uniq_key)
         if message.timer is not None:
             self._require_timers(list_topics)
         elif is_delayed(message):

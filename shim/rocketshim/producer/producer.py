@@ -42,7 +42,7 @@ from rocketshim.producer.arguments import (
     messages_of,
 )
 from rocketshim.producer.hooks import SendMessageHook, around, check_send_hook, observed
-from rocketshim.producer.result import SendResult, SendStatus
+from rocketshim.producer.result import SendResult, SendStatus, recall_handle, recalled_id
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics import Message, MessageTooLargeError, TopicNames
@@ -274,6 +274,17 @@ class Producer:
         """
         return self._command("NOW", topic, timer, timeout_s)
 
+    def recall(self, topic: str, handle: str, *, timeout_s: float = 3.0) -> SendResult:
+        """Recall a message that was sent with `recallable`: `cancel` by the `recall_handle` of its result.
+
+        Raises:
+            MessageError: the handle is none, or of another topic; nothing was sent.
+            All others as `cancel`.
+
+        Source: `DefaultMQProducer#recallMessage` of RocketMQ, which cannot tell whether it came in time.
+        """
+        return self._command("CANCEL", topic, recalled_id(topic, handle), timeout_s)
+
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic.
 
@@ -343,6 +354,7 @@ class PendingSend:
     sent_ns: int  # monotonic
     sent_ms: int  # epoch
     future: Future[SendResult]
+    is_recallable: bool = False
 
 
 class MessageSender:
@@ -423,7 +435,8 @@ class MessageSender:
                 f"the headers of later hops it exceeds max_message_bytes={most}"
             )
         kind = ProducerCounts.DELAYED if out.topic in self._delaying else ProducerCounts.IMMEDIATE
-        return PendingSend(message.topic, kind, out, uniq_key, sent_ns, sent_ms, _running())
+        is_recallable = message.recallable and kind == ProducerCounts.DELAYED
+        return PendingSend(message.topic, kind, out, uniq_key, sent_ns, sent_ms, _running(), is_recallable)
 
     def command(self, command: str, topic: str, timer: str, until_s: float) -> "Future[SendResult]":
         """Send a command for a named message; wait for room until a monotonic time. It is no message: no hook."""
@@ -496,7 +509,8 @@ class MessageSender:
         if send.kind != ProducerCounts.IMMEDIATE:
             self._maker.time.learn(record, send.sent_ns, send.sent_ms)
         queue = MessageQueue(send.topic if send.kind == ProducerCounts.IMMEDIATE else topic, queue_id=partition)
-        result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset)
+        handle = recall_handle(send.topic, send.msg_id) if send.is_recallable else ""
+        result = SendResult(SendStatus.SEND_OK, send.msg_id, f"{topic}/{partition}/{offset}", queue, offset, handle)
         send.future.set_result(result)
 
 
