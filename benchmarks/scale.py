@@ -585,7 +585,7 @@ def watched(bootstrap: str) -> None:
         lookup = OffsetLookup(bootstrap, names)
         for which in ("the first round", "the next round", "the one after"):
             began, before = time.monotonic(), cpu_s(os.getpid())
-            found = sum(bool(positions) for positions in lookup.look_up().positions.values())
+            found = sum(bool(each.partitions) for each in lookup.look_up().standings.values())
             took = f"{time.monotonic() - began:.1f} s, {cpu_s(os.getpid()) - before:.1f} s of CPU, {found:,} found"
             table.say(f"{name}: {which}", "–", took)
         now_used = resources(os.getpid())

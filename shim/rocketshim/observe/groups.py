@@ -34,7 +34,7 @@ from rocketshim.observe.snapshot import GroupStanding, PartitionStanding
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.kafka_codes import AWAY, COORDINATOR_AWAY, DENIED, NO_LOGIN
 
-__all__ = ["GroupReader", "count", "described_group", "operations_of", "owners_of", "typed_error"]
+__all__ = ["GroupReader", "count", "operations_of", "standing_of", "typed_error"]
 
 
 class GroupReader:
@@ -135,11 +135,7 @@ class GroupReader:
     ) -> GroupStanding:
         again = overtaken(commits, {key: low for key, (low, _) in bounds.items()})
         commits.update(self._reader.committed(group, again))
-        owners, partitions = owners_of(described), []
-        for key, each in sorted(commits.items()):
-            low, end = bounds.get(key, (None, None))
-            partitions.append(PartitionStanding(*key, each.offset, low, end, owners.get(key), each.metadata))
-        return replace(described_group(group, described), partitions=tuple(partitions))
+        return standing_of(group, described, commits, {key: bounds.get(key, (None, None)) for key in commits})
 
     def _described(self, groups: list[str], failed: dict[str, GroupStanding | RocketshimError]) -> dict[str, Any]:
         """Describe groups; add the errors of the others to `failed`."""
@@ -186,13 +182,25 @@ def described_group(group: str, described: Any) -> GroupStanding:
     return GroupStanding(group, described.state.name, members, operations=operations_of(described))
 
 
-def owners_of(described: Any) -> dict[TopicPartitionKey, str]:
-    """Return the member of each partition of a group that Kafka described."""
-    return {
+def standing_of(
+    group: str,
+    described: Any | None,
+    commits: Mapping[TopicPartitionKey, TopicPartition],
+    bounds: Mapping[TopicPartitionKey, tuple[int | None, int | None]],
+) -> GroupStanding:
+    """Return a group in those partitions of its commits that have bounds, perhaps without what Kafka described."""
+    owners = {
         TopicPartitionKey.of(item): _member(member)
-        for member in described.members
+        for member in (() if described is None else described.members)
         for item in member.assignment.topic_partitions
     }
+    partitions = tuple(
+        PartitionStanding(*key, each.offset, *bounds[key], owners.get(key), each.metadata)
+        for key, each in sorted(commits.items())
+        if key in bounds
+    )
+    found = GroupStanding(group) if described is None else described_group(group, described)
+    return replace(found, partitions=partitions)
 
 
 def operations_of(described: Any) -> frozenset[str] | None:

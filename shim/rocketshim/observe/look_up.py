@@ -17,7 +17,7 @@ fails. Topics that the principal may not read have no append times; they are tri
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -32,8 +32,8 @@ from rocketshim.kafka.clients import Clients, LastClientError, confluent_clients
 from rocketshim.kafka.membership import described_groups
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.logs import safe_logger
-from rocketshim.observe.groups import described_group, overtaken, owners_of
-from rocketshim.observe.snapshot import Offsets, groups_of, has_that_group
+from rocketshim.observe.groups import overtaken, standing_of
+from rocketshim.observe.snapshot import GroupStanding, Offsets, PartitionStanding, groups_of, has_that_group
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.names import TopicNames
@@ -112,23 +112,17 @@ class OffsetLookup:
         lows = {key: low for key, (low, _) in bounds.items()}
         for group, found in committed.items():
             found.update(self._reader.committed(group, overtaken(found, lows)))
-        positions = {group: {key: each.offset for key, each in found.items()} for group, found in committed.items()}
         for key in schedule:  # a queue without a commit is read from its start
-            positions[names.worker_group].setdefault(key, bounds.get(key, (0, 0))[0])
+            committed[names.worker_group].setdefault(key, TopicPartition(*key, bounds.get(key, (0, 0))[0]))
         kept = {key for topic in (names.parked, *by_topic) for key in _partitions(topic, topics)} & bounds.keys()
         day_ago = self._reader.offsets_at_times(dict.fromkeys(kept, self._clock.wall_ms() - _DAY_MS))
-        offsets = Offsets(
-            topics,
-            bounds,
-            positions,
-            {(group, key): each.metadata for group, found in committed.items() for key, each in found.items()},
-            {(group, key): name for group, found in described.items() for key, name in owners_of(found).items()},
-            {group: described_group(group, found) for group, found in described.items()},
-            groups,
-            day_ago=day_ago,
-        )
-        self._times = self._first_unread_ms(offsets)
-        return replace(offsets, first_unread_ms=self._times, read_ms=self._clock.wall_ms())
+        standings = {
+            group: standing_of(group, described.get(group), found, bounds) for group, found in committed.items()
+        }
+        self._times = self._first_unread_ms(each for standing in standings.values() for each in standing.partitions)
+        timed = {group: _timed(standing, self._times) for group, standing in standings.items()}
+        unknown = tuple(sorted(wanted - bounds.keys()))
+        return Offsets(topics, bounds, timed, groups, day_ago, unknown, self._clock.wall_ms())
 
     def close(self) -> None:
         """Close the client."""
@@ -176,9 +170,9 @@ class OffsetLookup:
         self._read_by[group] = {key.topic for key in found}
         return found
 
-    def _first_unread_ms(self, offsets: Offsets) -> dict[tuple[TopicPartitionKey, int], int]:
+    def _first_unread_ms(self, partitions: Iterable[PartitionStanding]) -> dict[tuple[TopicPartitionKey, int], int]:
         """Return the append times of the first unread records; one is read once while its position stands still."""
-        unread = offsets.unread()
+        unread = {(TopicPartitionKey.of(each), each.position): each.unread for each in partitions if each.behind}
         times = {each: self._times[each] for each in unread if each in self._times}
         missing = [each for each in unread if each not in times]
         while missing:
@@ -186,9 +180,7 @@ class OffsetLookup:
             asked = {}
             for key, position in missing:  # one partition can be read from one position at a time
                 if key not in spans:
-                    low, end = offsets.bounds[key]
-                    spans[key] = (max(low, position), end)
-                    asked[key] = position
+                    spans[key], asked[key] = unread[key, position], position
             try:
                 found = self._reader.first_records(spans, skip=self._is_skipped, denied=self._denied)
             except BrokerUnavailableError:  # a leader is away: the offsets are worth showing without times
@@ -200,6 +192,15 @@ class OffsetLookup:
     def _is_skipped(self, record: Any) -> bool:
         self._between()
         return record.topic() == self._names.schedule and is_probe(record)
+
+
+def _timed(standing: GroupStanding, times: Mapping[tuple[TopicPartitionKey, int], int]) -> GroupStanding:
+    """Return a group with the append times of its first unread records, as far as they are known."""
+    partitions = (
+        replace(each, first_unread_ms=times.get((TopicPartitionKey.of(each), each.position)))
+        for each in standing.partitions
+    )
+    return replace(standing, partitions=tuple(partitions))
 
 
 def _partitions(topic: str, topics: Mapping[str, int]) -> list[TopicPartitionKey]:

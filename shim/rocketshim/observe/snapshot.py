@@ -126,35 +126,20 @@ class Offsets:
     """What one round of look-ups found.
 
     * `bounds`: first offset and end of each partition of interest; absent: its leader did not answer.
-    * `positions`: group to its committed positions.
-    * `metadata`, `owners`: of each commit, and the member of each partition; absent: none, or not known.
-    * `described`: group to its state and members, without partitions; absent: not known.
+    * `standings`: the worker's group and the others whose positions could be had, where leaders answered.
     * `groups`: the consumer groups of interest, with the groups of the visible dead-letter and retry topics.
-    * `first_unread_ms`: append time of the first unread record by partition and position, epoch ms; absent: unknown.
     * `day_ago`: first offset of the last 24 h, for partitions with dead letters or parked records; absent: it has none.
+    * `unknown`: the other partitions of interest.
     * `read_ms`: when the round ended, epoch ms of this machine; None: not known.
     """
 
     topics: Mapping[str, int] = field(default_factory=dict)  # every visible topic with its number of partitions
     bounds: Mapping[TopicPartitionKey, tuple[int, int]] = field(default_factory=dict)
-    positions: Mapping[str, Mapping[TopicPartitionKey, int]] = field(default_factory=dict)
-    metadata: Mapping[tuple[str, TopicPartitionKey], str | None] = field(default_factory=dict)
-    owners: Mapping[tuple[str, TopicPartitionKey], str] = field(default_factory=dict)
-    described: Mapping[str, GroupStanding] = field(default_factory=dict)
+    standings: Mapping[str, GroupStanding] = field(default_factory=dict)
     groups: tuple[str, ...] = ()
-    first_unread_ms: Mapping[tuple[TopicPartitionKey, int], int] = field(default_factory=dict)
     day_ago: Mapping[TopicPartitionKey, int] = field(default_factory=dict)
+    unknown: tuple[TopicPartitionKey, ...] = ()
     read_ms: int | None = None
-
-    def unread(self) -> list[tuple[TopicPartitionKey, int]]:
-        """Return partition and position of everything that has unread records, each once."""
-        wanted: dict[tuple[TopicPartitionKey, int], None] = {}
-        for positions in self.positions.values():
-            for key, position in positions.items():
-                low, end = self.bounds.get(key, (0, 0))
-                if max(low, position) < end:
-                    wanted[key, position] = None
-        return list(wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,52 +314,19 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
     """Derive the snapshot from what was looked up."""
     groups = groups_of(names, offsets.topics, offsets.groups)
     dead = (_topic(offsets, topic, group) for topic, group in sorted(groups.items()) if topic in offsets.topics)
-    schedule = range(offsets.topics.get(names.schedule, 0))
-    stamped_ms = max((at for (key, _), at in offsets.first_unread_ms.items() if key.topic == names.schedule), default=0)
+    worker = offsets.standings.get(names.worker_group, GroupStanding(names.worker_group))
+    stamped_ms = max((each.first_unread_ms or 0 for each in worker.partitions), default=0)
     return Snapshot(
         at_ms=at_ms,
         queues=tuple(
-            DelayQueue(number, levels.queue_delay_ms(number), standing)
-            for number in schedule
-            if (standing := _standing(offsets, names.worker_group, TopicPartitionKey(names.schedule, number)))
+            DelayQueue(each.partition, levels.queue_delay_ms(each.partition), each) for each in worker.partitions
         ),
-        groups=tuple(
-            replace(offsets.described.get(group) or GroupStanding(group), partitions=_standings(offsets, group))
-            for group in sorted(offsets.positions)
-            if group in offsets.groups
-        ),
-        worker=offsets.described.get(names.worker_group),
+        groups=tuple(standing for group, standing in sorted(offsets.standings.items()) if group in offsets.groups),
+        worker=None if worker.members is None else replace(worker, partitions=()),
         dead=tuple(dead),
         parked=_topic(offsets, names.parked, None) if names.parked in offsets.topics else None,
         clock_behind_ms=clock_behind_ms(stamped_ms, offsets.read_ms),
-        unknown=tuple(sorted(_wanted(offsets, names) - offsets.bounds.keys())),
-    )
-
-
-def _wanted(offsets: Offsets, names: TopicNames) -> set[TopicPartitionKey]:
-    topics = {names.schedule, names.parked, *groups_of(names, offsets.topics, offsets.groups)}
-    ours = {TopicPartitionKey(name, number) for name in topics for number in range(offsets.topics.get(name, 0))}
-    return ours.union(*(positions.keys() for positions in offsets.positions.values()))
-
-
-def _standings(offsets: Offsets, group: str) -> tuple[PartitionStanding, ...]:
-    found = (_standing(offsets, group, key) for key in sorted(offsets.positions[group]))
-    return tuple(each for each in found if each is not None)
-
-
-def _standing(offsets: Offsets, group: str, key: TopicPartitionKey) -> PartitionStanding | None:
-    """Return a group in a partition; None: its leader did not answer."""
-    bounds = offsets.bounds.get(key)
-    if bounds is None:
-        return None
-    position = offsets.positions.get(group, {}).get(key, bounds[0])
-    return PartitionStanding(
-        *key,
-        position,
-        *bounds,
-        member=offsets.owners.get((group, key)),
-        metadata=offsets.metadata.get((group, key)),
-        first_unread_ms=offsets.first_unread_ms.get((key, position)),
+        unknown=offsets.unknown,
     )
 
 

@@ -16,6 +16,7 @@ from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot, snapshot_of
 from rocketshim.observe.tables import summary
 from rocketshim.testing import InMemoryKafka, VirtualClock
+from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import clock_probe
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
@@ -76,6 +77,24 @@ def test_an_installation_without_messages_is_calm(world: World) -> None:
     found = world.snapshot()
     assert (found.waiting, found.late_ms, found.dead, found.parked, found.unknown) == (0, 0, (), None, ())
     assert [(group.group, group.behind) for group in found.groups] == [("pay", 0)]
+
+
+def test_a_partition_whose_leader_is_away_is_named_and_missing_in_the_rest(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.commit("pay", "orders", 0, 0)
+    away = (TopicPartitionKey(NAMES.schedule, 1), TopicPartitionKey("orders", 0))
+    reader = world.lookup._reader
+    bounds_of = reader.bounds_of
+
+    def answered(keys: Any) -> Any:
+        return {key: bounds for key, bounds in bounds_of(keys).items() if key not in away}
+
+    monkeypatch.setattr(reader, "bounds_of", answered)
+    found = world.snapshot()
+    assert [queue.partition for queue in found.queues] == [0]
+    assert found.groups[0].partitions == ()
+    assert found.unknown == away
 
 
 def test_a_head_that_no_worker_delivers_is_late(world: World) -> None:
@@ -179,8 +198,8 @@ def test_no_clients_of_groups_are_kept(world: World) -> None:
         world.kafka.create_topic(NAMES.retry(f"g{number}"), 1)
         world.commit(f"g{number}", NAMES.retry(f"g{number}"), 0, 0)
     for _ in range(2):
-        positions = world.lookup.look_up().positions
-        assert sum(bool(positions[f"g{number}"]) for number in range(200)) == 200
+        standings = world.lookup.look_up().standings
+        assert sum(bool(standings[f"g{number}"].partitions) for number in range(200)) == 200
         assert len(world.kafka._broker.consumers) == 1
 
 

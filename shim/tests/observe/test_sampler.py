@@ -7,7 +7,7 @@ import pytest
 
 from rocketshim.errors import BrokerUnavailableError, ClosedError
 from rocketshim.observe.sampler import Sampler
-from rocketshim.observe.snapshot import Offsets, WorkerSnapshot
+from rocketshim.observe.snapshot import GroupStanding, Offsets, PartitionStanding, WorkerSnapshot
 from rocketshim.testing import VirtualClock
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.levels import DelayLevels
@@ -70,10 +70,9 @@ class SlowRound:
         between()
         key, due_ms = TopicPartitionKey(NAMES.schedule, 0), self.clock.wall_ms() + 10_000
         self.clock.advance(70_000)
-        return Offsets(
-            {NAMES.schedule: 1}, {key: (0, 1)}, {NAMES.worker_group: {key: 0}},
-            first_unread_ms={(key, 0): due_ms - 1_000},
-        )  # fmt: skip
+        waiting = PartitionStanding(*key, 0, 0, 1, first_unread_ms=due_ms - 1_000)
+        worker = GroupStanding(NAMES.worker_group, partitions=(waiting,))
+        return Offsets({NAMES.schedule: 1}, {key: (0, 1)}, {NAMES.worker_group: worker})
 
     def close(self) -> None:
         """Nothing is open."""

@@ -21,6 +21,10 @@ def key(topic: str, partition: int = 0) -> TopicPartitionKey:
     return TopicPartitionKey(topic, partition)
 
 
+def group(name: str, *partitions: PartitionStanding) -> dict[str, GroupStanding]:
+    return {name: GroupStanding(name, partitions=partitions)}
+
+
 def snapshot(offsets: Offsets) -> Snapshot:
     return snapshot_of(NOW_MS, NAMES, LEVELS, offsets)
 
@@ -29,9 +33,11 @@ def test_a_queue_is_late_when_its_head_has_waited_longer_than_the_queue() -> Non
     found = snapshot(
         Offsets(
             topics={SCHEDULE: 2},
-            bounds={key(SCHEDULE): (0, 10), key(SCHEDULE, 1): (0, 10)},
-            positions={NAMES.worker_group: {key(SCHEDULE): 4, key(SCHEDULE, 1): 9}},
-            first_unread_ms={(key(SCHEDULE), 4): NOW_MS - 3_000, (key(SCHEDULE, 1), 9): NOW_MS - 3_000},
+            standings=group(
+                NAMES.worker_group,
+                PartitionStanding(SCHEDULE, 0, 4, 0, 10, first_unread_ms=NOW_MS - 3_000),
+                PartitionStanding(SCHEDULE, 1, 9, 0, 10, first_unread_ms=NOW_MS - 3_000),
+            ),
         )
     )
     assert [(queue.waiting, queue.delay_ms, queue.late_ms(NOW_MS)) for queue in found.queues] == [
@@ -46,15 +52,17 @@ def test_a_group_is_behind_by_what_still_exists_and_has_lost_what_retention_took
     found = snapshot(
         Offsets(
             topics={ORDERS: 2, NAMES.retry("pay"): 1},
-            bounds={key(ORDERS): (5, 12), key(ORDERS, 1): (0, 3)},
-            positions={"pay": {key(ORDERS): 2, key(ORDERS, 1): 3}},
+            standings=group(
+                "pay",
+                PartitionStanding(ORDERS, 0, 2, 5, 12, first_unread_ms=NOW_MS - 60_000),
+                PartitionStanding(ORDERS, 1, 3, 0, 3),
+            ),
             groups=("pay",),
-            first_unread_ms={(key(ORDERS), 2): NOW_MS - 60_000},
         )
     )
-    (group,) = found.groups
-    assert (group.behind, group.lost, group.first_unread_ms) == (7, 3, NOW_MS - 60_000)
-    assert list(group.topics()) == [ORDERS]
+    (pay,) = found.groups
+    assert (pay.behind, pay.lost, pay.first_unread_ms) == (7, 3, NOW_MS - 60_000)
+    assert list(pay.topics()) == [ORDERS]
 
 
 def test_a_group_of_many_topics_is_divided_by_topic_in_one_pass() -> None:
@@ -65,10 +73,10 @@ def test_a_group_of_many_topics_is_divided_by_topic_in_one_pass() -> None:
             Counted.asked += name == "topic"
             return super().__getattribute__(name)
 
-    group = GroupStanding(
+    audit = GroupStanding(
         "audit", partitions=tuple(Counted(f"t{number % 100}", number // 100, 0, 0, 1) for number in range(500))
     )
-    assert [len(each.partitions) for each in group.topics().values()] == [5] * 100
+    assert [len(each.partitions) for each in audit.topics().values()] == [5] * 100
     assert Counted.asked == 500
 
 
@@ -83,20 +91,6 @@ def test_dead_letters_count_by_what_was_ever_appended_and_what_is_kept() -> None
     assert [(each.group, each.kept, each.appended) for each in found.dead] == [("pay", 15, 105)]
     assert found.parked is not None
     assert (found.parked.kept, found.parked.appended) == (1, 2)
-
-
-def test_a_partition_whose_leader_is_away_is_named_and_missing_in_the_rest() -> None:
-    found = snapshot(
-        Offsets(
-            topics={SCHEDULE: 2, ORDERS: 1},
-            bounds={key(SCHEDULE): (0, 1)},
-            positions={"pay": {key(ORDERS): 2}},
-            groups=("pay",),
-        )
-    )
-    assert [queue.partition for queue in found.queues] == [0]
-    assert found.groups[0].partitions == ()
-    assert found.unknown == (key(SCHEDULE, 1), key(ORDERS))
 
 
 def test_a_group_whose_topic_name_is_encoded_is_found_by_its_known_name() -> None:
