@@ -74,7 +74,7 @@ def test_sending(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_named_timers(harness: Harness) -> None:
-    cancel, ways = programs("timers.md")
+    cancel, ways, recall, recurring = programs("timers.md")
     topics = ("order-timeouts", "reminders", "reports", "reindex")
     for topic in topics:
         harness.topic(topic)
@@ -89,6 +89,12 @@ def test_named_timers(harness: Harness) -> None:
     assert received() == [[], [], [b"started by node 1"], [b"product 17"]]
     harness.send_now("reminders", timer="meeting-3")
     assert received()[1] == [b"Tuesday"]
+    run(recall, producer=harness.producer)
+    run(recurring, producer=harness.producer)
+    harness.pass_time("7d")  # whatever day it is
+    assert received()[1] == [b"Tuesday"]
+    assert received()[2].count(b"daily") == 5
+    assert received()[3].count(b"all") == 7 * 24 * 4
 
 
 def test_the_listener_of_the_order_time_out_is_that_of_the_example() -> None:
