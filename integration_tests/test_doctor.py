@@ -168,7 +168,7 @@ def sound(broker: Broker, space: str) -> Iterator[list[str]]:
     with TopicReader(there) as reader:
         groups = GroupReader(reader)
         wait_until(
-            lambda: len(groups.read(names.worker_group).partitions) == 32, "the worker's commits", within_s=DEADLINE_S
+            lambda: len(groups.read(names.worker_group).partitions) == 40, "the worker's commits", within_s=DEADLINE_S
         )
     yield ["--namespace", namespace, "--topic", orders, "--delay-levels", LEVELS]
     stopping.set()

@@ -56,7 +56,7 @@ class Fetcher:
         """Fetch records into their queues; return whether the batch was full, so that more may be ready."""
         if self._missing_ns is not None and self._clock.monotonic_ns() >= self._missing_ns:
             self._missing_ns = None
-            if not self._assignment.held:
+            if all(key.topic != self._assignment.topic for key in self._assignment.held):
                 self.failure = TopicMissingError(
                     f"the topic {self._assignment.topic} does not exist; create it with: "
                     f"{init_command(self._assignment.topic)}"
@@ -136,8 +136,13 @@ class Fetcher:
         error: KafkaError = message.error()
         if is_fatal(error):
             self.failure = KafkaException(error)
-        elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and message.topic() != self._assignment.topic:
+        elif message.topic() != self._assignment.topic and error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             pass  # named timers are not used here
+        elif (
+            message.topic() not in {None, self._assignment.topic}
+            and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+        ):
+            self._alarm.client_error(error, message.topic())  # only named timers need it
         elif error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
             self._missing_ns = self._missing_ns or self._clock.monotonic_ns() + _MISSING_NS
             self._alarm.client_error(error, message.topic())

@@ -640,6 +640,17 @@ def test_a_worker_that_may_not_read_its_queues_any_more_ends_with_an_error(sim: 
     assert isinstance(caught.value.__cause__, NotAuthorizedError)
 
 
+def test_a_worker_that_may_not_read_the_log_of_timers_delivers_all_others(sim: Any) -> None:
+    """So it is with the rights that a worker needed before there were named timers."""
+    worker = sim.worker()
+    sim.kafka.deny("rmq.timers", write=False)
+    sim.run(worker, 1_000)
+    sim.kafka.append("rmq.timers", b"x")
+    sim.schedule()
+    sim.until(worker, lambda: len(sim.delivered()) == 1)
+    assert worker.counts.alarms["worker.client-error"] >= 1
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_topic_that_a_broker_does_not_know_is_missing_after_half_a_minute(sim: Any, *, comes_back: bool) -> None:
     """The client reports it once, gives the partitions up, and has them again if the broker knows the topic again."""
@@ -647,7 +658,9 @@ def test_a_topic_that_a_broker_does_not_know_is_missing_after_half_a_minute(sim:
     sim.run(worker, 1_000)
     unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "Subscribed topic not available")
     worker._fetcher._client_error(Message(topic=SCHEDULE, error=unknown))
-    held = [TopicPartition(*key) for key in worker._assignment.held]
+    held = [
+        TopicPartition(*key) for key in worker._assignment.held if key.topic == SCHEDULE
+    ]  # and those of timers stay
     worker._assignment.on_lost(worker._consumer, held)
     sim.run(worker, 20_000)
     if not comes_back:
