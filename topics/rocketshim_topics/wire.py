@@ -90,6 +90,7 @@ TIMER_SINCE_MS: Final = "TIMER_SINCE_MS"
 TIMER_REPEAT: Final = "TIMER_REPEAT"
 TIMER_TZ: Final = "TIMER_TZ"
 TIMER_LATE: Final = "TIMER_LATE"
+TIMER_ERA: Final = "TIMER_ERA"
 
 Header = tuple[str, bytes | None]
 
@@ -131,6 +132,7 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (TIMER_REPEAT, "timer_repeat", None),
     (TIMER_TZ, "timer_tz", None),
     (TIMER_LATE, "timer_late", None),
+    (TIMER_ERA, "timer_era", INT_MAX),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -331,6 +333,7 @@ class Envelope:
     timer_repeat: str | None = None
     timer_tz: str | None = None
     timer_late: str | None = None
+    timer_era: int | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

@@ -197,9 +197,17 @@ def timers() -> dict[str, OutgoingRecord]:
         "timer fired": fired,
         "timer delivered": delivered(arrived, decode(fired.headers, trusted=True), NAMES),
         "timer state, pending": timer_state(
-            NAMES, 3, envelope, applied=70, generation=70, due_ms=T0_MS + 1_800_001, since_ms=T0_MS
+            NAMES,
+            3,
+            envelope,
+            applied=70,
+            append_ms=T0_MS + 1,
+            era=0,
+            generation=70,
+            due_ms=T0_MS + 1_800_001,
+            since_ms=T0_MS,
         ),
-        "timer state, ended": timer_state(NAMES, 3, envelope, applied=91, generation=None),
+        "timer state, ended": timer_state(NAMES, 3, envelope, applied=91, append_ms=T0_MS + 9, era=2, generation=None),
     }
 
 

@@ -41,6 +41,7 @@ NUMBERS = {
     "TIMER_SET_AT",
     "TIMER_AT_MOST_MS",
     "TIMER_SINCE_MS",
+    "TIMER_ERA",
 }
 LONGS = {name for name in NUMBERS if name.endswith("_MS")} | {"BORN_TIMESTAMP", "TIMER_SET_AT"}
 TEXTS = RESERVED - NUMBERS

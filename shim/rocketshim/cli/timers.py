@@ -177,17 +177,23 @@ def _moment_ms(text: str, now_ms: int) -> int:
 
 
 def _pending(records: Iterable[Any], topic: str | None, is_wanted: Callable[[str], bool]) -> Iterator[Pending]:
-    """Yield what the worker has stored of each wanted name that is pending."""
+    """Yield what the worker has stored of each wanted name that is pending, in the last era of its partition."""
     found: dict[bytes, Pending] = {}
+    eras: dict[int, int] = {}
     for record in records:
-        if record.value() is None:
-            found.pop(record.key(), None)
-            continue
         with suppress(MalformedRecordError):
-            state = decode(read_headers(record), trusted=True)
+            state, number = decode(read_headers(record), trusted=True), record.partition()
+            era = state.timer_era or 0
+            if era > eras.setdefault(number, era):  # the log was created again
+                eras[number] = era
+                found = {key: each for key, each in found.items() if each[3] != number}
             target, name = state.real_topic, state.timer
-            if target is not None and name is not None and topic in {None, target} and is_wanted(name):
-                at = record.partition(), state.timer_set_at or 0
+            if era < eras[number]:
+                continue
+            if record.value() is None:
+                found.pop(record.key(), None)
+            elif target is not None and name is not None and topic in {None, target} and is_wanted(name):
+                at = number, state.timer_set_at or 0
                 found[record.key()] = (state.deliver_at_ms or 0, sys.intern(target), name, *at)
     yield from found.values()
 

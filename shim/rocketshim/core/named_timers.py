@@ -26,6 +26,9 @@ again. The state may also be behind the position: markers of a transaction that 
 their own time, and an entry may be lost. Then the commands from `next_offset` on are applied again, without effects:
 those that changed nothing change nothing, and the others are missing.
 
+The log may be created again, and its offsets begin again. Then the entries are of another log. The owner begins a new
+*era*: entries of an earlier one do not count any more.
+
 Source: the model of 10,000 random programs with deaths between any two writes (test_named_timers).
 """
 
@@ -92,12 +95,16 @@ class TimerTable:
     """The pending names of one partition of the log. One owner thread.
 
     Attributes:
+        era: of its entries.
+        newest: name, offset and append time of the newest command of the stored entries; None: there are none.
         next_offset: the offset after the newest command that is known to be applied; 0: none is.
     """
 
-    __slots__ = ("_ended", "_pending", "_recurring", "_since_ms", "next_offset")
+    __slots__ = ("_ended", "_pending", "_recurring", "_since_ms", "era", "newest", "next_offset")
 
-    def __init__(self) -> None:
+    def __init__(self, era: int = 0) -> None:
+        self.era = era
+        self.newest: tuple[bytes, int, int] | None = None
         self.next_offset = 0
         self._pending: dict[int, int] = {}  # generation by name; a number takes 16 bytes less than its bytes
         self._ended: dict[bytes, int] = {}  # the command that ended a name, if the state may be ahead of it
@@ -113,13 +120,26 @@ class TimerTable:
         return self._pending.get(int.from_bytes(name))
 
     def load(
-        self, name: bytes, applied: int, *, is_pending: bool, since_ms: int | None = None, recurs: bool = False
+        self,
+        name: bytes,
+        applied: int,
+        *,
+        is_pending: bool,
+        append_ms: int = 0,
+        since_ms: int | None = None,
+        recurs: bool = False,
+        era: int = 0,
     ) -> None:
         """Take the stored state of a name after the command at `applied`; an older one than is known is ignored."""
+        if era < self.era:
+            return
+        if era > self.era:
+            self.__init__(era)  # type: ignore[misc]  # all that was loaded is of an earlier log
         pending = self.pending(name)
         if applied < max(-1 if pending is None else pending, self._ended.get(name, -1)):
             return  # a frozen owner stored it late
-        self.next_offset = max(self.next_offset, applied + 1)
+        if applied >= self.next_offset:
+            self.next_offset, self.newest = applied + 1, (name, applied, append_ms)
         if is_pending:
             self._ended.pop(name, None)
             self._put(name, applied, since_ms, recurs=recurs)

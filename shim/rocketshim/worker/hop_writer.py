@@ -112,8 +112,10 @@ class Flight:
         for kind, hops in self._later.items():
             if hops and kind not in self.phases:
                 self.phases.append(kind)
-                self.pending = len(hops)
-                return list(hops)
+                # of each name only its last state: one that is written again must not come behind a later one
+                last = {hop[2] if kind is Kind.STATE else at: at for at, (_, _, hop) in sorted(hops.items())}
+                self.pending = len(last)
+                return sorted(last.values())
         return []
 
     def later(self, index: int) -> HopGroup:

@@ -272,10 +272,10 @@ class Router:
             if each.shape.recurs:
                 return self._wait_on(each, clock_ms)
             return self._park(each.index, each.record, "due-too-late")
-        if route.refusal is not None:
-            return self._offer(each, now_ns)
         if each.is_named:
             return self._fire(each)
+        if route.refusal is not None:
+            return self._offer(each, now_ns)
         target = self.targets.target(route.topic, now_ns)
         if re_append_reason:
             return self._re_append(each, re_append_reason)

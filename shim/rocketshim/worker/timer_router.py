@@ -67,6 +67,8 @@ class TimerRouter(Router):
         if not judged.is_command:
             return [self._no_command(told, judged, reason)]
         change = owned.changes.get(record.offset())
+        if change is None and reason:  # the fetcher has marked it: it has no append time
+            return [self._park(told.index, record, reason)]
         if change is None:
             change = owned.changes[record.offset()] = self._rules.apply(table, record, judged)
             self._counts.count_timer(judged.envelope.timer_do or "", is_effective=change.effect is not Effect.NOTHING)
@@ -147,6 +149,8 @@ class TimerRouter(Router):
             told.assigned.number,
             judged.envelope,
             applied=told.record.offset(),
+            append_ms=told.record.timestamp()[1],
+            era=0 if told.owned.table is None else told.owned.table.era,
             generation=change.after,
             due_ms=change.due_ms,
             since_ms=change.since_ms,

@@ -10,12 +10,13 @@ result.
 import queue
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.named_timers import Change, Command, TimerTable
-from rocketshim.errors import RocketshimError
+from rocketshim.errors import BrokerUnavailableError, RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.target_health import NEVER_NS, TargetHealth
@@ -23,12 +24,14 @@ from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import command_problem, is_misplaced, timer_digest, timer_times
 from rocketshim_topics.names import TopicNames, group_of
-from rocketshim_topics.wire import TIMER_REPEAT, TIMER_SET_AT, TIMER_SINCE_MS, Envelope, decode, read_headers
+from rocketshim_topics.partitioner import TIMER_PARTITIONS
+from rocketshim_topics.wire import Envelope, decode, read_headers
 
 __all__ = ["Judged", "OwnedTimers", "TimerLoader", "TimerRules"]
 
 _EARLY_MS: Final = 60_000  # leaders' clocks may differ by this; a FIRE that is earlier was not written by a worker
 _CLOSE_S: Final = 1.0
+_AGAIN_S: Final = 1.0
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 
 
@@ -167,19 +170,24 @@ class TimerLoader:
         self._reader: TopicReader | None = None
         self._asked: queue.SimpleQueue[Callable[[TopicReader], Callable[[], None]] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._closing = threading.Event()
         self._thread: threading.Thread | None = None
         if in_background:
             self._thread = threading.Thread(target=self._run, name="rocketshim-timers", daemon=True)
             self._thread.start()
 
     def load(self, owned: OwnedTimers, partition: int, position: int, *, is_first: bool) -> None:
-        """Load the state of a partition whose commands are read from this position on.
+        """Load the state of a partition whose commands are read from this position on; negative: it is not known.
 
-        With `is_first` there was none: then the commands that the state knows are passed over.
+        With `is_first` there was none: then the commands that the state knows are passed over. A partition beyond those
+        that names use has no state: its commands are forwarded.
         """
+        if partition >= TIMER_PARTITIONS:
+            owned.table = TimerTable()
+            return
 
         def read(reader: TopicReader) -> Callable[[], None]:
-            table = self._read_state(reader, partition, position)
+            table = self._read_state(reader, partition, position, may_be_new=is_first or position < 0)
 
             def answer() -> None:
                 owned.table, owned.skip_below = table, table.next_offset if is_first else 0
@@ -194,7 +202,7 @@ class TimerLoader:
         owned.loaded.ready_ns = NEVER_NS
 
         def read(reader: TopicReader) -> Callable[[], None]:
-            message = reader.fetch(self._names.timers, partition, generation)
+            message = _record_at(reader, TopicPartitionKey(self._names.timers, partition), generation)
 
             def answer() -> None:
                 owned.messages[offset] = message
@@ -207,13 +215,14 @@ class TimerLoader:
 
     def process_answers(self) -> None:
         """Take what was read since. Without a thread (the in-memory Kafka) it is read here."""
-        while self._thread is None and not self._asked.empty():
+        for _ in range(0 if self._thread is not None else self._asked.qsize()):
             self._work(self._asked.get())
         while not self._answers.empty():
             self._answers.get()()
 
     def close(self) -> None:
         """End the thread and its client; one that waits for a broker continues alone for a while."""
+        self._closing.set()
         self._asked.put(None)
         if self._thread is None:
             self._close_reader()
@@ -221,7 +230,7 @@ class TimerLoader:
             self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
-        while (asked := self._asked.get()) is not None:
+        while (asked := self._asked.get()) is not None and not self._closing.is_set():
             self._work(asked)
         self._close_reader()
 
@@ -235,6 +244,8 @@ class TimerLoader:
         except RocketshimError as error:
             text = str(error)
             self._answers.put(lambda: self._alarm("worker.timers-unknown", error=text))
+            if self._thread is not None:
+                self._closing.wait(_AGAIN_S)
             self._asked.put(asked)
         except Exception as error:  # noqa: BLE001 - the loop raises it
             self.failure = error
@@ -244,25 +255,69 @@ class TimerLoader:
         if reader is not None:
             reader.close()
 
-    def _read_state(self, reader: TopicReader, partition: int, position: int) -> TimerTable:
-        names, table = self._names, TimerTable()
-        for record in _all(reader, TopicPartitionKey(names.timer_state, partition)):
-            numbers = dict(read_headers(record) or ())
-            since = numbers.get(TIMER_SINCE_MS)
-            table.load(
-                record.key(),
-                int(numbers[TIMER_SET_AT] or 0),
-                is_pending=record.value() is not None,
-                since_ms=None if since is None else int(since),
-                recurs=TIMER_REPEAT in numbers,
-            )
+    def _read_state(self, reader: TopicReader, partition: int, position: int, *, may_be_new: bool) -> TimerTable:
+        """Read the state; with `may_be_new` the log may have been created again, since Kafka forgets positions then."""
+        log, table = TopicPartitionKey(self._names.timers, partition), TimerTable()
+        for record in _all(reader, TopicPartitionKey(self._names.timer_state, partition)):
+            with suppress(KeyError, ValueError):  # MalformedRecordError is one: another program wrote it
+                _load(table, record)
+        if table.newest is not None and not _is_of(reader, log, table.newest, may_end_before=may_be_new):
+            self._answers.put(lambda: self._alarm("worker.timers-begin-again", partition=partition))
+            table = TimerTable(table.era + 1)
         if table.next_offset < position:
-            for record in _all(reader, TopicPartitionKey(names.timers, partition), table.next_offset, position):
+            low, _ = reader.bounds(*log)
+            for record in _all(reader, log, table.next_offset, position):
                 judged = self._rules.judge(record)
-                if judged.is_command:
+                if judged.is_command and not _finds_no_message(table, judged.envelope, low):
                     self._rules.apply(table, record, judged)
         table.begin(position)
         return table
+
+
+def _load(table: TimerTable, record: Any) -> None:
+    envelope = decode(read_headers(record), trusted=True)
+    if envelope.timer_set_at is not None:
+        table.load(
+            record.key(),
+            envelope.timer_set_at,
+            is_pending=record.value() is not None,
+            append_ms=envelope.born_timestamp_ms or 0,
+            since_ms=envelope.timer_since_ms,
+            recurs=envelope.timer_repeat is not None,
+            era=envelope.timer_era or 0,
+        )
+
+
+def _is_of(
+    reader: TopicReader, log: TopicPartitionKey, newest: tuple[bytes, int, int], *, may_end_before: bool
+) -> bool:
+    """Return whether the newest entry of the state is of this log, as far as retention has left it."""
+    name, offset, append_ms = newest
+    low, high = reader.bounds(*log)
+    if offset >= high and not may_end_before:  # a leader that has just moved may not know its end yet
+        raise BrokerUnavailableError(f"{log} ends at {high}, and its state knows the command at {offset}")
+    if not low <= offset < high:
+        return offset < low
+    record = _record_at(reader, log, offset)
+    if record is None:
+        return False
+    envelope = decode(read_headers(record), trusted=True)
+    found = timer_digest(envelope.real_topic or "", envelope.timer or "")
+    return found == name and record.timestamp()[1] == append_ms
+
+
+def _finds_no_message(table: TimerTable, envelope: Envelope, low: int) -> bool:
+    """Return whether this is a NOW that changed nothing, since retention had deleted its message."""
+    if envelope.timer_do != Command.NOW.value:
+        return False
+    generation = table.pending(timer_digest(envelope.real_topic or "", envelope.timer or ""))
+    return generation is not None and generation < low
+
+
+def _record_at(reader: TopicReader, key: TopicPartitionKey, offset: int) -> Any | None:
+    """Return the record at this offset; None: retention has deleted it."""
+    found = next(_all(reader, key, offset, offset + 1), None)
+    return found if found is not None and found.offset() == offset else None
 
 
 def _all(reader: TopicReader, key: TopicPartitionKey, start: int = 0, end: int | None = None) -> Iterator[Any]:

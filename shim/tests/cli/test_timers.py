@@ -75,9 +75,14 @@ def pending(kafka: InMemoryKafka) -> int:
         envelope = Envelope(real_topic=topic, timer=name)
         number, generation = timer_partition(topic, name), 40 + at
         for due in (due_ms, due_ms + at * HOUR_MS):
-            put(kafka, timer_state(NAMES, number, envelope, applied=40 + at, generation=generation, due_ms=due))
+            put(
+                kafka,
+                timer_state(
+                    NAMES, number, envelope, append_ms=1, era=0, applied=40 + at, generation=generation, due_ms=due
+                ),
+            )
         if name == "gone":
-            put(kafka, timer_state(NAMES, number, envelope, applied=60, generation=None))
+            put(kafka, timer_state(NAMES, number, envelope, append_ms=1, era=0, applied=60, generation=None))
     kafka.append(NAMES.timer_state, b"", key=b"x", headers=[("SHIM", b"one")])
     return due_ms
 
@@ -197,7 +202,7 @@ def test_a_message_that_is_older_than_the_log_is_pending_by_the_state_of_the_wor
     send(kafka, delay="30d")
     due_ms = SystemClock().wall_ms() + 10 * 24 * HOUR_MS
     envelope = Envelope(real_topic="orders", timer="o-7")
-    put(kafka, timer_state(NAMES, PARTITION, envelope, applied=0, generation=0, due_ms=due_ms))
+    put(kafka, timer_state(NAMES, PARTITION, envelope, append_ms=1, era=0, applied=0, generation=0, due_ms=due_ms))
     send(kafka, next(f"x-{n}" for n in range(100) if timer_partition("orders", f"x-{n}") == PARTITION))
     kafka.truncate(NAMES.timers, PARTITION, before_offset=1)
     code, out, _ = run(capsys, "show", "orders", "o-7")

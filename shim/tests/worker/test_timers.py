@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError
 
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
@@ -417,6 +418,123 @@ def test_the_state_is_stored_behind_every_effect_of_its_run_and_before_the_next_
     sim.run(worker, 1_000)
     assert bodies(sim) == [b"body"]
     assert [record.value() for record in sim.kafka.records(NAMES.timer_state)[written:]] == [None, b""]
+
+
+def recreate(sim: Any, *topics: str) -> None:
+    for topic in topics:
+        sim.kafka.delete_topic(topic)
+        policy = "compact" if topic == NAMES.timer_state else "delete"
+        config = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": policy}
+        sim.kafka.create_topic(topic, TIMER_PARTITIONS, config=config)
+
+
+def others(count: int) -> list[str]:
+    """Return names with the partition of `o-7`."""
+    return [name for number in range(40 * count) if timer_partition("orders", name := f"x{number}") == MINE][:count]
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@pytest.mark.parametrize("before", ["another", "o-7"])
+def test_a_log_that_is_created_again_has_no_state_of_the_former_one(sim: Any, is_running: bool, before: str) -> None:
+    worker = sim.worker()
+    for _ in range(6):
+        sim.command(timer=others(1)[0] if before == "another" else before, value=b"old", delay_ms=60_000)
+    sim.run(worker, 3_000)
+    if not is_running:
+        worker.close()
+    recreate(sim, NAMES.timers)
+    worker = worker if is_running else sim.worker()
+    sim.run(worker, 100)
+    sim.command(value=b"new", delay_ms=500)
+    sim.run(worker, 40_000)
+    assert bodies(sim) == [b"new"]
+    worker.close()
+    worker = sim.worker()
+    sim.command("SET-IF-ABSENT", value=b"again", delay_ms=500)
+    sim.run(worker, 100_000)
+    assert sorted(bodies(sim)) == [b"again", b"new"]
+
+
+def test_a_now_that_found_no_message_forgets_no_name_when_its_log_is_read_again(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=8_000)
+    sim.run(worker, 500)
+    sim.kafka.truncate(NAMES.timers, MINE, before_offset=1)
+    sim.command("NOW")
+    sim.run(worker, 1_000)
+    worker.close()
+    sim.run(sim.worker(), 20_000)
+    assert bodies(sim) == [b"body"]
+
+
+@pytest.mark.only("at-least-once")
+def test_of_a_name_only_the_last_state_of_a_run_is_written(sim: Any) -> None:
+    """Otherwise one that is written again, or a NOW that waited for its message, would come behind a later one."""
+    worker = sim.worker()
+    sim.command(value=b"first", delay_ms=60_000)
+    sim.run(worker, 500)
+    sim.kafka.fail_produce(KafkaError(KafkaError.NOT_ENOUGH_REPLICAS), topic=NAMES.timer_state, count=1)
+    sim.command("NOW")
+    sim.command(value=b"second", delay_ms=20_000)
+    sim.run(worker, 3_000)
+    sim.command(timer=others(1)[0], delay_ms=6_000_000)  # the state of the name is not the newest of the partition
+    sim.run(worker, 1_000)
+    worker.close()
+    sim.kafka.compact(NAMES.timer_state)
+    sim.run(sim.worker(), 60_000)
+    assert sorted(bodies(sim)) == [b"first", b"second"]
+
+
+def test_a_message_whose_target_is_not_allowed_any_more_leaves_its_name_free(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    worker = sim.worker()
+    sim.command(topic="audit", delay_ms=2_000)
+    sim.run(worker, 500)
+    worker.close()
+    worker = sim.worker(allow=("orders",))
+    sim.run(worker, 400_000)
+    assert [why for why, _ in sim.parked()] == ["forbidden-target:not-allowed"]
+    assert pending(worker) == 0
+
+
+@pytest.mark.parametrize("headers", [[], [("TIMER_SET_AT", b"x")]])
+def test_a_state_record_of_another_program_changes_nothing(sim: Any, headers: list[tuple[str, bytes]]) -> None:
+    sim.kafka.append(NAMES.timer_state, b"", key=b"k", partition=MINE, headers=headers)
+    worker = sim.worker()
+    sim.command()
+    sim.run(worker, 10_000)
+    assert bodies(sim) == [b"body"]
+
+
+def test_without_the_topic_of_states_only_named_messages_wait(sim: Any) -> None:
+    sim.kafka.delete_topic(NAMES.timer_state)
+    worker = sim.worker()
+    sim.command(value=b"named")
+    sim.schedule(value=b"plain")
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"plain"]
+    assert worker.counts.alarms["worker.timers-unknown"] > 0
+    config = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": "compact"}
+    sim.kafka.create_topic(NAMES.timer_state, TIMER_PARTITIONS, config=config)
+    sim.run(worker, 5_000)
+    assert sorted(bodies(sim)) == [b"named", b"plain"]
+
+
+def test_a_command_beyond_the_partitions_of_names_is_forwarded(sim: Any) -> None:
+    sim.kafka.add_partitions(NAMES.timers, 12)
+    worker = sim.worker()
+    sim.command(partition=10)
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+
+
+def test_a_command_without_an_append_time_is_not_applied(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=3_000)
+    sim.run(worker, 500)
+    worker._router.marks.park(sim.command("CANCEL"), "no-append-time")
+    sim.run(worker, 20_000)
+    assert bodies(sim) == [b"body"]
 
 
 class DiedError(Exception):

@@ -186,6 +186,8 @@ def timer_state(
     envelope: Envelope,
     *,
     applied: int,
+    append_ms: int,
+    era: int,
     generation: int | None,
     due_ms: int = 0,
     since_ms: int | None = None,
@@ -201,11 +203,13 @@ def timer_state(
         partition: of the log and of the state.
         envelope: of the command.
         applied: offset of the command.
+        append_ms: its append time, epoch ms: with the offset it tells whether the log is still the same.
+        era: one more for each log that was created again.
         generation: the generation that is pending; None: none is.
         due_ms: when it is due, epoch ms.
         since_ms: since when the name is pending, epoch ms; None: it has no limit.
     """
-    state = Envelope(shim=WIRE_VERSION, timer_set_at=applied)
+    state = Envelope(shim=WIRE_VERSION, born_timestamp_ms=append_ms, timer_set_at=applied, timer_era=era or None)
     if generation is not None:
         state.real_topic, state.timer, state.deliver_at_ms = envelope.real_topic, envelope.timer, due_ms
         state.timer_since_ms, state.timer_repeat = since_ms, envelope.timer_repeat
