@@ -73,7 +73,6 @@ _TURN_NS: Final = 500 * _NS  # then the loop polls the consumer, even if more re
 _STATE_NS: Final = 1_000_000_000
 _SKIP_NS: Final = 5_000_000_000  # exactly once, a transaction of its own commits what it finds
 _FETCHES: Final = 16  # the least number of fetched batches that fill the buffer
-_COMMANDS: Final = 50  # for named timers that leave together: a NOW takes the memory of its message
 _LEAVE_S: Final = 2.0
 _REVOKE_DRAIN_NS: Final = 3_000_000_000
 
@@ -405,8 +404,7 @@ class DelayWorker:
                 if now_ns < assigned.backoff_until_ns or assigned.is_waiting(now_ns):
                     continue
                 room_bytes = min(self.settings.prefetch_bytes, delivery.capacity_bytes(now_ns))
-                most = self.settings.drain_count if assigned.timers is None else _COMMANDS
-                due = assigned.queue.take(now_ns, min(room, most), room_bytes)
+                due = assigned.queue.take(now_ns, min(room, self.settings.drain_count), room_bytes)
                 if due is not None:
                     progress = True
                     self._served = assigned.key
