@@ -214,6 +214,43 @@ def test_producer_worker_and_consumer_do_their_work(secured: Secured, exactly_on
     assert consumer.send_back_counts.dead == 1
 
 
+def test_a_worker_with_the_rights_from_before_named_timers_delivers_all_others(secured: Secured) -> None:
+    """It may not even see their topics, and not create them."""
+    admin, everyone = AdminClient(secured.plain("admin")), AdminClient(secured.plain("worker"))
+    hidden = [
+        (ResourceType.TOPIC, name, ResourcePatternType.LITERAL, "User:worker", "*", AclOperation.ALL)
+        for name in (NAMES.timers, NAMES.timer_state)
+    ]
+    bindings = [AclBinding(*each, AclPermissionType.DENY) for each in hidden]
+    for future in admin.create_acls(bindings).values():
+        future.result(DEADLINE_S)
+    try:
+        until = time.monotonic() + DEADLINE_S
+        while {NAMES.timers, NAMES.timer_state} & set(everyone.list_topics(timeout=DEADLINE_S).topics):
+            assert time.monotonic() < until
+        worker = DelayWorker(
+            WorkerSettings.make(
+                bootstrap=secured.bootstrap, namespace="pay", delay_levels=LEVELS, allow=(TOPIC,),
+                client=secured.client("worker"),
+            )
+        )  # fmt: skip
+        with (
+            running(worker),
+            Producer(
+                secured.bootstrap, namespace="pay", delay_levels=LEVELS, client=secured.client("producer")
+            ) as producer,
+        ):
+            before = worker.counts.delivered
+            producer.send(Message(TOPIC, b"without a name", delay_level=1), timeout_s=DEADLINE_S)
+            while worker.counts.delivered == before:
+                assert time.monotonic() < until
+                time.sleep(0.1)
+    finally:
+        filters = [AclBindingFilter(*each, AclPermissionType.DENY) for each in hidden]
+        for future in admin.delete_acls(filters).values():
+            future.result(DEADLINE_S)
+
+
 def test_an_orderly_consumer_takes_its_locks(secured: Secured) -> None:
     consumer = PushConsumer(
         secured.bootstrap, group=GROUP, namespace="pay", delay_levels=LEVELS, client=secured.client("consumer"),

@@ -5,10 +5,12 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.send_pace import SendPace, cost
+from rocketshim.errors import NotAuthorizedError, TopicMissingError
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.client_config import PROTECTED_CONSUMER, PROTECTED_PRODUCER, WORKER_SESSION_MS
 from rocketshim.kafka.clients import (
@@ -102,13 +104,14 @@ class WorkerClients:
         complaints = LastClientError()
         admin = self._clients.admin(self._connection({}, complaints.settings))
         with explained(complaints, admin):
-            planned = provision.ensure_topics(
-                admin,
-                (*layout.shared(), *(layout.timers() if creates else ())),
-                create=creates,
-                timeout_s=answer_time_s(admin, complaints),
-            )
-        for difference in planned.differences:
+            timeout_s = answer_time_s(admin, complaints)
+            found = [*provision.ensure_topics(admin, layout.shared(), create=creates, timeout_s=timeout_s).differences]
+            if creates:
+                with suppress(
+                    NotAuthorizedError, TopicMissingError
+                ):  # no right to create or see them: only timers with names need them
+                    found += provision.ensure_topics(admin, layout.timers(), timeout_s=timeout_s).differences
+        for difference in found:
             _LOG.warning("worker.settings-differ", extra={"difference": str(difference)})
 
     def _connection(self, required: dict[str, Any], defaults: dict[str, Any] | None = None) -> dict[str, Any]:
