@@ -196,7 +196,7 @@ def _stage(bootstrap: str, *, keep: bool) -> Iterator[_Stage]:
         TopicSpec(spec.name, spec.partitions, {**spec.config, **stamped}, spec.purpose)
         for spec in layout.for_group(stage.group, with_log=False)
     ]
-    specs = [*layout.shared(), *groups, flights]
+    specs = [*layout.shared(), *layout.timers(), *groups, flights]
     provision.ensure_topics(admin, specs)
     try:
         yield stage
