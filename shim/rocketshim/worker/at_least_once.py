@@ -295,16 +295,16 @@ class AtLeastOnce:
         Decides: What do due records do while their target is looked up? At least once, they alone wait. Exactly once,
             their run goes back, and its queue waits (`worker.exactly_once.ExactlyOnce.relay`).
         """
-        if flight.phases:
-            for index in indexes or ():
-                self._produce(flight, flight.later(index), now_ns)
+        if flight.is_later:
+            for group in flight.later(indexes or []):
+                self._produce(flight, group, now_ns)
             return
         for group in self._router.route(
             flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason
         ):
-            if group.kind in {Kind.NEXT, Kind.STATE}:
-                flight.keep(group)
-            elif group.kind is Kind.SKIP:
+            if flight.keeps(group):
+                continue
+            if group.kind is Kind.SKIP:
                 self._counts.skipped += len(group.records)
                 self._finished(flight, len(group.records))
             elif group.kind is Kind.NOT_YET and group.target is not None:

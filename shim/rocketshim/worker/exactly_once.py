@@ -459,24 +459,37 @@ class ExactlyOnce:
             the transaction is aborted, and all are due again (`worker.exactly_once.ExactlyOnce._abort`).
         """
         for _ in range(_MOST_ROUTINGS):
-            refused: list[HopBatch] = []
-            for group in groups:
-                if group.kind is Kind.NOT_YET:
-                    transaction.must_abort = True  # the producer has to learn about the target's new partitions
-                elif group.kind is Kind.SKIP:
-                    self._counts.skipped += len(group.records)
-                else:
-                    transaction.topics.add(group.topic)
-                    for batch in self._writer.write(producer, flight, group, now_ns):
-                        batch.alone = batch.alone or self._producer.is_careful
-                        (refused if batch.is_refused else transaction.batches).append(batch)
-            for batch in refused:
-                self._failures.refused(transaction, batch, now_ns)
-            if transaction.must_abort or not refused:
+            refused = self._write(producer, transaction, flight, groups, now_ns)
+            if transaction.must_abort:
                 return
-            again = sorted(batch.indexes[0] for batch in refused)
-            groups = self._router.route(flight.due, flight.assigned, now_ns, again)
-        transaction.must_abort = True
+            if not refused:
+                break
+            groups = self._router.route(flight.due, flight.assigned, now_ns, refused)
+        else:
+            transaction.must_abort = True
+            return
+        while indexes := flight.begin_phase():
+            if self._write(producer, transaction, flight, flight.later(indexes), now_ns):
+                return
+
+    def _write(
+        self, producer: ProducerClient, transaction: Transaction, flight: Flight, groups: list[HopGroup], now_ns: int
+    ) -> list[int]:
+        """Produce groups of a flight; return the indexes of the records that the producer refuses."""
+        refused: list[HopBatch] = []
+        for group in groups:
+            if group.kind is Kind.NOT_YET:
+                transaction.must_abort = True  # the producer has to learn about the target's new partitions
+            elif group.kind is Kind.SKIP:
+                self._counts.skipped += len(group.records)
+            elif not flight.keeps(group):
+                transaction.topics.add(group.topic)
+                for batch in self._writer.write(producer, flight, group, now_ns):
+                    batch.alone = batch.alone or self._producer.is_careful
+                    (refused if batch.is_refused else transaction.batches).append(batch)
+        for batch in refused:
+            self._failures.refused(transaction, batch, now_ns)
+        return sorted(batch.indexes[0] for batch in refused)
 
     def can_extend(self, now_ns: int) -> bool:
         """Return whether a transaction is open and can take more records."""

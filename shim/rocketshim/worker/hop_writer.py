@@ -88,11 +88,11 @@ class HopGroup:
 class Flight:
     """A run of records that left their queue together; `pending` is how many of them are not finished.
 
-    At least once, what the run writes for named timers comes in `phases`: after the effects the next occurrences, then
-    the states, each by the index of its command.
+    What the run writes for named timers comes in phases: after the effects the next occurrences, then the states, each
+    by the index of its command.
     """
 
-    __slots__ = ("_later", "assigned", "due", "mean_bytes", "pending", "phases")
+    __slots__ = ("_later", "_phase", "assigned", "due", "mean_bytes", "pending")
 
     def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
         self.assigned = assigned
@@ -100,28 +100,41 @@ class Flight:
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
         self._later: dict[Kind, dict[int, tuple[str, int, Hop]]] = {Kind.NEXT: {}, Kind.STATE: {}}
-        self.phases: list[Kind] = []  # those that were begun
+        self._phase: Kind | None = None  # None: the effects
 
-    def keep(self, group: HopGroup) -> None:
-        """Keep what is written in a later phase."""
+    @property
+    def is_later(self) -> bool:
+        """Whether the effects are finished, and a later phase has begun."""
+        return self._phase is not None
+
+    def keeps(self, group: HopGroup) -> bool:
+        """Keep a group for its phase, if that has not begun; return whether it is kept."""
+        if self._phase is not None or group.kind not in self._later:
+            return False
         hop = group.records[0]
         self._later[group.kind][hop[0]] = group.topic, group.partition, hop
+        return True
 
     def begin_phase(self) -> list[int]:
         """Begin the next phase that has something to write; return the indexes, which are pending now."""
-        for kind, hops in self._later.items():
-            if hops and kind not in self.phases:
-                self.phases.append(kind)
+        for kind in (Kind.NEXT, Kind.STATE) if self._phase is None else (Kind.STATE,):
+            if self._phase is not kind and (hops := self._later[kind]):
+                self._phase = kind
                 # of each name only its last state: one that is written again must not come behind a later one
                 last = {hop[2] if kind is Kind.STATE else at: at for at, (_, _, hop) in sorted(hops.items())}
                 self.pending = len(last)
                 return sorted(last.values())
         return []
 
-    def later(self, index: int) -> HopGroup:
-        """Return what this phase writes for the command at an index."""
-        topic, partition, hop = self._later[self.phases[-1]][index]
-        return HopGroup(self.phases[-1], topic, partition, first=hop)
+    def later(self, indexes: list[int]) -> list[HopGroup]:
+        """Return what this phase writes for the commands at these indexes."""
+        groups: dict[tuple[str, int], HopGroup] = {}
+        kind = Kind.STATE if self._phase is None else self._phase
+        for index in indexes:
+            topic, partition, hop = self._later[kind][index]
+            group = groups.setdefault((topic, partition), HopGroup(kind, topic, partition))
+            group.records.append(hop)
+        return list(groups.values())
 
 
 class HopBatch:
