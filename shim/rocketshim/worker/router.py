@@ -10,7 +10,8 @@
 6. If the target is only not on this worker's allow-list, the record is re-appended for a worker that may deliver it,
    and finally parked.
 7. A record that is not due yet hops to another queue. From the first hop on it carries `DELIVER_AT_MS`.
-8. A due record with a name goes to the timer log, which decides whether it is delivered (`worker.timer_router`).
+8. A due record with a name goes to the timer log, which decides whether it is delivered (`worker.timer_router`). If
+   there is no such log, it is re-appended, and finally parked.
 9. A due record is delivered, if its target takes records as they come. If the target is unknown, or may have got the
    wanted partition meanwhile, the record waits (`NOT_YET`). If the target does not exist, as while it is deleted and
    created again, or is avoided, the record is re-appended (`TARGET_TRIES`), and parked after the configured number of
@@ -268,12 +269,12 @@ class Router:
     def _route_closely(self, each: _DueRecord, clock_ms: int, now_ns: int, re_append_reason: str) -> HopGroup:
         """Return where a record goes that may not take the usual ways."""
         route = each.route
-        if each.due_ms - clock_ms > self._max_delay_ms:
-            if each.shape.recurs:
-                return self._wait_on(each, clock_ms)
+        if each.due_ms - clock_ms > self._max_delay_ms and not each.shape.recurs:
             return self._park(each.index, each.record, "due-too-late")
+        if each.due_ms > clock_ms and (each.is_named or each.shape.recurs):
+            return self._wait_on(each, clock_ms)
         if each.is_named:
-            return self._fire(each)
+            return self._fire(each, now_ns)
         if route.refusal is not None:
             return self._offer(each, now_ns)
         target = self.targets.target(route.topic, now_ns)
@@ -306,14 +307,19 @@ class Router:
         return group
 
     def _wait_on(self, each: _DueRecord, clock_ms: int) -> HopGroup:
-        """Return the hop of a message that recurs rarely, as once a year."""
+        """Return the hop of a message that recurs rarely, as once a year, or that only another worker may deliver."""
         headers = each.shape.to_queue(each.shape.candidates(each.headers, each.hop_id, each.append_ms, each.due_ms))
         partition = self._levels.queue_for(each.due_ms - clock_ms, each.record.partition() // self._levels.STRIDE)
         first = (each.index, each.record.value(), each.record.key(), list(headers), each.due_ms)
         return HopGroup(Kind.REQUEUE, self._names.schedule, partition, first=first)
 
-    def _fire(self, each: _DueRecord) -> HopGroup:
+    def _fire(self, each: _DueRecord, now_ns: int) -> HopGroup:
         """Return the FIRE of a due record with a name: the log decides whether it is delivered."""
+        log = self.targets.target(self._names.timers, now_ns)
+        if now_ns < log.ready_ns:
+            return self._not_yet(each, log)
+        if log.partitions == 0:
+            return self._re_append(each, f"unknown-topic:{self._names.timers}", parked_as="")
         try:
             out = fire(each.record, decode(each.headers, trusted=True), self._names)
         except MalformedRecordError as error:
@@ -370,12 +376,12 @@ class Router:
         partition = self._levels.queue_for(_OFFER_MS[min(each.tries, len(_OFFER_MS) - 1)], lane)
         return HopGroup(Kind.RE_APPEND, self._names.schedule, partition, reason=NOT_ALLOWED, first=each.re_append())
 
-    def _park(self, index: int, record: Any, reason: str) -> HopGroup:
-        """Return the parked record with this reason; skip a probe."""
+    def _park(self, index: int, record: Any, reason: str, *, marked: Any = None) -> HopGroup:
+        """Return the parked record with this reason; skip a probe. `marked` has the marks; None: the record itself."""
         if is_probe(record):
             return HopGroup(Kind.SKIP, first=(index, None, None, [], 0))
         out: OutgoingRecord = parked(record, self._names, reason)
-        if self.marks.is_without_body(record):
+        if self.marks.is_without_body(record if marked is None else marked):
             out = bare_parked(out)
         return HopGroup(Kind.PARK, out.topic, reason=reason, first=(index, out.value, out.key, out.headers, 0))
 

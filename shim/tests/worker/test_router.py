@@ -21,7 +21,7 @@ from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import OutgoingRecord, delivered, due_ms, fire, hopped, is_probe, parked, retried_target
 from rocketshim_topics.levels import DelayLevels
 from rocketshim_topics.names import TopicNames
-from rocketshim_topics.wire import HEADER_ORDER, decode
+from rocketshim_topics.wire import HEADER_ORDER, Envelope, decode
 
 NAMES = TopicNames("")
 LEVELS = DelayLevels.parse("1s 2s")
@@ -100,27 +100,31 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     queue_ms = LEVELS.queue_delay_ms(record.partition())
     append_ms = queue_append_ms(record.timestamp()[1], queue_ms or 0, CLOCK_MS, 0, 0)
     at_ms = due_ms(envelope, append_ms, LEVELS.UNKNOWN_LEVEL_MS if queue_ms is None else queue_ms)
-    if at_ms - CLOCK_MS > MAX_DELAY_MS:
+    recurs = envelope.timer_repeat is not None
+    if at_ms - CLOCK_MS > MAX_DELAY_MS and not recurs:
         return park(record, "due-too-late")
     tries = envelope.target_tries or 0
-    if refusal == NOT_ALLOWED:
-        if tries >= TRIES:
-            return park(record, NOT_ALLOWED)
-        queue = LEVELS.queue_for((1_000, 512, 10_000)[tries], 0)
-        return made(Kind.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), NOT_ALLOWED)
+    if refusal == NOT_ALLOWED and not recurs and envelope.timer is None:
+        return offer(record, envelope, at_ms)
     if at_ms > CLOCK_MS:
         queue = LEVELS.queue_for(at_ms - CLOCK_MS, 0)
         return made(Kind.REQUEUE, hopped(record, envelope, NAMES, deliver_at_ms=at_ms, partition=queue), "", at_ms)
-    if envelope.timer is not None:
+    log = targets[NAMES.timers]
+    if envelope.timer is not None and log.partitions != 0:
+        if log.ready_ns > 0:
+            return Expected(Kind.NOT_YET)
         if envelope.timer_set_at is None:
             return park(record, "missing-header:TIMER_SET_AT")
         return made(Kind.REQUEUE, fire(record, envelope, NAMES), "", at_ms)
+    if envelope.timer is None and refusal == NOT_ALLOWED:
+        return offer(record, envelope, at_ms)
     out = delivered(record, envelope, NAMES)
-    target = targets[out.topic]
+    target = targets[out.topic] if envelope.timer is None else log
     if target.ready_ns > 0:
         return Expected(Kind.NOT_YET)
     if target.partitions == 0 or target.failures:
-        reason = "test" if target.partitions else f"unknown-topic:{envelope.real_topic}"
+        missing = envelope.real_topic if envelope.timer is None else NAMES.timers
+        reason = "test" if target.partitions else f"unknown-topic:{missing}"
         if tries >= TRIES:
             return park(record, f"target-refused:{reason}" if target.partitions else reason)
         queue = LEVELS.queue_for((1_000, 5_000, 5_000)[tries], 0)
@@ -134,6 +138,14 @@ def expected(  # noqa: C901, PLR0912 - all rules, in their order
     given_ms = 0 if envelope.real_topic.startswith("%RETRY%") else envelope.target_timestamp_ms or 0
     is_careful = target.careful_until_ns > 0
     return made(Kind.DELIVER, out, "", at_ms)._replace(one_per_batch=is_careful, timestamp_ms=given_ms)
+
+
+def offer(record: Any, envelope: Envelope, at_ms: int) -> Expected:
+    tries = envelope.target_tries or 0
+    if tries >= TRIES:
+        return park(record, NOT_ALLOWED)
+    queue = LEVELS.queue_for((1_000, 512, 10_000)[tries], 0)
+    return made(Kind.RE_APPEND, retried_target(record, envelope, NAMES, partition=queue, due_ms=at_ms), NOT_ALLOWED)
 
 
 def park(record: Any, reason: str) -> Expected:
@@ -171,6 +183,7 @@ SOMETIMES = {
     "TAGS": b"a", "KEYS": b"k", "HOP_ID": b"s/0/1", "MAX_RECONSUME_TIMES": b"5", "REAL_QID": b"1", "TARGET_TRIES": b"1",
     "SHIM": b"1", "UNIQ_KEY": b"id", "BORN_TIMESTAMP": b"1700000000000", "REPLAY_ID": b"r", "REPLAY_COUNT": b"1",
     "TARGET_TIMESTAMP_MS": b"1600000000000", "TIMER": b"o-7", "TIMER_SET_AT": b"70", "TIMER_DO": b"SET",
+    "TIMER_REPEAT": b"15m",
 }  # fmt: skip
 DUES: list[dict[str, bytes]] = [
     {}, {"DELAY": b"1", "DELAY_MS": b"1000"}, {"DELAY_MS": b"900000"}, {"DELIVER_AT_MS": b"1700000005000"},
@@ -215,6 +228,7 @@ of_a_run = st.tuples(
     st.sampled_from([APPEND_MS, APPEND_MS, APPEND_MS + 1, CLOCK_MS, CLOCK_MS + 5_000]),
     st.sampled_from([None, None, None, None, "no-append-time"]),
 )
+TARGETS = ("orders", "audit", "rmq.retry.g", "rmq.timers")
 STATES = ["open", "unknown", "missing", "avoided", "careful", "asked-again"]
 
 
@@ -260,7 +274,7 @@ def route(
 @given(
     st.lists(of_a_run, min_size=1, max_size=6),
     st.sampled_from([0, 1, 10, 26, 31]),
-    st.fixed_dictionaries({topic: st.sampled_from(STATES) for topic in ("orders", "audit", "rmq.retry.g")}),
+    st.fixed_dictionaries({topic: st.sampled_from(STATES) for topic in TARGETS}),
 )
 @example(
     [
@@ -268,7 +282,7 @@ def route(
         ([("CLOCK", b"1")], None, APPEND_MS, "no-append-time"),
     ],
     0,
-    dict.fromkeys(("orders", "audit", "rmq.retry.g"), "open"),
+    dict.fromkeys(TARGETS, "open"),
 )
 def test_every_record_takes_the_hop_that_the_rules_and_the_real_hops_say(
     run: list[tuple[Headers, bytes | None, int, str | None]], partition: int, states: dict[str, str]
@@ -296,7 +310,7 @@ def test_records_with_the_same_hop_form_one_group() -> None:
     later: Headers = [("REAL_TOPIC", b"orders"), ("DELIVER_AT_MS", b"1700000020000"), ("UNIQ_KEY", b"u")]
     one: tuple[Headers, bytes | None, int, str | None] = (headers, b"k", APPEND_MS, None)
     run = [one, (later, b"k", APPEND_MS, None)] * 3
-    groups, _, _ = route(run, 0, {"orders": "open"})
+    groups, _, _ = route(run, 0, {"orders": "open", "rmq.timers": "open"})
     assert [(group.kind, [hop[0] for hop in group.records]) for group in groups] == [
         (Kind.DELIVER, [0, 2, 4]),
         (Kind.REQUEUE, [1, 3, 5]),
@@ -309,7 +323,7 @@ def test_records_with_and_without_a_timestamp_of_their_senders_stay_in_order() -
     run: list[tuple[Headers, bytes | None, int, str | None]] = [
         (headers, b"k", APPEND_MS, None) for headers in (plain, stamped, plain, stamped)
     ]
-    (group,), _, _ = route(run, 0, {"orders": "open"})
+    (group,), _, _ = route(run, 0, {"orders": "open", "rmq.timers": "open"})
     assert [hop[0] for hop in group.records] == [0, 1, 2, 3]
     assert group.timestamps == {1: 1_600_000_000_000, 3: 1_600_000_000_000}
 
