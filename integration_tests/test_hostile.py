@@ -79,7 +79,7 @@ def stage(broker: Broker, admin: AdminClient, namespace: str, tmp_path: Path) ->
     names, levels = TopicNames(namespace), DelayLevels.parse(LEVELS)
     layout = Layout(names, levels)
     groups = [*layout.for_group(CONCURRENT, with_log=False), *layout.for_group(ORDERLY, with_log=True)]
-    provision.ensure_topics(admin, [*layout.shared(), layout.redrive_log(), *groups])
+    provision.ensure_topics(admin, [*layout.shared(), *layout.timers(), layout.redrive_log(), *groups])
     orders = f"{namespace}.orders"
     admin.create_topics([NewTopic(orders, 2)])[orders].result(DEADLINE_S)
     await_led(admin, orders, 2)
@@ -106,7 +106,7 @@ def test_mutated_records_stop_nothing_and_go_nowhere(
     ours = {name: len(found.partitions) for name, found in there.items() if name.startswith(names.namespace)}
     before = user_topics(pytestconfig)
     send_mutated(stage.bootstrap, ours, count)
-    readers = {names.worker_group: [names.schedule]}
+    readers = {names.worker_group: [names.schedule, names.timers]}
     readers |= {group: [orders, names.retry(group)] for group in (CONCURRENT, ORDERLY)}
     ends = {
         group: {name: bounds(stage.bootstrap, name, ours[name]) for name in read} for group, read in readers.items()

@@ -22,12 +22,14 @@ A CANCEL or SET with a lower offset than a FIRE always wins, and one with a high
 What is known is rebuilt from a compacted topic, which may be ahead of the position from which commands are read again:
 the owner before stored what a command did, then the state, then its position, and may have ended between two of these.
 So each entry carries the offset of the command that changed it last, and a command that its entry knows is not applied
-again. The state may also be behind the position: markers of a transaction that has ended arrive in each partition at
-their own time, and an entry may be lost. Then the commands from `next_offset` on are applied again, without effects:
-those that changed nothing change nothing, and the others are missing.
+again. An entry is stored after the effects of all commands up to its own. So the commands between the position and
+`next_offset`, which is behind the newest entry, are applied again without effects. The state may also be behind the
+position: markers of a transaction that has ended arrive in each partition at their own time, and an entry may be lost.
+Then the commands from `next_offset` to the position are applied again without effects: those that changed nothing
+change nothing, and the others are missing.
 
 The log may be created again, and its offsets begin again. Then the entries are of another log. The owner begins a new
-*era*: entries of an earlier one do not count any more.
+*era*: the names that are pending stay so, but each entry of the new era counts more than theirs.
 
 Source: the model of 10,000 random programs with deaths between any two writes (test_named_timers).
 """
@@ -100,24 +102,26 @@ class TimerTable:
         next_offset: the offset after the newest command that is known to be applied; 0: none is.
     """
 
-    __slots__ = ("_ended", "_pending", "_recurring", "_since_ms", "era", "newest", "next_offset")
+    __slots__ = ("_earlier", "_ended", "_pending", "_recurring", "_since_ms", "era", "newest", "next_offset")
 
     def __init__(self, era: int = 0) -> None:
         self.era = era
         self.newest: tuple[bytes, int, int] | None = None
         self.next_offset = 0
         self._pending: dict[int, int] = {}  # generation by name; a number takes 16 bytes less than its bytes
-        self._ended: dict[bytes, int] = {}  # the command that ended a name, if the state may be ahead of it
+        self._earlier: dict[int, int] = {}  # as `_pending`, of earlier eras
+        self._ended: dict[bytes, int] = {}  # the command that ended a name, until all is loaded
         self._since_ms: dict[bytes, int] = {}  # of pending names that may not be put off forever
         self._recurring: set[bytes] = set()
 
     def __len__(self) -> int:
         """Return how many names are pending."""
-        return len(self._pending)
+        return len(self._pending) + len(self._earlier)
 
     def pending(self, name: bytes) -> int | None:
         """Return the generation of a name; None: it is not pending."""
-        return self._pending.get(int.from_bytes(name))
+        number = int.from_bytes(name)
+        return self._pending.get(number, self._earlier.get(number) if self._earlier else None)
 
     def load(
         self,
@@ -131,13 +135,17 @@ class TimerTable:
         era: int = 0,
     ) -> None:
         """Take the stored state of a name after the command at `applied`; an older one than is known is ignored."""
-        if era < self.era:
-            return
         if era > self.era:
-            self.__init__(era)  # type: ignore[misc]  # all that was loaded is of an earlier log
-        pending = self.pending(name)
-        if applied < max(-1 if pending is None else pending, self._ended.get(name, -1)):
+            self.begin_era(era)
+        known = self._known(name)
+        if applied < known or (era < self.era and known >= 0):
             return  # a frozen owner stored it late
+        if era < self.era:
+            self._put(name, None, None)
+            if is_pending:
+                self._put(name, applied, since_ms, recurs=recurs)
+                self._earlier[int.from_bytes(name)] = self._pending.pop(int.from_bytes(name))
+            return
         if applied >= self.next_offset:
             self.next_offset, self.newest = applied + 1, (name, applied, append_ms)
         if is_pending:
@@ -147,9 +155,15 @@ class TimerTable:
             self._ended[name] = applied
             self._put(name, None, None)
 
-    def begin(self, position: int) -> None:
-        """Begin to apply commands from this offset on; everything was loaded."""
-        self._ended = {name: at for name, at in self._ended.items() if at >= position}
+    def begin_era(self, era: int) -> None:
+        """Begin a new era: the log was created again, and nothing of it is known."""
+        self.era, self.next_offset, self.newest = era, 0, None
+        self._earlier |= self._pending
+        self._pending, self._ended = {}, {}
+
+    def begin(self) -> None:
+        """Begin to apply commands for the first time; everything is loaded."""
+        self._ended = {}
 
     def forget(self, name: bytes, generation: int) -> bool:
         """Forget a name whose message cannot wait; return whether this generation was pending."""
@@ -188,7 +202,7 @@ class TimerTable:
         Decides: Which generation of a named timer is delivered, if any?
         """
         pending = self.pending(name)
-        if (pending is not None and offset <= pending) or offset <= self._ended.get(name, -1):
+        if offset <= self._known(name):
             return Change(Effect.NOTHING, pending, pending)
         if command is Command.SET or (command is Command.SET_IF_ABSENT and pending is None):
             since_ms = None
@@ -208,12 +222,19 @@ class TimerTable:
         self._put(name, None, None)
         return Change(effect, pending, None)
 
+    def _known(self, name: bytes) -> int:
+        """Return the newest command of this era that is known to have changed a name; -1: none is."""
+        return max(self._pending.get(int.from_bytes(name), -1), self._ended.get(name, -1))
+
     def _put(self, name: bytes, generation: int | None, since_ms: int | None, *, recurs: bool = False) -> None:
         (self._recurring.add if recurs else self._recurring.discard)(name)
+        number = int.from_bytes(name)
+        if self._earlier:
+            self._earlier.pop(number, None)
         if generation is None:
-            self._pending.pop(int.from_bytes(name), None)
+            self._pending.pop(number, None)
         else:
-            self._pending[int.from_bytes(name)] = generation
+            self._pending[number] = generation
         if since_ms is None:
             self._since_ms.pop(name, None)
         else:

@@ -129,7 +129,7 @@ class Assignment:
         *,
         leave: Callable[[list[AssignedPartition]], None],
         gone: Callable[[TopicPartitionKey], None],
-        own_timers: Callable[[int, int, bool], OwnedTimers],
+        own_timers: Callable[[int, int], OwnedTimers],
         alarm: Callable[..., None],
         clock: Clock,
         sleep: Callable[[float], None],
@@ -150,7 +150,6 @@ class Assignment:
         self._sleep = sleep
         self._commits_fail_since_ns: int | None = None
         self.is_closing = False  # from `closing` on, for good
-        self._without: set[TopicPartitionKey] = set()  # those that are assigned now, and had no position
         self._unread: set[TopicPartitionKey] = set()
         self._unread_ns = 0
         self._unknown: set[TopicPartitionKey] = (
@@ -285,7 +284,6 @@ class Assignment:
             offset = item.offset
             if offset < 0:
                 offset = low
-                self._without.add(TopicPartitionKey.of(item))
                 if high > low and item.topic == self.topic:  # the state of timers knows what was applied
                     without.append(TopicPartitionKey.of(item))
                 first.append(TopicPartition(item.topic, item.partition, low, metadata=self._metadata))
@@ -314,8 +312,7 @@ class Assignment:
         queue = self._make_queue(time_in_queue_ms(self._levels, key.partition) if is_queue else 0)
         assigned = AssignedPartition(*key, queue, committed, self._metadata)
         if not is_queue:
-            assigned.timers = self._own_timers(key.partition, committed, key in self._without)
-        self._without.discard(key)
+            assigned.timers = self._own_timers(key.partition, committed)
         return assigned
 
     # --- commits -----------------------------------------------------------------------------------------------------

@@ -4,28 +4,35 @@
 log is a queue without a delay for the rest of the worker, and `worker.timer_state` has its state. Rules of this file:
 
 * What a command does is decided once, in the order of the log (`OwnedTimers.changes`). A record that is routed again,
-  since its hop was refused or its transaction aborted, gets the same answer.
+  since its hop was refused or its transaction aborted, gets the same answer. A NOW is decided when its message was
+  read; the commands behind it wait.
 * Exactly once: effects, state and position are one transaction. At least once: effects, then the state, then the
   position, and the next run of the partition leaves when all of that is stored.
 * A FIRE that counts is an ordinary due record from then on: its target may be slow, missing or refused
   (`worker.router`), and a re-appended record has no name any more.
 """
 
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import methodcaller
+from typing import Any, Final
 
 from rocketshim.core.level_queue import Due
-from rocketshim.core.named_timers import Change, Effect
+from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.hop_writer import HopGroup, Kind
+from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
-from rocketshim_topics.hops import OutgoingRecord, forwarded, put_back, scheduled_timer, timer_digest, timer_state
+from rocketshim_topics.hops import OutgoingRecord, forwarded, put_back, scheduled_timer, timer_state
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import TIMER_REPEAT, coordinates, headers_shown
 
 __all__ = ["TimerRouter"]
+
+_FETCHED_AHEAD: Final = 16
+_OFFSET: Final = methodcaller("offset")
 
 
 class TimerRouter(Router):
@@ -53,11 +60,19 @@ class TimerRouter(Router):
         if indexes is None:
             owned.confirmed(assigned.queue.next_offset or 0)
         groups: list[HopGroup] = []
-        for index in range(len(due.records)) if indexes is None else indexes:
-            groups += self._command(_Told(index, due, assigned, owned, now_ns, re_append_reason))
+        indexes = range(len(due.records)) if indexes is None else indexes
+        for at, index in enumerate(indexes):
+            told = _Told(index, due, assigned, owned, now_ns, re_append_reason)
+            if found := self._command(told):
+                groups += found
+            else:  # the log decides in its order
+                self._fetch_ahead(told, indexes[at:])
+                left = [HopGroup(Kind.NOT_YET, target=owned.loaded, first=_empty(each)) for each in indexes[at:]]
+                return groups + left
         return groups
 
     def _command(self, told: "_Told") -> list[HopGroup]:
+        """Return the hops of a record; none: the message that it delivers is not read yet."""
         record, owned = told.record, told.owned
         reason = self.marks.reason(record)
         judged = self._rules.judge(record)
@@ -70,20 +85,69 @@ class TimerRouter(Router):
         if change is None and reason:  # the fetcher has marked it: it has no append time
             return [self._park(told.index, record, reason)]
         if change is None:
-            change = owned.changes[record.offset()] = self._rules.apply(table, record, judged)
+            change = self._decide(told, judged, table)
+            if change is None:
+                return []
+            owned.changes[record.offset()] = change
             self._counts.count_timer(judged.envelope.timer_do or "", is_effective=change.effect is not Effect.NOTHING)
-        if reason:  # its hop was refused: the name is free again
-            name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
-            is_freed = change.effect is Effect.SCHEDULE and table.forget(name, record.offset())
-            parked = self._park(told.index, record, reason)
-            return [self._state(told, judged, Change(Effect.FORGET, None, None)), parked] if is_freed else [parked]
-        effect = self._effect(told, judged, change)
+        effect = self._refused(told, judged, change, reason) if reason else self._effect(told, judged, change)
         change = owned.changes[record.offset()]
         if not change.is_change or effect.kind is Kind.NOT_YET:
             return [effect]
         # the effect last: at least once, a run is finished with its last effect, and then the others are written
         following = [self._scheduled(told, judged, change, Kind.NEXT)] if change.sets_next else []
         return [*following, self._state(told, judged, change), effect]
+
+    def _decide(self, told: "_Told", judged: Judged, table: TimerTable) -> Change | None:
+        """Return what a command does; None: the message that it delivers is not read yet.
+
+        A NOW changes nothing if retention has deleted its message from the log: it still waits in the schedule topic,
+        and comes at its time.
+        """
+        generation = table.pending(judged.name) if judged.envelope.timer_do == Command.NOW.value else None
+        if generation is not None:
+            if not self._is_read(told.owned, told.due.records, told.record.offset(), judged.name, generation):
+                return None
+            if told.owned.messages[told.record.offset()][1] is None:
+                self._alarm("worker.timer-not-now", record=coordinates(told.record))
+                return Change(Effect.NOTHING, generation, generation)
+        return self._rules.apply(table, told.record, judged)
+
+    def _is_read(self, owned: OwnedTimers, run: list[Any], offset: int, name: bytes, generation: int) -> bool:
+        """Return whether the message of the NOW at an offset is known; it may be a record of the same run."""
+        if owned.messages.get(offset, (-1, None))[0] == generation:
+            return True
+        at = bisect_left(run, generation, key=_OFFSET)
+        if at == len(run) or run[at].offset() != generation or self._rules.judge(run[at]).name != name:
+            return False
+        owned.messages[offset] = generation, run[at]
+        return True
+
+    def _fetch_ahead(self, told: "_Told", indexes: Sequence[int]) -> None:
+        """Have the messages read that the next commands of a run deliver."""
+        owned, run = told.owned, told.due.records
+        if self.loader is None or owned.table is None:
+            return
+        for record in (run[index] for index in indexes):
+            judged = self._rules.judge(record)
+            if not judged.is_command or judged.envelope.timer_do != Command.NOW.value:
+                continue
+            generation = owned.table.pending(judged.name)
+            if generation is None or self._is_read(owned, run, record.offset(), judged.name, generation):
+                continue
+            self.loader.fetch(owned, told.assigned.number, judged.name, offset=record.offset(), generation=generation)
+            if len(owned.asked) >= _FETCHED_AHEAD:
+                return
+
+    def _refused(self, told: "_Told", judged: Judged, change: Change, reason: str) -> HopGroup:
+        """Park the message of a command whose hop was refused; if it cannot wait, its name is free again."""
+        owned, offset = told.owned, told.record.offset()
+        if change.effect is Effect.SCHEDULE:
+            if owned.table is not None:
+                owned.table.forget(judged.name, offset)
+            owned.changes[offset] = Change(Effect.FORGET, offset, None)
+        _, message = owned.messages.get(offset, (0, None))
+        return self._park(told.index, told.record if message is None else message, reason, marked=told.record)
 
     def _no_command(self, told: "_Told", judged: Judged, reason: str) -> HopGroup:
         """Return where a record goes that is no command of this partition."""
@@ -104,27 +168,11 @@ class TimerRouter(Router):
                 occurrence = f"{judged.due_ms}" if judged.envelope.timer_repeat is not None else ""
                 return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms), occurrence)
             case Effect.DELIVER_PENDING:
-                return self._deliver_pending(told, judged, change)
+                _, message = told.owned.messages[told.record.offset()]
+                recurs = TIMER_REPEAT in dict(headers_shown(message))
+                return self._now(told, message, 0, f"{told.record.offset()}" if recurs else "")
             case _:
                 return _nothing(told.index)
-
-    def _deliver_pending(self, told: "_Told", judged: Judged, change: Change) -> HopGroup:
-        """Deliver the message that a NOW names; it is read from the log first."""
-        owned, offset, generation = told.owned, told.record.offset(), change.before or 0
-        if offset not in owned.messages:
-            if offset not in owned.asked and self.loader is not None:
-                self.loader.fetch(owned, told.assigned.number, offset=offset, generation=generation)
-            return HopGroup(Kind.NOT_YET, target=owned.loaded, first=(told.index, None, None, [], 0))
-        message = owned.messages[offset]
-        if message is not None:
-            return self._now(told, message, 0, f"{offset}" if TIMER_REPEAT in dict(headers_shown(message)) else "")
-        # retention has deleted it from the log; it still waits in the schedule topic, and fires at its time
-        name = timer_digest(judged.envelope.real_topic or "", judged.envelope.timer or "")
-        if owned.table is not None and owned.table.pending(name) is None:
-            owned.table.load(name, generation, is_pending=True)
-        owned.changes[offset] = Change(Effect.NOTHING, generation, generation)
-        self._alarm("worker.timer-not-now", record=coordinates(told.record))
-        return _nothing(told.index)
 
     def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Kind) -> HopGroup:
         partition = self._queue_for(change.due_ms, told)
@@ -186,7 +234,11 @@ class _Told:
 
 
 def _nothing(index: int) -> HopGroup:
-    return HopGroup(Kind.SKIP, first=(index, None, None, [], 0))
+    return HopGroup(Kind.SKIP, first=_empty(index))
+
+
+def _empty(index: int) -> Hop:
+    return index, None, None, [], 0
 
 
 def _hop(index: int, out: OutgoingRecord, due_ms: int, kind: Kind = Kind.REQUEUE) -> HopGroup:

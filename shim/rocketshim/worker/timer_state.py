@@ -1,8 +1,8 @@
 """The state of named timers: of each partition of the timer log that this worker owns, and how it is read.
 
 The state is loaded when a partition is assigned, in a thread of its own (`TimerLoader`); until then no command leaves
-the queue. First come the entries of the compacted topic. If they are behind the position, the commands between are read
-again and applied without effects (`core.named_timers` says why this is the same). So whether a record is a command, and
+the queue. First come the entries of the compacted topic. Then the commands between the newest of them and the position
+are read again and applied without effects (`core.named_timers` says why). So whether a record is a command, and
 may be one (`TimerRules`), depends on the record and the configuration, never on a clock: reading it again has the same
 result.
 """
@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from rocketshim.core.level_queue import LevelQueue
 from rocketshim.core.named_timers import Change, Command, TimerTable
+from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.errors import BrokerUnavailableError, RocketshimError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.worker.allow_list import AllowList
@@ -32,6 +33,7 @@ __all__ = ["Judged", "OwnedTimers", "TimerLoader", "TimerRules"]
 _EARLY_MS: Final = 60_000  # leaders' clocks may differ by this; a FIRE that is earlier was not written by a worker
 _CLOSE_S: Final = 1.0
 _AGAIN_S: Final = 1.0
+_TRIES: Final = 30  # to find the end of the log where its state says
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 
 
@@ -41,9 +43,10 @@ class OwnedTimers:
     Attributes:
         table: the pending names; None: not loaded yet.
         changes: what the commands do whose run is not confirmed, by offset.
-        messages: the messages that a NOW delivers, by the offset of the NOW; None: it is not there any more.
+        messages: the generation that a NOW delivers, and its message, by the offset of the NOW; no message: it is not
+            there any more.
         loaded: the messages that are read now, as a target that is not known yet.
-        skip_below: offset below which commands are passed over: there was no position, and they are applied.
+        skip_below: offset below which records are passed over: their effects are stored, and their position is not.
     """
 
     __slots__ = ("asked", "changes", "loaded", "messages", "one_run", "skip_below", "table")
@@ -51,7 +54,7 @@ class OwnedTimers:
     def __init__(self, topic: str, *, one_run: bool) -> None:
         self.table: TimerTable | None = None
         self.changes: dict[int, Change] = {}
-        self.messages: dict[int, Any] = {}
+        self.messages: dict[int, tuple[int, Any | None]] = {}
         self.loaded = TargetHealth(topic, ready_ns=0)
         self.asked: set[int] = set()
         self.skip_below = 0
@@ -93,6 +96,11 @@ class Judged:
         """Whether it is one to apply."""
         return not (self.reason or self.is_misplaced or self.is_early)
 
+    @property
+    def name(self) -> bytes:
+        """The digest of the name that it is about."""
+        return timer_digest(self.envelope.real_topic or "", self.envelope.timer or "")
+
 
 class TimerRules:
     """Which records of the log are commands. Any thread; no clock."""
@@ -107,7 +115,7 @@ class TimerRules:
 
         Decides: Which commands of named timers are refused? Malformed ones, and a SET that no worker would deliver or
             whose delay is too long: they are parked. A CANCEL, NOW or FIRE for a name that nobody could set finds
-            nothing.
+            nothing. Whether this worker may deliver the message is only asked when it fires (`worker.router`).
         """
         append_ms = record.timestamp()[1]
         try:
@@ -122,7 +130,9 @@ class TimerRules:
             reason = self._policy.refusal(envelope.real_topic or "", None) or ""
             if group_of(envelope.real_topic or "") is not None:
                 reason = "forbidden-target:retry-topic"
-            elif not reason and envelope.timer_repeat is None and times.due_ms - append_ms > self._max_delay_ms:
+            elif reason == NOT_ALLOWED:
+                reason = ""
+            if not reason and envelope.timer_repeat is None and times.due_ms - append_ms > self._max_delay_ms:
                 reason = "due-too-late"
         return Judged(
             envelope,
@@ -139,7 +149,7 @@ class TimerRules:
         return table.apply(
             record.offset(),
             Command(envelope.timer_do),
-            timer_digest(envelope.real_topic or "", envelope.timer or ""),
+            judged.name,
             generation=envelope.timer_set_at,
             due_ms=judged.next_ms,
             appended_ms=record.timestamp()[1],
@@ -176,36 +186,40 @@ class TimerLoader:
             self._thread = threading.Thread(target=self._run, name="rocketshim-timers", daemon=True)
             self._thread.start()
 
-    def load(self, owned: OwnedTimers, partition: int, position: int, *, is_first: bool) -> None:
+    def load(self, owned: OwnedTimers, partition: int, position: int) -> None:
         """Load the state of a partition whose commands are read from this position on; negative: it is not known.
 
-        With `is_first` there was none: then the commands that the state knows are passed over. A partition beyond those
-        that names use has no state: its commands are forwarded.
+        A partition beyond those that names use has no state: its commands are forwarded.
         """
         if partition >= TIMER_PARTITIONS:
             owned.table = TimerTable()
             return
+        tries = _TRIES
 
         def read(reader: TopicReader) -> Callable[[], None]:
-            table = self._read_state(reader, partition, position, may_be_new=is_first or position < 0)
+            nonlocal tries
+            tries -= 1
+            table, skip_below = self._read_state(reader, partition, position, is_last_try=tries <= 0)
 
             def answer() -> None:
-                owned.table, owned.skip_below = table, table.next_offset if is_first else 0
+                owned.table, owned.skip_below = table, skip_below
 
             return answer
 
         self._asked.put(read)
 
-    def fetch(self, owned: OwnedTimers, partition: int, *, offset: int, generation: int) -> None:
+    def fetch(self, owned: OwnedTimers, partition: int, name: bytes, *, offset: int, generation: int) -> None:
         """Fetch the message of a generation for the NOW at an offset; `owned.loaded` is ready when it is there."""
+        if offset in owned.asked:
+            return
         owned.asked.add(offset)
         owned.loaded.ready_ns = NEVER_NS
 
         def read(reader: TopicReader) -> Callable[[], None]:
-            message = _record_at(reader, TopicPartitionKey(self._names.timers, partition), generation)
+            message = _record_at(reader, TopicPartitionKey(self._names.timers, partition), generation, name)
 
             def answer() -> None:
-                owned.messages[offset] = message
+                owned.messages[offset] = generation, message
                 owned.asked.discard(offset)
                 owned.loaded.ready_ns = NEVER_NS if owned.asked else 0
 
@@ -255,23 +269,28 @@ class TimerLoader:
         if reader is not None:
             reader.close()
 
-    def _read_state(self, reader: TopicReader, partition: int, position: int, *, may_be_new: bool) -> TimerTable:
-        """Read the state; with `may_be_new` the log may have been created again, since Kafka forgets positions then."""
+    def _read_state(
+        self, reader: TopicReader, partition: int, position: int, *, is_last_try: bool
+    ) -> tuple[TimerTable, int]:
+        """Read the state; return also the offset of the first command whose effects are not known to be stored."""
         log, table = TopicPartitionKey(self._names.timers, partition), TimerTable()
         for record in _all(reader, TopicPartitionKey(self._names.timer_state, partition)):
             with suppress(KeyError, ValueError):  # MalformedRecordError is one: another program wrote it
                 _load(table, record)
-        if table.newest is not None and not _is_of(reader, log, table.newest, may_end_before=may_be_new):
+        low, high = reader.bounds(*log)
+        if table.next_offset > high and not is_last_try:  # a leader that has just moved may not know its end yet
+            raise BrokerUnavailableError(f"{log} ends at {high}, and its state is of {table.next_offset}")
+        if table.newest is not None and not _is_of(reader, log, table.newest):
             self._answers.put(lambda: self._alarm("worker.timers-begin-again", partition=partition))
-            table = TimerTable(table.era + 1)
-        if table.next_offset < position:
-            low, _ = reader.bounds(*log)
-            for record in _all(reader, log, table.next_offset, position):
-                judged = self._rules.judge(record)
-                if judged.is_command and not _finds_no_message(table, judged.envelope, low):
-                    self._rules.apply(table, record, judged)
-        table.begin(position)
-        return table
+            table.begin_era(table.era + 1)
+        known = table.next_offset
+        begin = max(position, low)  # a negative one: of all commands that are there
+        for record in _all(reader, log, min(begin, known), max(begin, known)):
+            judged = self._rules.judge(record)
+            if judged.is_command and not _finds_no_message(table, judged, low):
+                self._rules.apply(table, record, judged)
+        table.begin()
+        return table, known
 
 
 def _load(table: TimerTable, record: Any) -> None:
@@ -288,36 +307,32 @@ def _load(table: TimerTable, record: Any) -> None:
         )
 
 
-def _is_of(
-    reader: TopicReader, log: TopicPartitionKey, newest: tuple[bytes, int, int], *, may_end_before: bool
-) -> bool:
+def _is_of(reader: TopicReader, log: TopicPartitionKey, newest: tuple[bytes, int, int]) -> bool:
     """Return whether the newest entry of the state is of this log, as far as retention has left it."""
     name, offset, append_ms = newest
     low, high = reader.bounds(*log)
-    if offset >= high and not may_end_before:  # a leader that has just moved may not know its end yet
-        raise BrokerUnavailableError(f"{log} ends at {high}, and its state knows the command at {offset}")
     if not low <= offset < high:
         return offset < low
-    record = _record_at(reader, log, offset)
-    if record is None:
-        return False
-    envelope = decode(read_headers(record), trusted=True)
-    found = timer_digest(envelope.real_topic or "", envelope.timer or "")
-    return found == name and record.timestamp()[1] == append_ms
+    record = _record_at(reader, log, offset, name)
+    return record is not None and record.timestamp()[1] == append_ms
 
 
-def _finds_no_message(table: TimerTable, envelope: Envelope, low: int) -> bool:
+def _finds_no_message(table: TimerTable, judged: Judged, low: int) -> bool:
     """Return whether this is a NOW that changed nothing, since retention had deleted its message."""
-    if envelope.timer_do != Command.NOW.value:
-        return False
-    generation = table.pending(timer_digest(envelope.real_topic or "", envelope.timer or ""))
+    generation = table.pending(judged.name) if judged.envelope.timer_do == Command.NOW.value else None
     return generation is not None and generation < low
 
 
-def _record_at(reader: TopicReader, key: TopicPartitionKey, offset: int) -> Any | None:
-    """Return the record at this offset; None: retention has deleted it."""
+def _record_at(reader: TopicReader, key: TopicPartitionKey, offset: int, name: bytes) -> Any | None:
+    """Return the record at this offset, which is about this name; None: it is not there any more."""
     found = next(_all(reader, key, offset, offset + 1), None)
-    return found if found is not None and found.offset() == offset else None
+    if found is None or found.offset() != offset:
+        return None
+    try:
+        envelope = decode(read_headers(found), trusted=True)
+    except MalformedRecordError:
+        return None
+    return found if timer_digest(envelope.real_topic or "", envelope.timer or "") == name else None
 
 
 def _all(reader: TopicReader, key: TopicPartitionKey, start: int = 0, end: int | None = None) -> Iterator[Any]:

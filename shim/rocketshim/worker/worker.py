@@ -465,9 +465,9 @@ class DelayWorker:
         owned = self._assignment.held[key].timers if key in self._assignment.held else None
         return None if owned is None or owned.table is None else owned.table.pending(timer_digest(topic, timer))
 
-    def _own_timers(self, partition: int, position: int, is_first: bool) -> OwnedTimers:
+    def _own_timers(self, partition: int, position: int) -> OwnedTimers:
         owned = OwnedTimers(self.names.timers, one_run=not self.settings.exactly_once)
-        self._timers().load(owned, partition, position, is_first=is_first)
+        self._timers().load(owned, partition, position)
         return owned
 
     def _timers(self) -> TimerLoader:

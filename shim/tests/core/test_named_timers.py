@@ -66,16 +66,16 @@ def test_a_debounce_is_not_put_off_for_longer_than_at_most() -> None:
 def test_a_limit_of_a_debounce_outlives_its_owner() -> None:
     made = TimerTable()
     made.load(NAME, 3, is_pending=True, since_ms=1_000)
-    made.begin(4)
+    made.begin()
     assert made.apply(4, Command.SET, NAME, due_ms=9_000, appended_ms=1_200, at_most_ms=250).due_ms == 1_250
 
 
 def test_a_command_that_its_entry_knows_is_not_applied_again() -> None:
     made = TimerTable()
     made.load(NAME, 5, is_pending=False)  # ahead of the position: the unique job of offset 4 was refused, 3 fired
-    made.begin(4)
     assert made.apply(4, Command.SET_IF_ABSENT, NAME).effect is Effect.NOTHING
     assert made.apply(5, Command.FIRE, NAME, generation=3).effect is Effect.NOTHING
+    made.begin()
     assert made.apply(6, Command.SET_IF_ABSENT, NAME).effect is Effect.SCHEDULE
 
 
@@ -84,7 +84,7 @@ def test_an_older_entry_that_a_frozen_owner_stored_late_is_ignored() -> None:
     made.load(NAME, 7, is_pending=True)
     made.load(NAME, 5, is_pending=False)
     made.load(NAME, 5, is_pending=True)
-    made.begin(3)
+    made.begin()
     assert made.pending(NAME) == 7
     assert made.next_offset == 8
 
@@ -140,10 +140,12 @@ class World:
         markers_are_late = self.exactly_once and self.dice.random() < 0.3
         for name, applied, generation in self.stored[: self.before_last if markers_are_late else None]:
             made.load(name, applied, is_pending=generation is not None)
-        for at in range(made.next_offset, self.position):
+        known = made.next_offset
+        for at in range(min(known, self.position), max(known, self.position)):
             each = self.log[at]
             made.apply(at, each.command, each.name, generation=each.generation, due_ms=each.due)
-        made.begin(self.position)
+        made.begin()
+        self.position = max(known, self.position)
         try:
             while self.position < len(self.log) and steps > 0:
                 steps -= self._turn(made, min(steps, self.dice.randint(1, 4)))

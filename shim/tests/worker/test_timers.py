@@ -5,10 +5,11 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, TopicPartition
 
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
+from test_support.mutated_records import mutated
 
 NAMES = TopicNames("")
 MINE = timer_partition("orders", "o-7")
@@ -163,7 +164,6 @@ def test_a_debounce_comes_at_the_latest_after_at_most(sim: Any) -> None:
         ({"delay_ms": None}, "missing-header:DELIVER_AT_MS"),
         ({"value": None}, "timer-without-body"),
         ({"what": "FIRE"}, "missing-header:TIMER_SET_AT"),
-        ({"topic": "secrets"}, "forbidden-target:not-allowed"),
         ({"topic": "rmq.parked"}, "forbidden-target:shim-topic"),
         ({"topic": "%RETRY%g"}, "forbidden-target:retry-topic"),
         ({"delay_ms": 41 * 86_400_000}, "due-too-late"),
@@ -435,7 +435,7 @@ def others(count: int) -> list[str]:
 
 @pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize("before", ["another", "o-7"])
-def test_a_log_that_is_created_again_has_no_state_of_the_former_one(sim: Any, is_running: bool, before: str) -> None:
+def test_a_log_that_is_created_again_loses_no_name_that_is_pending(sim: Any, is_running: bool, before: str) -> None:
     worker = sim.worker()
     for _ in range(6):
         sim.command(timer=others(1)[0] if before == "another" else before, value=b"old", delay_ms=60_000)
@@ -452,7 +452,8 @@ def test_a_log_that_is_created_again_has_no_state_of_the_former_one(sim: Any, is
     worker = sim.worker()
     sim.command("SET-IF-ABSENT", value=b"again", delay_ms=500)
     sim.run(worker, 100_000)
-    assert sorted(bodies(sim)) == [b"again", b"new"]
+    assert sorted(bodies(sim)) == [b"again", b"new", *([b"old"] if before == "another" else [])]
+    assert pending(worker) == 0
 
 
 def test_a_now_that_found_no_message_forgets_no_name_when_its_log_is_read_again(sim: Any) -> None:
@@ -537,6 +538,135 @@ def test_a_command_without_an_append_time_is_not_applied(sim: Any) -> None:
     assert bodies(sim) == [b"body"]
 
 
+def restart(sim: Any, worker: Any) -> Any:
+    """Let one name be pending, so that the state is ahead of the others; then begin again with a new worker."""
+    sim.command(timer=others(2)[1], value=b"other", delay_ms=6_000_000)
+    sim.run(worker, 2_000)
+    settle(sim, worker)
+    worker.close()
+    return sim.worker()
+
+
+TOO_LARGE = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE)
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_refused_message_voids_the_one_before_also_after_a_restart(sim: Any, *, aborted: bool) -> None:
+    worker = sim.worker()
+    sim.command(value=b"replaced", delay_ms=40_000)
+    sim.run(worker, 1_500)
+    sim.kafka.fail_produce(TOO_LARGE, topic=NAMES.schedule, count=1)
+    if aborted:  # once more, after the record was marked
+        sim.kafka.fail_produce(TOO_LARGE, topic=NAMES.parked, count=1)
+    sim.command(value=b"refused", delay_ms=60_000)
+    sim.run(worker, 10_000)
+    assert [why for why, _ in sim.parked()] == ["hop-refused:MSG_SIZE_TOO_LARGE"]
+    worker = restart(sim, worker)
+    sim.run(worker, 100_000)
+    assert bodies(sim) == []
+    assert pending(worker) == 1
+
+
+def test_a_message_that_its_target_refuses_leaves_its_name_free_also_after_a_restart(sim: Any) -> None:
+    worker = sim.worker()
+    sim.kafka.fail_produce(TOO_LARGE, topic="orders", count=3)
+    sim.command(value=b"refused", delay_ms=500)
+    sim.run(worker, 30_000)
+    assert [why for why, _ in sim.parked()] == ["target-refused:MSG_SIZE_TOO_LARGE"]
+    worker = restart(sim, worker)
+    sim.command("SET-IF-ABSENT", value=b"again", delay_ms=500)
+    sim.run(worker, 20_000)
+    assert bodies(sim) == [b"again"]
+
+
+def test_a_message_that_its_target_refuses_now_is_parked_with_its_body(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(value=b"refused", delay_ms=8_000)
+    sim.run(worker, 500)
+    sim.kafka.fail_produce(TOO_LARGE, topic="orders", count=50)
+    sim.command("NOW")
+    sim.run(worker, 20_000)
+    assert [record.value() for record in sim.kafka.records(NAMES.parked)] == [b"refused"]
+
+
+@pytest.mark.parametrize(("then", "comes"), [("CANCEL", []), ("SET-IF-ABSENT", [b"old"]), ("NOW", [b"old"])])
+def test_what_follows_a_now_without_a_message_has_its_effect(sim: Any, then: str, comes: list[bytes]) -> None:
+    worker = sim.worker()
+    sim.command(value=b"old", delay_ms=8_000)
+    sim.run(worker, 500)
+    sim.kafka.truncate(NAMES.timers, MINE, before_offset=1)
+    sim.command("NOW")
+    sim.command(then, value=b"new" if then == "SET-IF-ABSENT" else None)
+    sim.run(worker, 20_000)
+    assert bodies(sim) == comes
+
+
+def test_without_the_log_a_due_message_is_parked_and_its_queue_goes_on(sim: Any) -> None:
+    for topic in (NAMES.timers, NAMES.timer_state):
+        sim.kafka.delete_topic(topic)
+    worker = sim.worker()
+    sim.schedule(headers=[("TIMER", b"x"), ("TIMER_SET_AT", b"0")], value=b"named")
+    sim.schedule(value=b"first")
+    sim.run(worker, 10_000)
+    sim.schedule(value=b"second")
+    sim.run(worker, 60_000)
+    assert bodies(sim) == [b"first", b"second"]
+    assert [why for why, _ in sim.parked()] == [f"unknown-topic:{NAMES.timers}"]
+
+
+def test_each_message_is_delivered_by_a_worker_that_may(sim: Any) -> None:
+    sim.kafka.create_topic("audit", 1)
+    workers = [sim.worker(allow=("orders",)), sim.worker(allow=("audit",))]
+
+    def run(times: int, ms: float) -> None:
+        for _ in range(times):
+            for worker in workers:
+                sim.run(worker, ms)
+
+    run(60, 50)
+    for topic in ("orders", "audit"):
+        for number in range(8):
+            sim.command(topic=topic, timer=f"n{number}", value=b"%d" % number, delay_ms=3_500)
+    began_ms = sim.clock.wall_ms()
+    run(1_200, 100)
+    for topic in ("orders", "audit"):
+        assert sorted(bodies(sim, topic)) == [b"%d" % number for number in range(8)]
+        assert min(record.timestamp()[1] for record in sim.delivered(topic)) >= began_ms + 3_500
+    assert sim.parked() == []
+
+
+def test_positions_that_are_lost_repeat_nothing_even_if_the_next_worker_ends_midway(sim: Any) -> None:
+    worker = sim.worker()
+    for number in range(40):
+        sim.command(timer=others(5)[number % 5], value=b"%d" % number, delay_ms=60_000)
+        sim.command("NOW", timer=others(5)[number % 5])
+    sim.run(worker, 5_000)
+    restart(sim, worker).close()
+    sim.kafka.compact(NAMES.timer_state)
+    for at in (0, 30):  # lost, and then as after an end midway
+        tool = sim.kafka.consumer({"bootstrap.servers": "memory", "group.id": NAMES.worker_group})
+        tool.commit(offsets=[TopicPartition(NAMES.timers, MINE, at)], asynchronous=False)
+        tool.close()
+        worker = sim.worker()
+        sim.run(worker, 5_000)
+        settle(sim, worker)
+        worker.close()
+    assert Counter(bodies(sim)) == Counter(b"%d" % number for number in range(40))
+
+
+def test_nothing_in_the_two_topics_blocks_a_partition(sim: Any) -> None:
+    draw = random.Random(19)  # noqa: S311 - the same records in each run
+    for number, headers in zip(range(1_000), mutated(draw), strict=False):
+        topic, value = (NAMES.timers, NAMES.timer_state)[number % 2], draw.choice([None, b"", b"{}", b"x" * 2_000])
+        sim.kafka.append(topic, value, key=b"k", partition=draw.randrange(TIMER_PARTITIONS), headers=headers)
+    worker = sim.worker()
+    sim.command(delay_ms=500)
+    sim.run(worker, 5_000)
+    assert b"body" in bodies(sim)
+    for partition in range(TIMER_PARTITIONS):
+        settle(sim, worker, partition)
+
+
 class DiedError(Exception):
     """The process of the worker ends."""
 
@@ -601,6 +731,8 @@ def test_whatever_dies_and_when_the_log_alone_says_what_is_delivered(sim: Any, s
     for _ in range(20):
         run(2_500)
     assert deaths > 1
+    deaths = 12
+    run(2_500)
     counts = Counter(dict(record.headers())["UNIQ_KEY"] for record in sim.delivered())
     assert set(counts) == by_the_log(sim)
     if sim.exactly_once:
