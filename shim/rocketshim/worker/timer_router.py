@@ -67,9 +67,9 @@ class TimerRouter(Router):
                 groups += found
             else:  # the log decides in its order
                 self._fetch_ahead(told, indexes[at:])
-                left = [HopGroup(Kind.NOT_YET, target=owned.loaded, first=_empty(each)) for each in indexes[at:]]
-                return groups + left
-        return groups
+                groups += [HopGroup(Kind.NOT_YET, target=owned.loaded, first=_empty(each)) for each in indexes[at:]]
+                break
+        return _merged(groups)
 
     def _command(self, told: "_Told") -> list[HopGroup]:
         """Return the hops of a record; none: the message that it delivers is not read yet."""
@@ -94,7 +94,6 @@ class TimerRouter(Router):
         change = owned.changes[record.offset()]
         if not change.is_change or effect.kind is Kind.NOT_YET:
             return [effect]
-        # the effect last: at least once, a run is finished with its last effect, and then the others are written
         following = [self._scheduled(told, judged, change, Kind.NEXT)] if change.sets_next else []
         return [*following, self._state(told, judged, change), effect]
 
@@ -231,6 +230,21 @@ class _Told:
     @property
     def clock_ms(self) -> int:
         return self.due.clock_ms(self.now_ns)
+
+
+def _merged(groups: list[HopGroup]) -> list[HopGroup]:
+    """Put hops to the same partition together, and the effects last: with them a run is finished."""
+    later = [group for group in groups if group.kind in {Kind.NEXT, Kind.STATE}]
+    begun: dict[tuple[object, ...], HopGroup] = {}
+    for group in groups:
+        if group.kind in {Kind.NEXT, Kind.STATE}:
+            continue
+        same = group.kind, group.topic, group.partition, group.target, group.reason, group.one_per_batch
+        # a timestamp of a sender is of its record
+        known = begun.setdefault((*same, id(group)) if group.timestamps else same, group)
+        if known is not group:
+            known.records += group.records
+    return later + list(begun.values())
 
 
 def _nothing(index: int) -> HopGroup:
