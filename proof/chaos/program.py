@@ -39,6 +39,7 @@ from rocketshim import (
     PushConsumer,
     dropin,
 )
+from rocketshim.cli.worker import end_if_stuck
 from rocketshim.errors import (
     BrokerUnavailableError,
     ConsumerError,
@@ -218,6 +219,7 @@ class _Program:
         with StopSignals() as stopping:
             while not stopping.asked:
                 worker = DelayWorker(settings)
+                end_if_stuck(worker.heart)  # as in `rocketshim worker`
 
                 def stop(number: int, frame: Any, worker: DelayWorker = worker) -> None:
                     stopping.note(number, frame)

@@ -88,7 +88,7 @@ def chaos(run: Path, course: Course, report: Report) -> list[str]:
                 for sender in stage.of(lane, "sender"):
                     stage.end(sender)
             _drain(run, stage, report)
-            ended = [each for lane in LANES for each in stage.ended_by_themselves(lane)]
+            ended = [each for lane in LANES for each in stage.ended_by_themselves(lane) if not stage.was_stuck(each)]
             for running in stage.running:
                 stage.end(running)
         _dump(run, stage)
@@ -181,7 +181,8 @@ class _Hand:
                 self._write(kind.kind, lambda: kind.do(self.stage, self.dice, running))
         for ended in self.stage.ended_by_themselves(lane):
             self.report(f"{_ending(ended)}, and is replaced")
-            self.wrong.append(_ending(ended))
+            if not self.stage.was_stuck(ended):
+                self.wrong.append(_ending(ended))
             self._write(ENDED_BY_ITSELF, partial(self._replace, ended))
 
     def _replace(self, ended: Running) -> str:

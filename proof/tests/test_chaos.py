@@ -164,6 +164,16 @@ def test_a_process_that_does_not_end_in_order_is_noted(
     assert stage.running == []
 
 
+def test_a_worker_whose_client_does_not_return_ends_itself_and_that_is_not_wrong(
+    stage: Stage, running: Callable[[str], Running], tmp_path: Path
+) -> None:
+    log = tmp_path / "logs" / "pay-1.log"
+    for text, wrong in (("worker.stuck\n", []), ("", ["pay-1 ended with 1 after SIGTERM"])):
+        log.write_text(text)
+        stage.end(running(at_sigterm("sys.exit(1)")))
+        assert stage.bad_endings == wrong
+
+
 def test_a_process_that_never_ends_says_where_its_threads_are(
     stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
