@@ -99,15 +99,13 @@ class TimerTable:
     Attributes:
         era: of its entries.
         newest: name, offset and append time of the newest command of the stored entries; None: there are none.
-        next_offset: the offset after the newest command that is known to be applied; 0: none is.
     """
 
-    __slots__ = ("_earlier", "_ended", "_pending", "_recurring", "_since_ms", "era", "newest", "next_offset")
+    __slots__ = ("_earlier", "_ended", "_pending", "_recurring", "_since_ms", "era", "newest")
 
-    def __init__(self, era: int = 0) -> None:
-        self.era = era
+    def __init__(self) -> None:
+        self.era = 0
         self.newest: tuple[bytes, int, int] | None = None
-        self.next_offset = 0
         self._pending: dict[int, int] = {}  # generation by name; a number takes 16 bytes less than its bytes
         self._earlier: dict[int, int] = {}  # as `_pending`, of earlier eras
         self._ended: dict[bytes, int] = {}  # the command that ended a name, until all is loaded
@@ -117,6 +115,11 @@ class TimerTable:
     def __len__(self) -> int:
         """Return how many names are pending."""
         return len(self._pending) + len(self._earlier)
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the newest command of the stored entries; 0: there are none."""
+        return 0 if self.newest is None else self.newest[1] + 1
 
     def pending(self, name: bytes) -> int | None:
         """Return the generation of a name; None: it is not pending."""
@@ -147,7 +150,7 @@ class TimerTable:
                 self._earlier[int.from_bytes(name)] = self._pending.pop(int.from_bytes(name))
             return
         if applied >= self.next_offset:
-            self.next_offset, self.newest = applied + 1, (name, applied, append_ms)
+            self.newest = name, applied, append_ms
         if is_pending:
             self._ended.pop(name, None)
             self._put(name, applied, since_ms, recurs=recurs)
@@ -157,7 +160,7 @@ class TimerTable:
 
     def begin_era(self, era: int) -> None:
         """Begin a new era: the log was created again, and nothing of it is known."""
-        self.era, self.next_offset, self.newest = era, 0, None
+        self.era, self.newest = era, None
         self._earlier |= self._pending
         self._pending, self._ended = {}, {}
 

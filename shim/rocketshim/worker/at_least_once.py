@@ -299,11 +299,9 @@ class AtLeastOnce:
             for group in flight.later(indexes or []):
                 self._produce(flight, group, now_ns)
             return
-        for group in self._router.route(
-            flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason
-        ):
-            if flight.keeps(group):
-                continue
+        groups = self._router.route(flight.due, flight.assigned, now_ns, indexes, re_append_reason=re_append_reason)
+        # kept first: with its last effect a run begins the next phase
+        for group in [group for group in groups if not flight.keeps(group)]:
             if group.kind is Kind.SKIP:
                 self._counts.skipped += len(group.records)
                 self._finished(flight, len(group.records))

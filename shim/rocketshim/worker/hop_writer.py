@@ -29,7 +29,7 @@ from rocketshim.worker.state import WorkerCounts, re_append_event
 from rocketshim.worker.target_health import TargetHealth
 from rocketshim_topics.wire import Header, coordinates
 
-__all__ = ["Flight", "Hop", "HopBatch", "HopGroup", "HopWriter", "Kind"]
+__all__ = ["Flight", "Hop", "HopBatch", "HopGroup", "HopWriter", "Kind", "merged"]
 
 _FULL_S: Final = 0.02  # how long to wait at a time while the producer's queue is full
 _LARGER_THAN_QUEUE: Final = KafkaError(KafkaError.MSG_SIZE_TOO_LARGE, "larger than queue.buffering.max.kbytes")
@@ -85,6 +85,17 @@ class HopGroup:
         self.records: list[Hop] = [] if first is None else [first]
 
 
+def merged(groups: list[HopGroup]) -> list[HopGroup]:
+    """Put hops to the same partition together; those with a timestamp of their sender stay alone."""
+    begun: dict[tuple[object, ...], HopGroup] = {}
+    for group in groups:
+        same = group.kind, group.topic, group.partition, group.target, group.reason, group.one_per_batch
+        first = begun.setdefault((*same, id(group)) if group.timestamps else same, group)
+        if first is not group:
+            first.records += group.records
+    return list(begun.values())
+
+
 class Flight:
     """A run of records that left their queue together; `pending` is how many of them are not finished.
 
@@ -92,49 +103,45 @@ class Flight:
     by the index of its command.
     """
 
-    __slots__ = ("_later", "_phase", "assigned", "due", "mean_bytes", "pending")
+    __slots__ = ("_begun", "_later", "_phases", "assigned", "due", "mean_bytes", "pending")
 
     def __init__(self, assigned: AssignedPartition, due: Due[Any]) -> None:
         self.assigned = assigned
         self.due = due
         self.pending = len(due.records)
         self.mean_bytes = due.size_bytes / len(due.records)
-        self._later: dict[Kind, dict[int, tuple[str, int, Hop]]] = {Kind.NEXT: {}, Kind.STATE: {}}
-        self._phase: Kind | None = None  # None: the effects
+        self._later: dict[Kind, dict[int, tuple[Kind, str, int, Hop]]] = {Kind.NEXT: {}, Kind.STATE: {}}
+        self._phases = iter(self._later)
+        self._begun: dict[int, tuple[Kind, str, int, Hop]] = {}  # of the phase that has begun; none: the effects
 
     @property
     def is_later(self) -> bool:
         """Whether the effects are finished, and a later phase has begun."""
-        return self._phase is not None
+        return bool(self._begun)
 
     def keeps(self, group: HopGroup) -> bool:
         """Keep a group for its phase, if that has not begun; return whether it is kept."""
-        if self._phase is not None or group.kind not in self._later:
+        if self._begun or group.kind not in self._later:
             return False
-        hop = group.records[0]
-        self._later[group.kind][hop[0]] = group.topic, group.partition, hop
+        for hop in group.records:
+            self._later[group.kind][hop[0]] = group.kind, group.topic, group.partition, hop
         return True
 
     def begin_phase(self) -> list[int]:
         """Begin the next phase that has something to write; return the indexes, which are pending now."""
-        for kind in (Kind.NEXT, Kind.STATE) if self._phase is None else (Kind.STATE,):
-            if self._phase is not kind and (hops := self._later[kind]):
-                self._phase = kind
+        for kind in self._phases:
+            if hops := self._later[kind]:
+                self._begun = hops
                 # of each name only its last state: one that is written again must not come behind a later one
-                last = {hop[2] if kind is Kind.STATE else at: at for at, (_, _, hop) in sorted(hops.items())}
+                last = {hop[2] if kind is Kind.STATE else at: at for at, (*_, hop) in sorted(hops.items())}
                 self.pending = len(last)
                 return sorted(last.values())
         return []
 
     def later(self, indexes: list[int]) -> list[HopGroup]:
         """Return what this phase writes for the commands at these indexes."""
-        groups: dict[tuple[str, int], HopGroup] = {}
-        kind = Kind.STATE if self._phase is None else self._phase
-        for index in indexes:
-            topic, partition, hop = self._later[kind][index]
-            group = groups.setdefault((topic, partition), HopGroup(kind, topic, partition))
-            group.records.append(hop)
-        return list(groups.values())
+        begun = (self._begun[index] for index in indexes)
+        return merged([HopGroup(kind, topic, partition, first=hop) for kind, topic, partition, hop in begun])
 
 
 class HopBatch:

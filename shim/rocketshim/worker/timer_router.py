@@ -21,7 +21,7 @@ from typing import Any, Final
 from rocketshim.core.level_queue import Due
 from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
 from rocketshim.worker.assignment import AssignedPartition
-from rocketshim.worker.hop_writer import Hop, HopGroup, Kind
+from rocketshim.worker.hop_writer import Hop, HopGroup, Kind, merged
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
@@ -69,16 +69,16 @@ class TimerRouter(Router):
                 self._fetch_ahead(told, indexes[at:])
                 groups += [HopGroup(Kind.NOT_YET, target=owned.loaded, first=_empty(each)) for each in indexes[at:]]
                 break
-        return _merged(groups)
+        return merged(groups)
 
     def _command(self, told: "_Told") -> list[HopGroup]:
         """Return the hops of a record; none: the message that it delivers is not read yet."""
         record, owned = told.record, told.owned
-        reason = self.marks.reason(record)
-        judged = self._rules.judge(record)
         table = owned.table
         if record.offset() < owned.skip_below or table is None:
             return [_nothing(told.index)]
+        reason = self.marks.reason(record)
+        judged = self._rules.judge(record)
         if not judged.is_command:
             return [self._no_command(told, judged, reason)]
         change = owned.changes.get(record.offset())
@@ -230,21 +230,6 @@ class _Told:
     @property
     def clock_ms(self) -> int:
         return self.due.clock_ms(self.now_ns)
-
-
-def _merged(groups: list[HopGroup]) -> list[HopGroup]:
-    """Put hops to the same partition together, and the effects last: with them a run is finished."""
-    later = [group for group in groups if group.kind in {Kind.NEXT, Kind.STATE}]
-    begun: dict[tuple[object, ...], HopGroup] = {}
-    for group in groups:
-        if group.kind in {Kind.NEXT, Kind.STATE}:
-            continue
-        same = group.kind, group.topic, group.partition, group.target, group.reason, group.one_per_batch
-        # a timestamp of a sender is of its record
-        known = begun.setdefault((*same, id(group)) if group.timestamps else same, group)
-        if known is not group:
-            known.records += group.records
-    return later + list(begun.values())
 
 
 def _nothing(index: int) -> HopGroup:

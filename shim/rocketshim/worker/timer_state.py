@@ -216,7 +216,7 @@ class TimerLoader:
         owned.loaded.ready_ns = NEVER_NS
 
         def read(reader: TopicReader) -> Callable[[], None]:
-            message = _record_at(reader, TopicPartitionKey(self._names.timers, partition), generation, name)
+            message = self._record_at(reader, TopicPartitionKey(self._names.timers, partition), generation, name)
 
             def answer() -> None:
                 owned.messages[offset] = generation, message
@@ -280,7 +280,7 @@ class TimerLoader:
         low, high = reader.bounds(*log)
         if table.next_offset > high and not is_last_try:  # a leader that has just moved may not know its end yet
             raise BrokerUnavailableError(f"{log} ends at {high}, and its state is of {table.next_offset}")
-        if table.newest is not None and not _is_of(reader, log, table.newest):
+        if table.newest is not None and not self._is_of(reader, log, table.newest, low, high):
             self._answers.put(lambda: self._alarm("worker.timers-begin-again", partition=partition))
             table.begin_era(table.era + 1)
         known = table.next_offset
@@ -291,6 +291,22 @@ class TimerLoader:
                 self._rules.apply(table, record, judged)
         table.begin()
         return table, known
+
+    def _is_of(
+        self, reader: TopicReader, log: TopicPartitionKey, newest: tuple[bytes, int, int], low: int, high: int
+    ) -> bool:
+        """Return whether the newest entry of the state is of this log, as far as retention has left it."""
+        name, offset, append_ms = newest
+        if not low <= offset < high:
+            return offset < low
+        record = self._record_at(reader, log, offset, name)
+        return record is not None and record.timestamp()[1] == append_ms
+
+    def _record_at(self, reader: TopicReader, key: TopicPartitionKey, offset: int, name: bytes) -> Any | None:
+        """Return the record at this offset, which is about this name; None: it is not there any more."""
+        found = next(_all(reader, key, offset, offset + 1), None)
+        is_it = found is not None and found.offset() == offset and self._rules.judge(found).name == name
+        return found if is_it else None
 
 
 def _load(table: TimerTable, record: Any) -> None:
@@ -307,32 +323,10 @@ def _load(table: TimerTable, record: Any) -> None:
         )
 
 
-def _is_of(reader: TopicReader, log: TopicPartitionKey, newest: tuple[bytes, int, int]) -> bool:
-    """Return whether the newest entry of the state is of this log, as far as retention has left it."""
-    name, offset, append_ms = newest
-    low, high = reader.bounds(*log)
-    if not low <= offset < high:
-        return offset < low
-    record = _record_at(reader, log, offset, name)
-    return record is not None and record.timestamp()[1] == append_ms
-
-
 def _finds_no_message(table: TimerTable, judged: Judged, low: int) -> bool:
     """Return whether this is a NOW that changed nothing, since retention had deleted its message."""
     generation = table.pending(judged.name) if judged.envelope.timer_do == Command.NOW.value else None
     return generation is not None and generation < low
-
-
-def _record_at(reader: TopicReader, key: TopicPartitionKey, offset: int, name: bytes) -> Any | None:
-    """Return the record at this offset, which is about this name; None: it is not there any more."""
-    found = next(_all(reader, key, offset, offset + 1), None)
-    if found is None or found.offset() != offset:
-        return None
-    try:
-        envelope = decode(read_headers(found), trusted=True)
-    except MalformedRecordError:
-        return None
-    return found if timer_digest(envelope.real_topic or "", envelope.timer or "") == name else None
 
 
 def _all(reader: TopicReader, key: TopicPartitionKey, start: int = 0, end: int | None = None) -> Iterator[Any]:
