@@ -654,6 +654,20 @@ def test_positions_that_are_lost_repeat_nothing_even_if_the_next_worker_ends_mid
     assert Counter(bodies(sim)) == Counter(b"%d" % number for number in range(40))
 
 
+def test_a_cancel_behind_one_without_an_object_is_stored(sim: Any) -> None:
+    worker = sim.worker()
+    sim.command(delay_ms=60_000)
+    sim.run(worker, 500)
+    sim.command("CANCEL", timer=others(1)[0])
+    sim.command("CANCEL")
+    sim.run(worker, 500)
+    worker = restart(sim, worker)
+    sim.run(worker, 500)
+    assert pending(worker) == 1
+    sim.run(worker, 100_000)
+    assert bodies(sim) == []
+
+
 def test_nothing_in_the_two_topics_blocks_a_partition(sim: Any) -> None:
     draw = random.Random(19)  # noqa: S311 - the same records in each run
     for number, headers in zip(range(1_000), mutated(draw), strict=False):
