@@ -7,7 +7,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from proof.lines import Commit, Fault, FoldSeen, Group, JsonHeaders, Process, Record, Sample, Setup, SinkWrite
+from proof.lines import (
+    Commit,
+    Fault,
+    FoldSeen,
+    Group,
+    JsonHeaders,
+    Process,
+    Record,
+    Sample,
+    Setup,
+    SinkWrite,
+    TimerCommand,
+)
 
 __all__ = ["CommitCall", "Delivery", "History", "Hop", "Outcome", "Seen", "Send", "Source"]
 
@@ -47,7 +59,7 @@ class _Operation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Send(_Operation):
-    """A message was sent; `where` and `id` are known when it was acknowledged."""
+    """A message, or a command for a name, was sent; `where` and `id` are known when it was acknowledged."""
 
     topic: str
     key: str | None
@@ -55,6 +67,8 @@ class Send(_Operation):
     headers: JsonHeaders
     delay_ms: int | None
     deliver_at_ms: int | None
+    timer: str | None = None
+    command: TimerCommand | None = None
     where: str | None
     id: str | None
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from proof.history import Delivery, History, Send, Source
 from proof.lines import Commit, Fault, Group, JsonHeaders, Record, encoded
+from proof.named import Effect, Told, tell
 from rocketshim_topics import wire
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import due_ms
@@ -97,7 +98,8 @@ class Index:
         self.group_logs = {self.names.group_log(name): name for name in groups}
         self.retry_topics = {self.names.retry(name): name for name in groups}
         self.dead_letter_topics = {self.names.dead_letter(name): name for name in groups}
-        self._trusted = {self.names.schedule, *self.retry_topics, *self.dead_letter_topics}
+        self.waiting = frozenset({self.names.schedule, self.names.timers})
+        self._trusted = {*self.waiting, *self.retry_topics, *self.dead_letter_topics}
         self.records: dict[str, Stored] = {}
         self.queues: dict[str, list[Stored]] = defaultdict(list)
         self.lost_logs: dict[str, dict[int, list[Stored]]] = defaultdict(lambda: defaultdict(list))
@@ -155,14 +157,14 @@ class Index:
     # --- what a record is --------------------------------------------------------------------------------------------
 
     def messages(self) -> Iterator[Stored]:
-        """All records that are messages: no clock probes, no records of group logs and the redrive log."""
+        """All records that are messages or commands for them: no probes, no records that hold state."""
         for record in self.records.values():
             if self.is_message(record):
                 yield record
 
     def is_message(self, record: Stored) -> bool:
         """Whether a record is a message."""
-        if record.topic == self.names.redrive_log or record.topic in self.group_logs:
+        if record.topic in {self.names.redrive_log, self.names.timer_state} or record.topic in self.group_logs:
             return False
         return record.envelope.clock is None
 
@@ -175,10 +177,11 @@ class Index:
     def sends_by_record(self) -> dict[str, Send]:
         """The send that made each root record, by coordinates: by its delivery report, else by the value alone."""
         found: dict[str, Send] = {}
-        by_digest: dict[tuple[str, str | None], Send] = {}
+        by_content: dict[tuple[str | None, ...], list[Send]] = defaultdict(list)
         by_id: dict[str, Send] = {}
         for send in self.history.sends:
-            by_digest.setdefault((send.topic, send.digest), send)
+            if send.id is None or send.digest is not None:
+                by_content[send.topic, send.digest, send.timer, send.command].append(send)
             if send.where is not None:
                 found[send.where] = send
             if send.id is not None:
@@ -186,10 +189,53 @@ class Index:
         for record in self.messages():
             if record.envelope.hop_id is None and record.it.where not in found:
                 target = record.envelope.real_topic or record.topic
-                send_of = by_id.get(record.id) or by_digest.get((target, record.it.digest))
-                if send_of is not None:
+                envelope = record.envelope
+                alike = by_content[target, record.it.digest, envelope.timer, envelope.timer_do]
+                if (send_of := by_id.get(record.id)) is not None:
                     found[record.it.where] = send_of
+                elif alike:  # commands without a body may have the same content
+                    found[record.it.where] = alike.pop(0) if len(alike) > 1 else alike[0]
         return found
+
+    @cached_property
+    def named(self) -> list[Told]:
+        """What each command of the timer log does."""
+        return list(tell(map(self._commands, self._queues_of(self.names.timers)), self._is_refused))
+
+    def _commands(self, queue: str) -> list[Stored]:
+        return [record for record in self.queues[queue] if record.it.committed and self.is_message(record)]
+
+    def _queues_of(self, topic: str) -> list[str]:
+        return [queue for queue in self.queues if queue.rpartition("/")[0] == topic]
+
+    def _is_refused(self, record: Stored) -> bool:
+        """Whether the message of a SET is, or has to be, parked."""
+        return not self.is_allowed(record.envelope.real_topic or "") or any(
+            child.topic == self.names.parked for child in record.committed_children()
+        )
+
+    def effect_of(self, child: Stored) -> Effect:
+        """What was done by making this record from a command."""
+        if child.topic == self.names.timers:
+            return "forwarded"
+        if child.topic == self.names.parked:
+            return "parked"
+        return "delivered" if child.topic != self.names.schedule or child.envelope.timer is None else "waits"
+
+    def relays(self, record: Stored) -> list[list[Stored]]:
+        """What the worker made of a record, apart by what may be there once: a NOW delivers a message that waits."""
+        children = record.committed_children()
+        if record.topic == self.names.schedule:
+            return [children]
+        waits = [child for child in children if self.effect_of(child) == "waits"]
+        return [waits, [child for child in children if child not in waits]]
+
+    def is_allowed(self, topic: str) -> bool:
+        """Whether the allow-list has a topic."""
+        return any(
+            topic == entry or (entry.endswith("*") and topic.startswith(entry[:-1]) and not self.names.is_ours(topic))
+            for entry in self.setup.allow
+        )
 
     # --- who reads ---------------------------------------------------------------------------------------------------
 

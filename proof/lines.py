@@ -34,6 +34,7 @@ __all__ = [
     "Sample",
     "Setup",
     "SinkWrite",
+    "TimerCommand",
     "digest_of",
     "encoded",
     "headers_to_json",
@@ -44,6 +45,7 @@ __all__ = [
 Role = Literal["sender", "consumer", "dropin", "worker", "redrive", "sink", "broker", "harness"]
 Mode = Literal["concurrent", "orderly", "orderly-by-key", "broadcasting", "drop-in"]
 JsonHeaders = tuple[tuple[str, str | None], ...]
+TimerCommand = Literal["SET", "SET-IF-ABSENT", "CANCEL", "NOW"]
 Count = Annotated[int, Field(ge=0)]
 
 OVERLOAD: Final = "overload"
@@ -144,6 +146,8 @@ class Invoke:
         headers: send, deliver: the user's headers only.
         delay_ms: send: relative delay, None: none.
         deliver_at_ms: send: absolute time, None: none.
+        timer: send: name of a named timer; None: it has none.
+        command: send: what the record asks of its name; None: it has none.
         group: deliver, commit, hop.
         where: deliver: coordinates of the record. hop: of the record that failed.
         id: deliver: `UNIQ_KEY`, or the coordinates of a record without one.
@@ -164,6 +168,8 @@ class Invoke:
     headers: JsonHeaders = ()
     delay_ms: Count | None = None
     deliver_at_ms: Count | None = None
+    timer: str | None = None
+    command: TimerCommand | None = None
     group: str | None = None
     where: str | None = None
     id: str | None = None

@@ -175,7 +175,7 @@ def _add_operation(history: History, process: str, source: Source, line: Invoke,
                 Send(
                     source=source, process=process, begin_ns=line.at_ns, end_ns=end_ns, outcome=outcome,
                     topic=given("topic"), key=line.key, digest=line.digest, headers=line.headers,
-                    delay_ms=line.delay_ms, deliver_at_ms=line.deliver_at_ms,
+                    delay_ms=line.delay_ms, deliver_at_ms=line.deliver_at_ms, timer=line.timer, command=line.command,
                     where=where, id=None if end is None else end.id,
                 )
             )  # fmt: skip

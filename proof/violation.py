@@ -37,6 +37,7 @@ Kind = Literal[
     "token-not-granted",  # a listener was called with a token that the group log gave to another, or to nobody
     "two-holders",  # a queue was consumed under an older lock after a newer one had begun
     "value-changed",  # the value changed on a hop
+    "voided",  # a named message was delivered, or waits, though the log of timers says that it is not
     "wrong-target",  # the worker delivered to another topic than the record names
 ]
 

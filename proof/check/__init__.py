@@ -13,6 +13,7 @@ from proof.check import (
     locks,
     loss,
     memory,
+    named,
     order,
     phantom,
     retries,
@@ -27,7 +28,7 @@ __all__ = ["PROPERTIES", "run"]
 
 PROPERTIES = (
     loss, phantom, duplicates, timing, commits, order, locks, fold, retries, content, targets, exactly_once, liveness,
-    memory,
+    memory, named,
 )  # fmt: skip
 
 

@@ -40,8 +40,7 @@ def find(index: Index) -> Iterator[Violation]:
             queues = _queues_of(index, group)
             yield from _calls(index, group, queues, hop_ends)
             yield from _stored(index, group, queues, partial(_broker_ms, index, group.name))
-    schedule, worker = index.names.schedule, index.names.worker_group
-    group = Group(name=worker, mode="concurrent", topics=(schedule,))
+    group = Group(name=index.names.worker_group, mode="concurrent", topics=tuple(index.waiting))
     queues = {
         queue: [
             record
@@ -49,7 +48,7 @@ def find(index: Index) -> Iterator[Violation]:
             if record.it.committed and index.is_message(record) and not index.has_fleeting_target(record)
         ]
         for queue, records in index.queues.items()
-        if queue.rpartition("/")[0] == schedule
+        if queue.rpartition("/")[0] in index.waiting
     }
     yield from _stored(index, group, queues, relayed_ms)
 

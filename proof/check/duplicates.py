@@ -5,7 +5,7 @@ failed to handle it); one record of each send. Where there are two, a fault must
 it, between the two:
 
 * a record was *read* twice: a member of the group, or a broker;
-* a schedule record was *relayed* twice: a worker or a broker;
+* a schedule record or a command for a name was *relayed* twice: a worker or a broker;
 * a failed message was *sent back* twice: a member of the group or a broker;
 * a message was *sent* twice by one send: its sender or a broker.
 
@@ -85,14 +85,13 @@ def _read(index: Index) -> Iterator[Repeat]:
 
 
 def _made(index: Index) -> Iterator[Repeat]:
-    schedule = index.names.schedule
     for record in index.messages():
         children = record.committed_children()
         if len(children) == 1 or record.topic in index.dead_letter_topics:
             continue
-        if record.topic == schedule:
+        if record.topic in index.waiting:
             if not index.setup.exactly_once:
-                for one, other in pairwise(children):
+                for one, other in (pair for same in index.relays(record) for pair in pairwise(same)):
                     fault = _between(index, one, other, _WORKERS, None)
                     yield Repeat("relayed", f"{record.it.where} was relayed", (one.source, other.source), fault)
             continue

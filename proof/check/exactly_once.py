@@ -19,9 +19,11 @@ def find(index: Index) -> Iterator[Violation]:
         children = record.committed_children()
         if len(children) < 2:
             continue
-        if record.topic == index.names.schedule and index.setup.exactly_once:
-            what = f"{record.it.where} was relayed {len(children)} times"
-            yield Violation.of("duplicate-exactly-once", what, [record.source, *(c.source for c in children)])
+        if record.topic in index.waiting and index.setup.exactly_once:
+            for same in index.relays(record):
+                if len(same) > 1:
+                    what = f"{record.it.where} was relayed {len(same)} times"
+                    yield Violation.of("duplicate-exactly-once", what, [record.source, *(c.source for c in same)])
         elif record.topic in index.dead_letter_topics:
             by_replay: dict[str | None, list[Stored]] = defaultdict(list)
             for child in children:

@@ -11,7 +11,7 @@ __all__ = ["find", "may_be_written"]
 
 def find(index: Index) -> Iterator[Violation]:
     """Find records in topics that the run may not write to, or that their schedule record does not name."""
-    schedule, parked = index.names.schedule, index.names.parked
+    waiting, parked = index.waiting, index.names.parked
     for record in index.records.values():
         if not may_be_written(index, record.topic):
             what = f"{record.it.where} lies in a topic that nothing may be written to"
@@ -21,7 +21,7 @@ def find(index: Index) -> Iterator[Violation]:
             yield from _parked(record)
             continue
         parent = index.records.get(record.envelope.hop_id or "")
-        if parent is None or parent.topic != schedule or record.topic == schedule:
+        if parent is None or parent.topic not in waiting or record.topic in waiting:
             continue
         if not _may_deliver(index, record, parent):
             what = f"the worker wrote {record.it.where}, which its allow-list does not cover"
@@ -34,25 +34,18 @@ def find(index: Index) -> Iterator[Violation]:
 def may_be_written(index: Index, topic: str) -> bool:
     """Whether any process of the run may write to a topic."""
     names = index.names
-    if topic in {names.schedule, names.parked, names.redrive_log}:
+    if topic in {*index.waiting, names.timer_state, names.parked, names.redrive_log}:
         return True
     if topic in index.retry_topics or topic in index.dead_letter_topics or topic in index.group_logs:
         return True
-    return _is_allowed(index, topic) or any(topic in group.topics for group in index.setup.groups)
+    return index.is_allowed(topic) or any(topic in group.topics for group in index.setup.groups)
 
 
 def _may_deliver(index: Index, record: Stored, parent: Stored) -> bool:
     group = index.retry_topics.get(record.topic)
     if group is not None:
         return parent.envelope.consumer_group == group
-    return not index.names.is_ours(record.topic) and _is_allowed(index, record.topic)
-
-
-def _is_allowed(index: Index, topic: str) -> bool:
-    for entry in index.setup.allow:
-        if topic == entry or (entry.endswith("*") and topic.startswith(entry[:-1]) and not index.names.is_ours(topic)):
-            return True
-    return False
+    return not index.names.is_ours(record.topic) and index.is_allowed(record.topic)
 
 
 def _physical(index: Index, logical: str | None) -> str | None:

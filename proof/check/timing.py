@@ -27,6 +27,7 @@ _CUT_NS = NS_PER_MS
 
 def find(index: Index) -> Iterator[Violation]:
     """Find messages that left a queue, or were delivered, before their time."""
+    yield from _named(index)
     yield from _by_stamps(index)
     yield from _by_host_clock(index)
 
@@ -68,10 +69,19 @@ def _by_stamps(index: Index) -> Iterator[Violation]:
             yield Violation.of("early", what, [record.source, child.source])
 
 
+def _named(index: Index) -> Iterator[Violation]:
+    """Named messages that wait for less than they have to."""
+    for told in index.named:
+        for child in told.command.committed_children() if told.effect == "waits" else ():
+            if index.effect_of(child) == "waits" and (early_ms := told.due_ms - index.due_ms(child)) > 0:
+                what = f"{child.it.where} waits {early_ms} ms less than {told.command.it.where} asks for"
+                yield Violation.of("early", what, [told.command.source, child.source])
+
+
 def _by_host_clock(index: Index) -> Iterator[Violation]:
     for record in index.messages():
         delay_ms = record.envelope.delay_ms
-        if record.topic != index.names.schedule or delay_ms is None:
+        if record.topic not in index.waiting or delay_ms is None or record.envelope.timer_at_most_ms is not None:
             continue
         begun = _begun_ns(index, record)
         if begun is None:
@@ -119,9 +129,11 @@ def _begun_ns(index: Index, record: Stored) -> int | None:
 
 
 def _finals(index: Index, record: Stored, hops: int = 1) -> Iterator[tuple[Stored, int]]:
-    """Where a schedule record arrived, and by how many hops."""
+    """Where a schedule record or a command arrived, and by how many hops; not what a NOW delivered."""
     for child in record.committed_children():
-        if child.topic == index.names.schedule:
+        if record.envelope.timer_do not in {None, "FIRE"} and index.effect_of(child) != "waits":
+            continue
+        if child.topic in index.waiting:
             yield from _finals(index, child, hops + 1)
         elif child.topic != index.names.parked:
             yield child, hops

@@ -148,6 +148,29 @@ def redriven(seed: int) -> World:
     return world
 
 
+def named(seed: int, *, exactly_once: bool = False) -> World:
+    """Messages that wait under four names, and are replaced, cancelled and delivered now."""
+    world = World(seed, exactly_once=exactly_once)
+    Worker(world, UNTIL_S)
+    Members(world, "pay", ("orders",), fate_of(seed, fails=0.1, dies=0), UNTIL_S)
+    sends(world, "orders", 20, delayed=0.3)
+    world.process("sender-2", "sender")
+    for number in range(60):
+        name = f"n{world.dice.randrange(4)}"
+        if number % 3 == 2:
+            command = world.dice.choice(["CANCEL", "NOW"])
+            send = partial(world.command, "sender-2", command, "orders", name)
+        else:
+            message = Message("orders", b"named %d" % number, timer=name, delay=world.dice.choice([0.3, 1, 2]))
+            send = partial(world.send, "sender-2", message)
+        world.at(0.2 + number * 0.5, send)
+    return world
+
+
+def named_exactly_once(seed: int) -> World:
+    return named(seed, exactly_once=True)
+
+
 SHAPES: dict[str, Callable[[int], World]] = {
     "concurrent": concurrent,
     "killed": killed,
@@ -161,6 +184,8 @@ SHAPES: dict[str, Callable[[int], World]] = {
     "orderly, owners lost": orderly_lost,
     "broadcasting": broadcast,
     "redriven": redriven,
+    "named": named,
+    "named, exactly once": named_exactly_once,
 }
 
 

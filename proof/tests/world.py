@@ -31,6 +31,7 @@ from proof.lines import (
     to_json,
 )
 from proof.reader import read_lines
+from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics import DelayLevels, Message, OutgoingRecord, TopicNames, decode, hops
 from rocketshim_topics.redrive_log import MarkRecord, encode_redrive_record, record_digest
 
@@ -194,7 +195,7 @@ class World:
         op = self.invoke(
             sender, "send", topic=message.topic, key=encoded(message.key_bytes), digest=digest_of(message.body),
             headers=headers_to_json(message.headers), delay_ms=self._delay_ms(message),
-            deliver_at_ms=message.deliver_at_ms,
+            deliver_at_ms=message.deliver_at_ms, timer=message.timer, command="SET" if message.timer else None,
         )  # fmt: skip
         if outcome == "fail":
             self.after(self.jitter_ms(1, 5), lambda: self.end(sender, op, "fail"))
@@ -209,6 +210,15 @@ class World:
             self.after(self.jitter_ms(0, 3), lambda: self.end(sender, op, outcome, **answer))
 
         self.after(self.jitter_ms(0, 4), store)
+
+    def command(self, sender: str, command: Any, topic: str, timer: str) -> None:
+        """Send a command for a name."""
+        key = encoded(f"{topic}/{timer}".encode())
+        op = self.invoke(sender, "send", topic=topic, key=key, timer=timer, command=command)
+        uid = f"{sender}-{op}"
+        out = hops.timer_command(self.names, topic, timer, command, uniq_key=uid, born_ms=self.broker_ms)
+        kept = self.append(out)
+        self.after(self.jitter_ms(0, 3), lambda: self.end(sender, op, where=kept.where, id=uid))
 
     def _delay_ms(self, message: Message) -> int | None:
         if message.delay_level:
@@ -242,7 +252,9 @@ class Worker:
         self._relayed: dict[str, set[int]] = defaultdict(set)
         self._committed: Counter[str] = Counter()
         self._began()
+        self._tables: dict[str, TimerTable] = defaultdict(TimerTable)
         world.watchers[world.names.schedule].append(self._wait)
+        world.watchers[world.names.timers].append(self._apply)
         world.every(S, self.commit, until_s)
 
     @property
@@ -272,20 +284,50 @@ class Worker:
         elif due_ms > world.broker_ms:
             partition = world.levels.queue_for(due_ms - world.broker_ms)
             out = hops.hopped(record, envelope, names, deliver_at_ms=due_ms, partition=partition)
+        elif envelope.timer is not None:
+            out = hops.fire(record, envelope, names)
         else:
             out = hops.delivered(record, envelope, names)
-        if world.exactly_once and world.dice.random() < 0.1:
-            world.append(out, committed=False)
-        world.append(out)
+        self._store(record, out)
+
+    def _apply(self, record: Kept) -> None:
+        """Do what a command for a name asks for."""
+        world, names, envelope = self._world, self._world.names, decode(record.headers(), trusted=True)
+        name = hops.timer_digest(envelope.real_topic or "", envelope.timer or "")
+        due_ms = hops.due_ms(envelope, record.at_ms, 0)
+        change = self._tables[record.queue].apply(
+            record.at, Command(envelope.timer_do), name, generation=envelope.timer_set_at, due_ms=due_ms
+        )
+        out: OutgoingRecord | None = None
+        if change.effect is Effect.SCHEDULE:
+            partition = world.levels.queue_for(due_ms - world.broker_ms)
+            out = hops.scheduled_timer(record, envelope, names, due_ms=due_ms, partition=partition)
+        elif change.effect is Effect.DELIVER:
+            out = hops.delivered(record, envelope, names)
+        elif change.effect is Effect.DELIVER_PENDING:
+            pending = next(each for each in world.logs[record.queue] if each.at == change.before)
+            out = hops.delivered(pending, decode(pending.headers(), trusted=True), names)
+        world.after(world.jitter_ms(1, 5), lambda: self._store(record, out))
+
+    def _store(self, record: Kept, out: OutgoingRecord | None) -> None:
+        world = self._world
+        if out is not None:
+            self._append(out)
         self._relayed[record.queue].add(record.at)
         if world.exactly_once:
             self.commit()
+
+    def _append(self, out: OutgoingRecord) -> None:
+        world = self._world
+        if world.exactly_once and world.dice.random() < 0.1:
+            world.append(out, committed=False)
+        world.append(out)
 
     def commit(self) -> None:
         if self._down:
             return
         for queue, records in self._world.logs.items():
-            if queue.startswith(self._world.names.schedule):
+            if queue.rpartition("/")[0] in {self._world.names.schedule, self._world.names.timers}:
                 position = first_unfinished(records, self._relayed[queue])
                 if position > self._committed[queue]:
                     self._committed[queue] = position
