@@ -32,6 +32,7 @@ Kind = Literal[
     "broker-down",  # for a while
     "clock",  # the brokers' clock is set
     "settle",  # faults end, and all processes work until nothing is pending
+    "name",  # a message with a name is sent, or a command for one
     "sender",  # the sender dies at one of its next calls, or ends, or its records are called duplicates
     "half-answer",  # a broker refuses a part of an answer about where logs begin and end
     "log",  # the log of the orderly consumers' group is created again, truncated, or gets a record of a later version
@@ -71,6 +72,8 @@ class Plan:
         dropin: whether the consumers are programs with the drop-in consumer.
         rolling: whether one of the consumers has no listener for the topic until the end, as in a rolling deployment.
         killers: whether some messages kill the process of the push consumer that gets them.
+        timers: whether messages have names, by which they are cancelled, replaced or delivered now.
+        alone: whether there is only one worker.
         kip_848: whether the brokers assign the partitions to the push consumers.
         steps: what happens, in order.
     """
@@ -86,6 +89,8 @@ class Plan:
     dropin: bool
     rolling: bool
     killers: bool
+    timers: bool
+    alone: bool
     kip_848: bool
     steps: tuple[Step, ...]
 
@@ -129,10 +134,12 @@ def make_plan(seed: int, *, length: int = 160) -> Plan:
     if dropin and not churns:  # send-backs that are refused: else few programs meet one
         for _ in range(dice.randrange(4)):
             steps.insert(dice.randrange(len(steps)), Step("refuse", 0, 5 * dice.randrange(2_000)))
+    timers = seed % 5 in {1, 4}
+    _insert(steps, "name", dice, dice.choice([10, 30]) if timers else 0)
     return Plan(
         seed, exactly_once=seed % 2 == 1, orderly=seed % 8 == 0, logs=logs, half_answers=half_answers, churns=churns,
         redrives=redrives, senders=senders, dropin=dropin, rolling=seed % 16 == 4, killers=seed % 16 in {0, 12},
-        kip_848=seed % 5 == 3, steps=tuple(steps),
+        timers=timers, alone=timers and seed // 10 % 2 == 1, kip_848=seed % 5 == 3, steps=tuple(steps),
     )  # fmt: skip
 
 

@@ -70,18 +70,21 @@ class Simulation:
             is_orderly=plan.orderly,
             dead_every=3 if plan.redrives else 11,
             has_killers=plan.killers,
+            has_timers=plan.timers,
         )
         if plan.churns:
             self.world.commit_interval_ms = 20_000
         self.sink = Sink(self.world) if plan.orderly else None
         numbers = count()
         self.sender = Place(self.world, "sender", lambda name: Sender(self.world, name, numbers))
+        workers = [Place(self.world, name, partial(self._worker, name)) for name in ("worker-a", "worker-b")]
         self.places = [
-            *(Place(self.world, name, partial(self._worker, name)) for name in ("worker-a", "worker-b")),
+            *(workers[:1] * 2 if plan.alone else workers),
             *(Place(self.world, name, self._consumer) for name in ("pay-a", "pay-b")),
         ]
         self.redrives = Redrives(self.world, self._turns)
         self.dropins = DropinClients(self.world, self._turns) if plan.dropin else None
+        self._topics = (*_TOPICS, NAMES.timers, NAMES.timer_state) if plan.timers else _TOPICS
         self._broker_back_ms: int | None = None
         self._down_ns = 0
         self._held_ns: int | None = None
@@ -106,8 +109,8 @@ class Simulation:
         if self._broker_back_ms is not None and world.now_ms >= self._broker_back_ms:
             self._start_broker()
         match step.kind:
-            case "send":
-                self._send(step.who + 4 * (amount % 8), amount // 8)
+            case "send" | "name":
+                self._send(step)
             case "turn":
                 world.longest_wait_ms = (1, 5, 20, 100)[amount % 4]
                 place.turn(lambda shell: shell.turn())
@@ -128,12 +131,16 @@ class Simulation:
                 self._fault(step, place)
         self._note_wrong_answers()
 
-    def _send(self, kind: int, amount: int) -> None:
+    def _send(self, step: Step) -> None:
         def send(shell: Shell) -> None:
             if isinstance(shell, Sender):
-                shell.send(kind, amount)
+                shell.send(step.who + 4 * (step.amount % 8), step.amount // 8)
 
-        self.sender.turn(send)
+        def send_named(shell: Shell) -> None:
+            if isinstance(shell, Sender):
+                shell.send_named(step.amount % 8, step.amount // 8)
+
+        self.sender.turn(send_named if step.kind == "name" else send)
 
     def _rarely(self, step: Step) -> None:
         if step.kind == "settle":
@@ -206,7 +213,7 @@ class Simulation:
     def _hold(self, amount: int) -> None:
         if self._held_ns is None:
             self._held_ns = self.world.event_ns()
-        self.world.kafka.hold_reports(_TOPICS[amount % 5])
+        self.world.kafka.hold_reports(self._topics[amount % len(self._topics)])
 
     def _release(self) -> None:
         self.world.kafka.release()
@@ -223,7 +230,7 @@ class Simulation:
 
     def _answer_wrongly(self, step: Step) -> None:
         kafka, amount = self.world.kafka, step.amount
-        topic, count = _TOPICS[amount % 5], 1 + amount // 5 % 3
+        topic, count = self._topics[amount % len(self._topics)], 1 + amount // 5 % 3
         match step.kind:
             case "refuse":
                 kafka.fail_produce(KafkaError(_REFUSALS[amount // 16 % 3]), topic=topic, count=count)

@@ -5,17 +5,20 @@ The next program starts again and does not send them again: each message is sent
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any, Final
 
-from proof.lines import Process
+from proof.lines import Process, TimerCommand
 from proof.simulate.clients import CrashedError, ProcessClients
-from proof.simulate.world import LEVELS, World
+from proof.simulate.world import LEVELS, NAMES, World
 from rocketshim import Message, Producer
 from rocketshim.errors import RocketshimError, SendTimeoutError
+from rocketshim_topics.wire import coordinates
 
 __all__ = ["Sender"]
 
 _CLOSE_S: Final = 2.0
+_COMMAND_S: Final = 3.0
 End = Callable[[Any, Any], None]
 
 
@@ -40,7 +43,6 @@ class Sender:
 
     def send(self, kind: int, amount: int) -> None:
         """Send the next message: directly, at a level, with a delay, at a time, or to a topic that is not allowed."""
-        number = next(self._numbers)
         delay: dict[str, Any] = {}
         match kind % 8:
             case 0 | 1:
@@ -51,12 +53,17 @@ class Sender:
                 delay = {"deliver_at": self._world.clock.wall_ms() + amount % 2_000}
             case _:
                 pass
-        topic = "secret" if kind % 32 == 1 else "orders"
+        self._send("secret" if kind % 32 == 1 else "orders", amount, delay)
+
+    def _send(self, topic: str, amount: int, options: dict[str, Any]) -> None:
+        number = next(self._numbers)
         body = b"%d body" % number
-        message = Message(topic, body, key=f"k{amount % 5}", properties=[("trace", b"%d" % number)], **delay)
-        end = self._world.send_began(self.name, message)
+        message = Message(topic, body, key=f"k{amount % 5}", properties=[("trace", b"%d" % number)], **options)
+        self._await(lambda: self._producer.send_async(message), self._world.send_began(self.name, message))
+
+    def _await(self, send: Callable[[], Future[Any]], end: End) -> None:
         try:
-            future = self._producer.send_async(message)
+            future = send()
         except (RocketshimError, BufferError):
             end("fail", None)
             return
@@ -65,6 +72,36 @@ class Sender:
             raise
         self._pending[future] = end
         future.add_done_callback(self._sent)
+
+    def send_named(self, kind: int, amount: int) -> None:
+        """Send the next message under a name, or a command for a name; there are few names, so they meet."""
+        name = f"n{amount % 3}"
+        if kind in {5, 6, 7}:
+            command: TimerCommand = "NOW" if kind == 7 else "CANCEL"
+            end = self._world.command_began(self.name, command, "orders", name)
+            until_s = self._world.clock.monotonic_ns() / 1e9 + _COMMAND_S
+            self._await(lambda: self._producer.sender.command(command, "orders", name, until_s), end)
+            return
+        options: dict[str, Any] = {"delay": f"{50 * (amount % 31)}ms", "if_absent": kind == 4}
+        if kind == 3:
+            options["at_most"] = f"{500 + amount % 1_000}ms"
+        topic = "secret" if amount % 29 == 1 else "orders"
+        if kind == 2 and amount % 2:
+            self._write_set(
+                Message(topic, b"%d body" % next(self._numbers), timer=name, delay=options["delay"]), amount
+            )
+        else:
+            self._send(topic, amount, {"timer": name, **options})
+
+    def _write_set(self, message: Message, amount: int) -> None:
+        """Set a name as another program does: a plain record in any partition, without an id."""
+        headers = {"REAL_TOPIC": message.topic, "TIMER": message.timer, "TIMER_DO": "SET", "DELAY_MS": message.delay_ms}
+        end = self._world.send_began(self.name, message)
+        record = self._world.kafka.append(
+            NAMES.timers, message.body, partition=amount % 8,
+            headers=[(name, str(value).encode()) for name, value in headers.items()],
+        )  # fmt: skip
+        end("ok", SimpleNamespace(queue_offset=record.offset(), offset_msg_id=coordinates(record), msg_id=None))
 
     def turn(self) -> None:
         """Let the producer's thread process the reports that have arrived."""

@@ -19,6 +19,7 @@ from proof.lines import (
     Record,
     Setup,
     SinkWrite,
+    TimerCommand,
     digest_of,
     encoded,
     headers_to_json,
@@ -68,6 +69,7 @@ class World:
         dead_every: int = 11,
         has_killers: bool = False,
         partitions: int = 2,
+        has_timers: bool = False,
     ) -> None:
         self.has_killers = has_killers
         self.commit_interval_ms = 200
@@ -82,8 +84,11 @@ class World:
         self._lost = 0
         self.created = Counter[str]()
         self._is_orderly = is_orderly
+        self._has_timers = has_timers
         self.create_topics()
         self.kafka.create_topics([Layout(NAMES, LEVELS).redrive_log()])
+        if has_timers:
+            self.kafka.create_topics(Layout(NAMES, LEVELS).timers())
         self.kafka.create_topic("orders", partitions, config={"message.timestamp.type": "LogAppendTime"})
         self.kafka.create_topic("secret", 1)
         self.kafka.create_topic(FORMER_TOPIC, 1)
@@ -162,20 +167,39 @@ class World:
 
     def send_began(self, process: str, message: Message) -> Callable[[Outcome, Any], None]:
         """Record that a message is sent; call the result with the outcome and the result of the send."""
-        self.note(process, "sends", (message.body or b"").decode())
+        body, level = (message.body or b"").decode(), message.delay_level
+        facts: dict[str, Any] = {
+            "topic": message.topic, "key": encoded(message.key_bytes), "digest": digest_of(message.body),
+            "headers": headers_to_json(message.headers), "deliver_at_ms": message.deliver_at_ms,
+            "delay_ms": message.delay_ms if level is None else LEVELS.delay_ms(level),
+        }  # fmt: skip
+        if message.timer is None:
+            return self._send_began(process, body, facts)
+        command: TimerCommand = "SET-IF-ABSENT" if message.if_absent else "SET"
+        facts |= {"timer": message.timer, "command": command}
+        return self._send_began(process, f"{body} {command} {message.timer}", facts)
+
+    def command_began(
+        self, process: str, command: TimerCommand, topic: str, timer: str
+    ) -> Callable[[Outcome, Any], None]:
+        """Record that a command for a name is sent; call the result as that of `send_began`."""
+        facts: dict[str, Any] = {
+            "topic": topic, "key": encoded(f"{topic}/{timer}".encode()), "digest": None, "headers": (),
+            "deliver_at_ms": None, "delay_ms": None, "timer": timer, "command": command,
+        }  # fmt: skip
+        return self._send_began(process, f"{command} {timer}", facts)
+
+    def _send_began(self, process: str, what: str, facts: dict[str, Any]) -> Callable[[Outcome, Any], None]:
+        self.note(process, "sends", what)
         source, begin_ns = self.source(), self.event_ns()
-        level = message.delay_level
-        delay_ms = message.delay_ms if level is None else LEVELS.delay_ms(level)
 
         def end(outcome: Outcome, result: Any) -> None:
             offset = None if result is None else result.queue_offset
             self.history.sends.append(
                 Send(
                     source=source, process=process, begin_ns=begin_ns, end_ns=self.event_ns(), outcome=outcome,
-                    topic=message.topic, key=encoded(message.key_bytes), digest=digest_of(message.body),
-                    headers=headers_to_json(message.headers), delay_ms=delay_ms, deliver_at_ms=message.deliver_at_ms,
                     where=None if offset is None or offset < 0 else result.offset_msg_id,
-                    id=None if result is None else result.msg_id,
+                    id=None if result is None else result.msg_id, **facts,
                 )
             )  # fmt: skip
 
@@ -248,7 +272,8 @@ class World:
 
     def is_drained(self) -> bool:
         """Return whether the worker and the group have committed past every message."""
-        topics = {NAMES.worker_group: [NAMES.schedule], GROUP.name: ["orders", NAMES.retry(GROUP.name)]}
+        waiting = [NAMES.schedule, *([NAMES.timers] if self._has_timers else [])]
+        topics = {NAMES.worker_group: waiting, GROUP.name: ["orders", NAMES.retry(GROUP.name)]}
         for group, names in topics.items():
             committed = self.kafka.committed(group)
             for name in names:
