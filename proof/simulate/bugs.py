@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from proof.simulate import dropin_bugs, sender_bugs
+from proof.simulate import dropin_bugs, sender_bugs, timer_bugs
 from rocketshim.admin.redrive import Journal, Redriver, Transactions
 from rocketshim.consumer.mode import Mode
 from rocketshim.consumer.orderly import OrderlyRunner
@@ -17,6 +17,7 @@ from rocketshim.consumer.reader.partition_reader import PartitionReader
 from rocketshim.consumer.send_back import SendBack
 from rocketshim.core.careful_start import CarefulPartition, CarefulStart
 from rocketshim.core.level_queue import LevelQueue
+from rocketshim.core.named_timers import Command, TimerTable
 from rocketshim.core.next_hop import HopMaker
 from rocketshim.core.orderly_queue import OrderlyTask
 from rocketshim.core.process_queue import ProcessQueue
@@ -35,7 +36,10 @@ from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.at_least_once import AtLeastOnce
 from rocketshim.worker.exactly_once import ExactlyOnce, Transaction
 from rocketshim.worker.hop_writer import HopBatch
+from rocketshim.worker.timer_router import TimerRouter
+from rocketshim.worker.timer_state import TimerLoader
 from rocketshim.worker.worker_clients import WorkerClients
+from rocketshim_topics.hops import deliver
 from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["BUGS", "Bug", "planted"]
@@ -49,6 +53,7 @@ SENDERS: Final = "senders"
 LOGS: Final = "logs"
 HALF_ANSWERS: Final = "half_answers"
 KILLERS: Final = "killers"
+TIMERS: Final = "timers"
 _EARLIER_NS: Final = 300_000_000
 _FIRST_APPEND_MS: Final = 1_700_000_000_000
 EXACTLY_ONCE: Final = "exactly_once"
@@ -437,6 +442,14 @@ BUGS: Final = (
     Bug("the schedule topic is read uncommitted", WorkerClients, "consumer", _read_uncommitted, EXACTLY_ONCE),
     Bug("the worker commits nothing", AtLeastOnce, "commit", _repeats_on_every_revoke),
     Bug("a fetched record is forgotten", LevelQueue, "offer", _forgets_records),
+    Bug("any generation of a name fires", TimerTable, "apply", timer_bugs.any_generation_fires, TIMERS),
+    Bug("a cancel does nothing", TimerTable, "apply", timer_bugs.cancels_are_ignored, TIMERS),
+    Bug("a cancel behind the fire wins", TimerRouter, "route", timer_bugs.applied_first(Command.CANCEL), TIMERS),
+    Bug("a cancel before the fire loses", TimerRouter, "route", timer_bugs.applied_first(Command.FIRE), TIMERS),
+    Bug("a state is stored before its effect", AtLeastOnce, "_send", timer_bugs.state_is_written_first, TIMERS),
+    Bug("pending names are not loaded", TimerLoader, "_read_state", timer_bugs.nothing_is_loaded, TIMERS),
+    Bug("a command is decided again", TimerRouter, "route", timer_bugs.changes_are_forgotten, TIMERS),
+    Bug("a fired message keeps its name", deliver, "drop_timer", _returns(None), TIMERS),
     Bug(
         "a redrive marks letters in the next transaction", Redriver, "_produce_all", _marks_after_the_letters, REDRIVES
     ),

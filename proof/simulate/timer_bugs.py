@@ -1,0 +1,86 @@
+"""Planted defects of named timers (`bugs`): each function makes a defective attribute from the original."""
+
+from typing import Any
+
+from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
+from rocketshim.worker.hop_writer import Kind
+from rocketshim_topics.wire import decode, read_headers
+
+__all__ = [
+    "any_generation_fires",
+    "applied_first",
+    "cancels_are_ignored",
+    "changes_are_forgotten",
+    "nothing_is_loaded",
+    "state_is_written_first",
+]
+
+
+def any_generation_fires(original: Any) -> Any:
+    """Let a FIRE count for the generation that is pending."""
+
+    def apply(self: Any, offset: int, command: Command, name: bytes, **named: Any) -> Any:
+        if command is Command.FIRE:
+            named["generation"] = self.live.get(name)
+        return original(self, offset, command, name, **named)
+
+    return apply
+
+
+def cancels_are_ignored(original: Any) -> Any:
+    """Let a CANCEL do nothing."""
+
+    def apply(self: Any, offset: int, command: Command, name: bytes, **named: Any) -> Any:
+        if command is Command.CANCEL:
+            return Change(Effect.NOTHING, None, None)
+        return original(self, offset, command, name, **named)
+
+    return apply
+
+
+def applied_first(command: Command) -> Any:
+    """Apply the commands of a kind before the others of a run."""
+
+    def make(original: Any) -> Any:
+        def route(self: Any, due: Any, assigned: Any, *values: Any, **named: Any) -> Any:
+            owned = assigned.timers
+            for record in due.records if owned is not None and owned.table is not None else ():
+                is_first = decode(read_headers(record), trusted=True).timer_do == command.value
+                judged = self._rules.judge(record)
+                if is_first and judged.is_command and record.offset() not in owned.changes:
+                    owned.changes[record.offset()] = self._rules.apply(owned.table, record, judged)
+            return original(self, due, assigned, *values, **named)
+
+        return route
+
+    return make
+
+
+def changes_are_forgotten(original: Any) -> Any:
+    """Decide again what a command does when it is routed again."""
+
+    def route(self: Any, due: Any, assigned: Any, *values: Any, **named: Any) -> Any:
+        if assigned.timers is not None:
+            assigned.timers.changes.clear()
+        return original(self, due, assigned, *values, **named)
+
+    return route
+
+
+def nothing_is_loaded(_: Any) -> Any:
+    """Begin without the names that are pending."""
+    return lambda self, *values: TimerTable()  # noqa: ARG005
+
+
+def state_is_written_first(original: Any) -> Any:
+    """At least once, write the state of a name before what its command does."""
+
+    def send(self: Any, flight: Any, indexes: Any, now_ns: int, *values: Any, **named: Any) -> None:
+        if flight.assigned.timers is not None and not flight.is_ending:
+            producer = self._producers.of(one_per_batch=False, targets=self._targets)
+            for group in self._router.route(flight.due, flight.assigned, now_ns, indexes):
+                for _, value, key, headers, _ in group.records if group.kind is Kind.STATE else ():
+                    producer.produce(group.topic, value, key, group.partition, headers=headers)
+        original(self, flight, indexes, now_ns, *values, **named)
+
+    return send
