@@ -209,8 +209,8 @@ class Index:
         return [queue for queue in self.queues if queue.rpartition("/")[0] == topic]
 
     def _is_refused(self, record: Stored) -> bool:
-        """Whether the message of a SET is, or has to be, parked."""
-        return not self.is_allowed(record.envelope.real_topic or "") or any(
+        """Whether the message of a SET is, or has to be, parked: no worker may ever deliver it, or it cannot wait."""
+        return self.names.is_ours(record.envelope.real_topic or "") or any(
             child.topic == self.names.parked for child in record.committed_children()
         )
 

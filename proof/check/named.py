@@ -19,7 +19,7 @@ def find(index: Index) -> Iterator[Violation]:
     """Find messages that were delivered though they were voided, and those that were not and should have been."""
     allowed: dict[str, set[Effect]] = defaultdict(set)
     for told in index.named:
-        allowed[told.message.it.where].add(told.effect)
+        allowed[told.message.it.where] |= _counts_as(told.effect)
         yield from _done(index, told)
     for told in index.named:
         record = told.command
@@ -35,7 +35,7 @@ def _done(index: Index, told: Told) -> Iterator[Violation]:
     if told.is_pending and index.setup.drained:
         what = f"{record.it.where} is still pending under its name"
         yield Violation.of("stuck", what, [record.source])
-    if told.effect == "nothing" or any(index.effect_of(child) == told.effect for child in children):
+    if told.effect == "nothing" or any(index.effect_of(child) in _counts_as(told.effect) for child in children):
         return
     if index.has_fleeting_target(told.message):
         return  # it may have been there
@@ -46,3 +46,8 @@ def _done(index: Index, told: Told) -> Iterator[Violation]:
         yield Violation.of("lost", what, evidence)
     elif index.setup.drained:
         yield Violation.of("stuck", f"{record.it.where} still waits in the log of timers", evidence)
+
+
+def _counts_as(effect: Effect) -> set[Effect]:
+    """Return what may be done for an effect: a message that its target refuses is parked."""
+    return {effect, "parked"} if effect == "delivered" else {effect}

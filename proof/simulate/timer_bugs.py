@@ -21,7 +21,7 @@ def any_generation_fires(original: Any) -> Any:
 
     def apply(self: Any, offset: int, command: Command, name: bytes, **named: Any) -> Any:
         if command is Command.FIRE:
-            named["generation"] = self.live.get(name)
+            named["generation"] = self.pending(name)
         return original(self, offset, command, name, **named)
 
     return apply
@@ -69,14 +69,14 @@ def changes_are_forgotten(original: Any) -> Any:
 
 def nothing_is_loaded(_: Any) -> Any:
     """Begin without the names that are pending."""
-    return lambda self, *values: TimerTable()  # noqa: ARG005
+    return lambda self, *values, **named: (TimerTable(), 0)  # noqa: ARG005
 
 
 def state_is_written_first(original: Any) -> Any:
     """At least once, write the state of a name before what its command does."""
 
     def send(self: Any, flight: Any, indexes: Any, now_ns: int, *values: Any, **named: Any) -> None:
-        if flight.assigned.timers is not None and not flight.is_ending:
+        if flight.assigned.timers is not None and not flight.is_later:
             producer = self._producers.of(one_per_batch=False, targets=self._targets)
             for group in self._router.route(flight.due, flight.assigned, now_ns, indexes):
                 for _, value, key, headers, _ in group.records if group.kind is Kind.STATE else ():
