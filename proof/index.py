@@ -179,7 +179,7 @@ class Index:
         found: dict[str, Send] = {}
         by_content: dict[tuple[str | None, ...], list[Send]] = defaultdict(list)
         by_id: dict[str, Send] = {}
-        for send in self.history.sends:
+        for send in sorted(self.history.sends, key=lambda send: send.outcome == "fail"):  # made no record, perhaps
             if send.id is None or send.digest is not None:
                 by_content[send.topic, send.digest, send.timer, send.command].append(send)
             if send.where is not None:

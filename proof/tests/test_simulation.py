@@ -65,6 +65,11 @@ def test_a_wrong_answer_is_a_fault_when_it_is_given_not_only_when_it_was_ordered
     assert not simulate(make_plan(2633)).problems
 
 
+def test_of_two_equal_commands_the_one_that_failed_is_not_taken_for_the_one_that_was_stored() -> None:
+    """In this seed a cancel fails for certain; the same one is sent again, and its sender dies before the report."""
+    assert not simulate(make_plan(456)).problems
+
+
 def first_failure(bug: Bug) -> Outcome | None:
     plans = map(make_plan, range(ENOUGH_SEEDS))
     outcomes = (simulate(plan) for plan in plans if not bug.needs or getattr(plan, bug.needs))
