@@ -129,7 +129,8 @@ def _next_of_cron(line: str, tz: str, after_ms: int) -> int | None:
 
     after = datetime.fromtimestamp(after_ms / 1_000, _zone(tz))
     try:
-        found = next(CronSim(line, after), None)
+        found = (round(each.timestamp() * 1_000) for each in CronSim(line, after))
+        # In an hour that exists twice, the second time, CronSim begins with occurrences of the first time.
+        return next((each_ms for each_ms in found if each_ms > after_ms), None)
     except CronSimError as error:
         raise MessageError(f"cron is {line!r:.80}: {error}") from error
-    return None if found is None else round(found.timestamp() * 1_000)

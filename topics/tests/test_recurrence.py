@@ -46,6 +46,24 @@ def test_both_changes_of_the_clock_are_as_a_person_expects() -> None:
     ]  # fmt: skip
 
 
+def test_a_late_occurrence_does_not_come_again_in_the_hour_that_exists_twice() -> None:
+    night = Recurrence.of_cron("30 2 * * *", "Europe/Berlin")
+    due_ms = ms("2026-10-25T02:30")
+    for late_minutes in range(0, 90, 5):
+        following_ms = night.next_ms(due_ms, due_ms + late_minutes * MINUTE_MS)
+        assert following_ms == ms("2026-10-26T02:30")
+
+
+@given(
+    st.sampled_from(["30 2 * * *", "0,45 1-3 * * 0", "15 2 25 10 *", "*/20 2 * * *", "10 */2 * * *"]),
+    st.sampled_from(["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC"]),
+    st.integers(ms("2026-03-01T00:00"), ms("2026-11-30T00:00")),
+)
+def test_the_next_occurrence_is_later_than_the_time_it_is_asked_for(line: str, tz: str, now_ms: int) -> None:
+    following_ms = Recurrence.of_cron(line, tz).next_ms(now_ms, now_ms)
+    assert following_ms is None or following_ms > now_ms
+
+
 @given(st.integers(0, 10**13), st.integers(0, 10**10), st.integers(1_000, 10**9))
 def test_a_duration_keeps_its_raster_however_late_it_is(due_ms: int, late_ms: int, every_ms: int) -> None:
     following = Recurrence.of_every(every_ms / 1_000).next_ms(due_ms, due_ms + late_ms)
