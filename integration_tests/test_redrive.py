@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer, TopicPartition
+from confluent_kafka import AcknowledgeType, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from rocketshim import ConsumeFromWhere, DeadLetter, PushConsumer
@@ -25,8 +25,9 @@ from rocketshim.kafka.clients import confluent_clients
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import Broker
 from rocketshim_topics import DelayLevels, Envelope, Layout, TopicNames, encode, provision
+from test_support.share_groups import consume_shared, set_up_share_group
 
-from .waiting import await_ends_of_transactions
+from .waiting import await_ends_of_transactions, wait_until
 
 CAUSES = ("Timeout", "KeyError", "ValueError", "OSError", "DeadLetter", "NoListener")
 COUNT = 1_000
@@ -381,13 +382,6 @@ def test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked(
 
 
 GOLDEN = Path(__file__).parents[1] / "shim" / "tests" / "admin" / "golden" / "dead_letters.json"
-SHARED: list[tuple[str, bytes | None]] = [
-    ("__dlq.errors.topic", b""),
-    ("__dlq.errors.partition", b"0"),
-    ("__dlq.errors.offset", b"0"),
-    ("__dlq.errors.group", b"payers"),
-    ("__dlq.errors.message", b"Offset rejected by client."),
-]
 
 
 def unpacked(text: str | None) -> bytes | None:
@@ -397,15 +391,17 @@ def unpacked(text: str | None) -> bytes | None:
 def test_letters_of_other_projects_are_seen_and_sent_again(
     broker: Broker, namespace: str, topic: Callable[..., str], run: Callable[..., str], tmp_path: Path
 ) -> None:
-    """Every golden letter, and one of a share group without a body, in one topic; their sources are one topic here."""
+    """Every golden letter in one topic; their sources are one topic here."""
     source, letters, plan = topic(2), topic(2), tmp_path / "plan.json"
     producer = Producer({"bootstrap.servers": broker.bootstrap, "partitioner": "murmur2_random"})
     producer.produce(source, b"order 8", b"o-8", headers=[("mine", b"1")], partition=0)
     golden = json.loads(GOLDEN.read_text(encoding="utf-8"))
     changed = {
         "dead-letter-topic": source.encode(),
-        "dead-letter-offset": b"3",
-    }  # else a duplicate of Streams' dead letter
+        "dead-letter-offset": b"3",  # else a duplicate of Streams' dead letter
+        "__dlq.errors.partition": b"0",
+        "__dlq.errors.offset": b"0",
+    }
     for letter in golden:
         headers = [
             (name, source.encode() if name.endswith(("original-topic", "errors.topic")) else unpacked(value))
@@ -413,7 +409,6 @@ def test_letters_of_other_projects_are_seen_and_sent_again(
         ]
         headers = [(name, changed.get(name, value)) for name, value in headers]
         producer.produce(letters, unpacked(letter["value"]), unpacked(letter["key"]), headers=headers)
-    producer.produce(letters, None, None, headers=[("__dlq.errors.topic", source.encode()), *SHARED[1:]])
     assert producer.flush(60) == 0
 
     scope = ["--bootstrap", broker.bootstrap, "--namespace", namespace, "--topic", letters]
@@ -424,27 +419,76 @@ def test_letters_of_other_projects_are_seen_and_sent_again(
         "Kafka Streams": 1,
         "Kafka Connect": 1,
         "SmallRye": 1,
-        "Kafka share group": 1,
+        "Kafka share group": 2,
     }
     assert {each["origin_topic"] for each in listed} == {source}
     stats = json.loads(run("dlq", "stats", *scope, "--where", "CONSUMER_GROUP = 'spring-steps'", "--json"))
     assert [(each["cause"], each["count"]) for each in stats] == [("SpringLetters$NoStockException", 3)]
-    shared = next(each for each in listed if each["dialect"] == "Kafka share group")
-    shown = run("dlq", "show", f"{shared['partition']}/{shared['offset']}", *scope)
-    assert "order 8" in shown
-    assert "Kafka share group" in shown
+    for shared in (each for each in listed if each["dialect"] == "Kafka share group"):
+        shown = run("dlq", "show", f"{shared['partition']}/{shared['offset']}", *scope)
+        assert "order 8" in shown
+        assert "Kafka share group" in shown
 
     held = json.loads(run("dlq", "plan", *scope, "--json", "--out", str(plan)))
     assert held["letters"] == 0, "their groups have no retry topic here"
     made = json.loads(run("dlq", "plan", *scope, "--to-source", "--json", "--out", str(plan)))
-    assert (made["letters"], made["by_target"], made["held_back"]) == (8, {source: 8}, {})
+    assert (made["letters"], made["by_target"], made["held_back"]) == (9, {source: 9}, {})
     told = json.loads(run("dlq", "apply", str(plan), "--bootstrap", broker.bootstrap, "--json"))
-    assert (told["sent"], told["failed"]) == (8, 0)
+    assert (told["sent"], told["failed"]) == (9, 0)
     with TopicReader(broker.bootstrap) as reader:
         arrived = [message for message in reader.read([source]) if "REPLAY_ID" in dict(message.headers())]
-    assert Counter(message.value() for message in arrived) == {b"order 7": 7, b"order 8": 1}
+    assert Counter(message.value() for message in arrived) == {b"order 7": 7, b"order 8": 2}
     for message in arrived:
         names = [name for name, _ in message.headers()]
         assert names[-1] == ("mine" if message.value() == b"order 8" else "traceparent")
         assert not [name for name in names if "rrors" in name or name.startswith(("kafka_", "retry_topic", "dead-"))]
     assert json.loads(run("dlq", "apply", str(plan), "--bootstrap", broker.bootstrap, "--json"))["sent"] == 0
+
+
+@pytest.mark.parametrize("copies_records", [False, True])
+def test_what_a_share_group_rejects_is_shown_sent_again_and_counted(
+    broker: Broker,
+    admin: AdminClient,
+    topic: Callable[..., str],
+    run: Callable[..., str],
+    tmp_path: Path,
+    *,
+    copies_records: bool,
+) -> None:
+    """Kafka writes the dead letters itself (KIP-1191)."""
+    source, plan = topic(2), tmp_path / "plan.json"
+    payers, dead_letters = f"payers-{source}", f"dlq.{source}"
+    if not set_up_share_group(admin, payers, dead_letters, copies_records=copies_records):
+        pytest.skip("before 4.4, Kafka writes no dead letters of share groups")
+    producer = Producer({"bootstrap.servers": broker.bootstrap})
+    for body in (b"order 7", b"order 8"):
+        producer.produce(source, body, b"o-7", headers=[("mine", b"1")], partition=1)
+    assert producer.flush(60) == 0
+
+    def only_order_7(message: Message) -> AcknowledgeType:
+        return AcknowledgeType.REJECT if message.value() == b"order 7" else AcknowledgeType.ACCEPT
+
+    def dead() -> list[Message]:
+        with TopicReader(broker.bootstrap) as reader:
+            return list(reader.read([dead_letters]))
+
+    scope = ["--bootstrap", broker.bootstrap, "--topic", dead_letters]
+    consume_shared(broker.bootstrap, payers, source, only_order_7, deliveries=2)
+    for times in (1, 2):
+        wait_until(lambda: len(dead()) == times, "the dead letter is stored", within_s=30)  # noqa: B023 - waits here
+        listed = [json.loads(line) for line in run("dlq", "ls", *scope, "--json").splitlines()]
+        assert [(each["dialect"], each["origin_topic"], each["group"]) for each in listed] == [
+            ("Kafka share group", source, payers)
+        ]
+        shown = run("dlq", "show", f"{listed[0]['partition']}/{listed[0]['offset']}", *scope)
+        assert "order 7" in shown
+        assert "Offset rejected by client." in shown
+        made = json.loads(run("dlq", "plan", *scope, "--to-source", "--json", "--out", str(plan)))
+        assert (made["letters"], made["by_target"]) == (1, {source: 1})
+        applied = json.loads(run("dlq", "apply", str(plan), "--bootstrap", broker.bootstrap, "--json"))
+        assert (applied["sent"], applied["failed"]) == (1, 0)
+        (again,) = consume_shared(broker.bootstrap, payers, source, only_order_7, deliveries=1)
+        headers = dict(again.headers() or [])
+        assert (again.key(), again.value(), headers["mine"]) == (b"o-7", b"order 7", b"1")
+        assert headers["REPLAY_COUNT"] == b"%d" % times
+        assert not [name for name in headers if name.startswith("__dlq")]

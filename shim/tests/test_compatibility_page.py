@@ -21,6 +21,15 @@ def test_the_tables_of_the_page_are_those_of_the_results() -> None:
     assert rendered(page, json.loads(RESULTS.read_text(encoding="utf-8"))) == page
 
 
+def test_what_a_version_of_kafka_lacks_is_a_dash_and_what_it_has_must_be_run() -> None:
+    nothing = {"mode": "KRaft", "features": {}, "date": "today"}
+    page = rendered("<!-- brokers --><!-- end of brokers -->", {"brokers": {"4.3.1": nothing, "4.4.0": nothing}})
+    column = 2 + list(FEATURES).index("share groups")
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| 4.")]
+    found = [(row[0], row[column], row[2]) for row in rows]
+    assert found == [("4.3.1", "–", "not run"), ("4.4.0", "not run", "not run")]
+
+
 @pytest.mark.parametrize("test", [test for tests in FEATURES.values() for test in tests])
 def test_each_test_of_the_round_exists(test: str) -> None:
     file, _, name = test.partition("::")

@@ -58,7 +58,7 @@ def _try_kafka(version: str, *, short: bool) -> int:
     folder = _emptied(f"kafka-{version}")
     try:
         with old_broker(version, folder / "broker") as bootstrap:
-            features = one_round.play(bootstrap, folder, short=short)
+            features = one_round.play(parse(version), bootstrap, folder, short=short)
     except (RocketshimError, TimeoutError, FileNotFoundError) as error:  # the last: pytest left no report
         typer.echo(f"Kafka {version}: no round: {error}", err=True)
         return 1

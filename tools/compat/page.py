@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tools.compat.brokers import parse
-from tools.compat.round import FEATURES
+from tools.compat.round import FEATURES, SINCE
 
 __all__ = ["PAGE", "RESULTS", "record", "rendered"]
 
@@ -38,7 +38,10 @@ def _brokers(tried: Mapping[str, Mapping[str, Any]]) -> str:
     rows = [("Kafka", "mode", *FEATURES, "tried")]
     for version in sorted(tried, key=parse):
         result = tried[version]
-        features = (str(result["features"].get(feature, "not run")) for feature in FEATURES)
+        lacking = {feature for feature, since in SINCE.items() if parse(version) < since}
+        features = (
+            "–" if feature in lacking else str(result["features"].get(feature, "not run")) for feature in FEATURES
+        )
         rows.append((version, str(result["mode"]), *features, str(result["date"])))
     return _table(rows)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-__all__ = ["FEATURES", "SHORT", "play"]
+__all__ = ["FEATURES", "SHORT", "SINCE", "play"]
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -43,6 +43,7 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
         "test_redrive.py::test_a_thousand_letters_killed_and_resumed_are_sent_once",
         "test_redrive.py::test_letters_are_chosen_discarded_and_sent_to_their_source_only_when_asked",
     ),
+    "share groups": ("test_redrive.py::test_what_a_share_group_rejects_is_shown_sent_again_and_counted",),
     "pull, broadcasting": (
         "test_pull.py::test_a_group_shares_the_queues_and_goes_on_where_it_was",
         "test_pull.py::test_pulling_finds_every_message_and_passes_over_transactions",
@@ -60,6 +61,9 @@ FEATURES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Feature to its tests: files, or tests with all their parameters."""
 
+SINCE: Final[Mapping[str, tuple[int, ...]]] = {"share groups": (4, 4)}
+"""Feature to the version of Kafka that brings what it is about; the others: every version that is tried."""
+
 SHORT: Final[Mapping[str, tuple[str, ...]]] = {
     "init, doctor": FEATURES["init, doctor"][1:3],
     "retries, dead letters": FEATURES["retries, dead letters"][:1],
@@ -68,18 +72,23 @@ SHORT: Final[Mapping[str, tuple[str, ...]]] = {
     "orderly": FEATURES["orderly"][:1],
     "drop-in": FEATURES["drop-in"][:1],
     "redrive": FEATURES["redrive"][1:],
+    "share groups": FEATURES["share groups"],
     "pull, broadcasting": FEATURES["pull, broadcasting"][1:],
     "commands": FEATURES["commands"][1:],
 }
 """The same of the short round."""
 
 
-def play(bootstrap: str, folder: Path, *, short: bool = False) -> dict[str, str]:
-    """Run the round on the broker at an address; return what came of each feature: `"passed"` or `"2 of 5 failed"`.
+def play(version: tuple[int, ...], bootstrap: str, folder: Path, *, short: bool = False) -> dict[str, str]:
+    """Run the round on a broker of a version; return what came of each feature: `"passed"` or `"2 of 5 failed"`.
 
-    `folder` keeps `round.xml` and `round.txt`, with the reasons.
+    `folder` keeps `round.xml` and `round.txt`, with the reasons. What the version does not have is not in the round.
     """
-    features = SHORT if short else FEATURES
+    features = {
+        feature: tests
+        for feature, tests in (SHORT if short else FEATURES).items()
+        if version >= SINCE.get(feature, version)
+    }
     tests = [f"integration_tests/{test}" for chosen in features.values() for test in chosen]
     report = folder / "round.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not long", f"--junitxml={report}", *tests]

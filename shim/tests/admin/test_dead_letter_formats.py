@@ -1,8 +1,7 @@
 """Other projects' dead letters are decoded like our own.
 
 `golden/dead_letters.json` has records of the real producers; `golden/make_golden.py` creates it. Some producers have no
-Maven coordinate, need a framework around them or do not exist yet: their dialects are tested by their documented
-format (`DOCUMENTED`).
+Maven coordinate or need a framework around them: their dialects are tested by their documented format (`DOCUMENTED`).
 """
 
 import base64
@@ -118,10 +117,39 @@ def test_dead_letters_of_the_real_producers_are_decoded(
     assert names == ["UNIQ_KEY", "BORN_TIMESTAMP", "HOP_ID", "REPLAY_ID", "REPLAY_COUNT", "traceparent"]
 
 
+SHARE_GROUPS = [
+    ("dlq.rejected", "share-rejecters", "Offset rejected by client.", 1, None),
+    ("dlq.copied", "share-releasers", "Offset delivery count exceeded the threshold.", 2, b"order 7"),
+]
+
+
+@pytest.mark.parametrize(("topic", "group", "text", "deliveries", "body"), SHARE_GROUPS)
+def test_dead_letters_that_kafka_writes_for_share_groups_are_decoded_and_completed(
+    topic: str, group: str, text: str, deliveries: int, body: bytes | None
+) -> None:
+    record = golden(topic)
+    source = Record(
+        topic="share-in", partition=1, offset=2, key=b"o-7", value=b"order 7", headers=[("traceparent", b"00-1-2-01")],
+        timestamp=(1, record.timestamp()[1] - 1),
+    )  # fmt: skip
+    letter = Decoder(NAMES, topic, fetch=lambda *at: {("share-in", 1, 2): source}[at]).open(record)
+    envelope = letter.envelope
+    assert (letter.dialect, letter.malformed) == ("Kafka share group", None)
+    assert (envelope.consumer_group, envelope.fail_text, envelope.reconsume_times) == (group, text, deliveries)
+    assert (envelope.retry_topic, envelope.origin_message_id, envelope.fail_class) == ("share-in", "share-in/1/2", None)
+    out = redriven(letter.record, NAMES, replay_id="r", to_source=True, envelope=envelope)
+    assert (out.topic, out.key, out.value) == ("share-in", b"o-7", b"order 7")
+    assert dict(out.headers)["HOP_ID"] == f"{topic}/1/0".encode()
+    assert out.headers[-1] == ("traceparent", b"00-1-2-01")
+
+    gone = Decoder(NAMES, topic, fetch=lambda *_: None).open(record)
+    assert (gone.record.value(), gone.malformed) == (body, "source-gone" if body is None else None)
+
+
 def test_there_is_a_golden_record_of_each_topic() -> None:
     assert {each["topic"] for each in GOLDEN} == {
         "plain-dlt", "steps-dlt", "steps-retry-50", "steps-retry-100", "streams-dlq", "connect-dlq",
-        "smallrye-dlq",
+        "smallrye-dlq", "dlq.rejected", "dlq.copied",
     }  # fmt: skip
 
 
@@ -135,18 +163,6 @@ DOCUMENTED: list[tuple[str, Headers, dict[str, Any]]] = [
             ("retry_topic-attempts", b"\x05"),
         ],
         {"retry_topic": "orders", "origin_message_id": f"orders/3/{2**40}", "reconsume_times": 4},
-    ),
-    (
-        "Kafka share group",  # KIP-1191; no broker writes it yet
-        [
-            ("__dlq.errors.topic", b"orders"),
-            ("__dlq.errors.partition", b"3"),
-            ("__dlq.errors.offset", b"41"),
-            ("__dlq.errors.group", b"payers"),
-            ("__dlq.errors.delivery.count", b"5"),
-            ("__dlq.errors.message", b"Offset delivery count exceeded the threshold."),
-        ],
-        {"consumer_group": "payers", "reconsume_times": 5, "origin_message_id": "orders/3/41", "fail_class": None},
     ),
     (
         "SmallRye",
@@ -226,6 +242,7 @@ def test_dead_letters_in_a_documented_format_are_decoded(
 def test_every_dialect_is_tested() -> None:
     by_golden = {
         "Spring Kafka dead-letter topic", "Spring Kafka retry topics", "Kafka Streams", "Kafka Connect", "SmallRye",
+        "Kafka share group",
     }  # fmt: skip
     assert by_golden | {name for name, _, _ in DOCUMENTED} == {dialect.name for dialect in DIALECTS}
 
@@ -295,37 +312,26 @@ def test_a_record_of_no_dialect_is_shown_as_unknown() -> None:
 SHARED: Headers = [("__dlq.errors.topic", b"orders"), ("__dlq.errors.partition", b"3"), ("__dlq.errors.offset", b"41")]
 
 
-def test_a_share_groups_dead_letter_is_completed_from_its_source() -> None:
+def test_a_share_groups_dead_letter_keeps_the_identity_of_its_source() -> None:
     source = Record(
         topic="orders", partition=3, offset=41, key=b"k", value=b"", headers=[("UNIQ_KEY", b"m1"), ("mine", None)],
         timestamp=(1, 7),
     )  # fmt: skip
-    asked: list[tuple[str, int, int]] = []
-
-    def fetch(*coordinates: Any) -> Any:
-        asked.append(coordinates)
-        return source
-
     message = Record(topic="dlq.payers", partition=0, offset=5, headers=SHARED, timestamp=(1, 9))
-    letter = Decoder(NAMES, "dlq.payers", fetch=fetch).open(message)
+    letter = Decoder(NAMES, "dlq.payers", fetch=lambda *_: source).open(message)
     out = redriven(letter.record, NAMES, replay_id="r", to_source=True, envelope=letter.envelope)
-    assert asked == [("orders", 3, 41)]
-    assert (out.topic, out.key, out.value) == ("orders", b"k", b"")
-    assert dict(out.headers)["HOP_ID"] == b"dlq.payers/0/5"
-    assert dict(out.headers)["UNIQ_KEY"] == b"m1"
-    assert out.headers[-1] == ("mine", None)
-
-
-@pytest.mark.parametrize(("value", "malformed"), [(None, "source-gone"), (b"copied", None)])
-def test_a_share_groups_dead_letter_whose_source_is_gone(value: bytes | None, malformed: str | None) -> None:
-    message = Record(topic="dlq.payers", partition=0, offset=5, value=value, headers=SHARED, timestamp=(1, 9))
-    letter = Decoder(NAMES, "dlq.payers", fetch=lambda *_: None).open(message)
-    assert letter.malformed == malformed
-    assert letter.record.value() == value
+    assert (out.key, out.value, dict(out.headers)["UNIQ_KEY"], out.headers[-1]) == (b"k", b"", b"m1", ("mine", None))
 
 
 @pytest.mark.parametrize(
-    ("topic", "partition"), [(b"deleted", b"0"), (b"orders", b"9999999999"), (b"not/legal\x00", b"0"), (b"", b"0")]
+    ("topic", "partition"),
+    [
+        (b"deleted", b"0"),
+        (b"orders", b"9999999999"),
+        (b"not/legal\x00", b"0"),
+        (b"", b"0"),
+        (b"<UNKNOWN>", b"0"),  # Kafka's word for a topic that was deleted
+    ],
 )
 def test_a_share_groups_dead_letter_whose_source_cannot_exist_is_source_gone(topic: bytes, partition: bytes) -> None:
     kafka = InMemoryKafka(VirtualClock())

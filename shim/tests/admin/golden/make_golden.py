@@ -1,10 +1,11 @@
 """Create `dead_letters.json` again: dead letters of the real producers on a real broker, as stored in their topics.
 
-    python shim/tests/admin/golden/make_golden.py [SpringLetters …]
+    python -m shim.tests.admin.golden.make_golden [SpringLetters … ShareGroups]
 
 The script fetches the producers by their Maven coordinates and compiles the programs beside this file. It runs each
 program (or only those named; the others' records are kept) against its own broker, and stores the records of its
-dead-letter and retry topics. It needs a JDK (javac) and takes some minutes.
+dead-letter and retry topics. It needs a JDK (javac) and takes some minutes. Dead letters of share groups are written by
+the broker itself, so those come from a broker of that version.
 """
 
 import base64
@@ -13,15 +14,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jgo
-from confluent_kafka import Producer
+from confluent_kafka import AcknowledgeType, Message, Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_local import any_broker
+from test_support.share_groups import consume_shared, set_up_share_group
+from tools.compat.brokers import old_broker
 
 HERE = Path(__file__).parent
 FINE = b'{"schema": null, "payload": null}'  # Connect's converter can read it
@@ -43,20 +47,52 @@ PROGRAMS = {
     "ConnectLetters": (CONNECT, ("connect-in",), ("connect-dlq",)),
     "SmallRyeLetters": (SMALLRYE, ("smallrye-in",), ("smallrye-dlq",)),
 }
+SHARE_GROUPS = "ShareGroups"
+KAFKA = "4.4.0"
 
 
 def main() -> None:
-    wanted, place = sys.argv[1:] or list(PROGRAMS), HERE / "dead_letters.json"
+    wanted, place = sys.argv[1:] or [*PROGRAMS, SHARE_GROUPS], HERE / "dead_letters.json"
     letters = [each for each in json.loads(place.read_text(encoding="utf-8")) if each["program"] not in wanted]
-    with any_broker(report=print) as broker, tempfile.TemporaryDirectory() as folder:
-        for name in wanted:
+    with tempfile.TemporaryDirectory() as folder:
+        if programs := [name for name in wanted if name != SHARE_GROUPS]:
+            letters += of_programs(programs, Path(folder))
+        if SHARE_GROUPS in wanted:
+            letters += of_share_groups(Path(folder) / "broker")
+    place.write_text(json.dumps(letters, indent=1) + "\n", encoding="utf-8")
+
+
+def of_programs(names: list[str], folder: Path) -> list[dict[str, Any]]:
+    letters = []
+    with any_broker(report=print) as broker:
+        for name in names:
             coordinates, inputs, outputs = PROGRAMS[name]
             create(broker.bootstrap, [*inputs, *outputs])
             if name != "SpringLetters":
                 send(broker.bootstrap, inputs[0])
-            run(name, coordinates, broker.bootstrap, Path(folder), outputs[-1])
+            run(name, coordinates, broker.bootstrap, folder, outputs[-1])
             letters += [as_json(name, coordinates, each) for each in read(broker.bootstrap, outputs)]
-    place.write_text(json.dumps(letters, indent=1) + "\n", encoding="utf-8")
+    return letters
+
+
+def of_share_groups(folder: Path) -> list[dict[str, Any]]:
+    """One message that its group rejects, and one that it gives back twice; only of the second the record is copied."""
+
+    def only_others(answer: AcknowledgeType) -> Callable[[Message], AcknowledgeType]:
+        return lambda message: AcknowledgeType.ACCEPT if message.value() == FINE else answer
+
+    topics = ("dlq.rejected", "dlq.copied")
+    with old_broker(KAFKA, folder) as bootstrap:
+        admin = AdminClient({"bootstrap.servers": bootstrap})
+        create(bootstrap, ["share-in"])
+        send(bootstrap, "share-in")
+        set_up_share_group(admin, "share-rejecters", topics[0])
+        consume_shared(bootstrap, "share-rejecters", "share-in", only_others(AcknowledgeType.REJECT), deliveries=3)
+        set_up_share_group(admin, "share-releasers", topics[1], copies_records=True)
+        consume_shared(bootstrap, "share-releasers", "share-in", only_others(AcknowledgeType.RELEASE), deliveries=4)
+        while len(letters := read(bootstrap, topics)) < len(topics):
+            time.sleep(1)
+    return [as_json(SHARE_GROUPS, f"org.apache.kafka:kafka_2.13:{KAFKA}", each) for each in letters]
 
 
 def create(bootstrap: str, topics: list[str]) -> None:
