@@ -5,39 +5,29 @@ random before it.
 """
 
 import heapq
+import math
 import random
-import signal
-import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-
 from proof.background import in_background
-from proof.chaos.children import start_module
-from proof.timers.judge import Arrived, Findings, Told, judge
+from proof.timers.judge import Findings, Told, judge
+from proof.timers.stage import LOOK_S, NAMES, TARGET, Stage, memory_mib, open_stage
 from rocketshim import Message, Producer
 from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_local import LocalCluster
-from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.hops import due_at_ms
-from rocketshim_topics.layout import Layout
 from rocketshim_topics.wire import decode, read_headers
 
 __all__ = ["Course", "timers"]
 
-_TARGET: Final = "order-timeouts"
 _NEAR_MS: Final = 50
 _NEAR_SHARE: Final = 0.1
 _RUN: Final = 1_000  # commands that one worker applies at a time at most (`drain_count`)
 _END_S: Final = 900.0
-_LOOK_S: Final = 2.0
-_STOP_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,72 +54,49 @@ class Course:
 
 def timers(folder: Path, course: Course, report: Callable[[str], None]) -> Findings:
     """Make a run on a broker of its own, and judge it."""
-    folder.mkdir(parents=True)
-    with LocalCluster(data_dir=folder / "cluster", report=lambda _: None) as cluster:
-        admin = AdminClient({**cluster.client_config()})
-        layout = Layout(TopicNames(), DelayLevels.default())
-        provision.ensure_topics(admin, [*layout.shared(), *layout.timers()])
-        stamped = {"message.timestamp.type": "LogAppendTime", "retention.ms": "-1"}
-        admin.create_topics([NewTopic(_TARGET, 4, config=stamped)])[_TARGET].result(60)
-        workers = _Workers(folder, cluster.bootstrap, course)
-        try:
-            with in_background(lambda ended: workers.kill_now_and_then(ended, report)):
-                _send(cluster.bootstrap, course, report)
-                _await_the_end(cluster.bootstrap, report)
-            report(f"workers: {workers.most_mib:.0f} MiB at most")
-            repeats = 0 if course.exactly_once else course.kills * _RUN
-            return judge(_commands(cluster.bootstrap), _arrived(cluster.bootstrap), most_repeats=repeats)
-        finally:
-            workers.end()
+    with open_stage(folder, exactly_once=course.exactly_once) as stage:
+        killer = _Killer(stage, course)
+        with in_background(lambda ended: killer.work(ended, report)):
+            _send(stage.bootstrap, course, report)
+            _await_the_end(stage, report)
+        report(f"workers: {killer.most_mib:.0f} MiB at most")
+        stage.end()
+        repeats = 0 if course.exactly_once else course.kills * _RUN
+        found = judge(_commands(stage.bootstrap), stage.arrived(), most_repeats=repeats)
+        return replace(found, wrong=(*stage.wrong, *found.wrong))
 
 
-class _Workers:
-    """The worker processes; one is killed now and then, and started again."""
+class _Killer:
+    """Kills a worker now and then, and starts another one."""
 
-    def __init__(self, folder: Path, bootstrap: str, course: Course) -> None:
+    def __init__(self, stage: Stage, course: Course) -> None:
         self.most_mib = 0.0
-        self._folder, self._bootstrap, self._course = folder, bootstrap, course
+        self._stage, self._course = stage, course
         self._dice = random.Random(course.seed)  # noqa: S311 - the same run for a seed
-        self._started = 0
-        self._running = [self._start() for _ in range(course.workers)]
+        for _ in range(course.workers):
+            stage.start_worker()
 
-    def _start(self) -> "subprocess.Popen[bytes]":
-        self._started += 1
-        words = ["worker", "--bootstrap", self._bootstrap, "--allow", _TARGET]
-        words += ["--exactly-once"] if self._course.exactly_once else []
-        return start_module(["rocketshim", *words], self._folder / f"worker-{self._started}.log")
-
-    def kill_now_and_then(self, ended: Any, report: Callable[[str], None]) -> None:
+    def work(self, ended: threading.Event, report: Callable[[str], None]) -> None:
         """Kill a worker as often as the course says, spread over the time in which names are set and due."""
-        course = self._course
+        course, stage = self._course, self._stage
         pause_s = (course.names / course.rate + course.delay_s[1]) / (course.kills + 1)
         for _ in range(course.kills):
-            if ended.wait(pause_s * self._dice.uniform(0.7, 1.3)):
+            if self._rest(ended, pause_s * self._dice.uniform(0.7, 1.3)):
                 break
-            self._measure()
-            victim = self._dice.randrange(len(self._running))
-            self._running[victim].kill()
-            self._running[victim].wait()
+            stage.kill(self._dice.choice(stage.running))
             report("kill -9 of a worker")
-            self._running[victim] = self._start()
-        while not ended.wait(_LOOK_S):
-            self._measure()
+            stage.start_worker()
+        self._rest(ended, None)
 
-    def _measure(self) -> None:
-        for each in self._running:
-            if each.poll() is None:
-                self.most_mib = max(self.most_mib, psutil.Process(each.pid).memory_info().rss / 2**20)
-
-    def end(self) -> None:
-        """Stop them in order."""
-        for each in self._running:
-            each.send_signal(signal.SIGTERM)
-        for each in self._running:
-            try:
-                each.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                each.kill()
-                each.wait()
+    def _rest(self, ended: threading.Event, seconds: float | None) -> bool:
+        """Look at the workers until the time is over, or the run; return whether the run is."""
+        until_s = math.inf if seconds is None else time.monotonic() + seconds
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._stage.replace_ended()
+            self.most_mib = max(self.most_mib, *map(memory_mib, self._stage.running))
+            if ended.wait(min(left_s, LOOK_S)):
+                return True
+        return False
 
 
 def _send(bootstrap: str, course: Course, report: Callable[[str], None]) -> None:
@@ -142,7 +109,7 @@ def _send(bootstrap: str, course: Course, report: Callable[[str], None]) -> None
 
         def put(number: int, round_: int) -> float:
             delay_s = round(dice.uniform(*course.delay_s), 3)
-            message = Message(_TARGET, b"%d.%d" % (number, round_), delay=delay_s, timer=f"o-{number}")
+            message = Message(TARGET, b"%d.%d" % (number, round_), delay=delay_s, timer=f"o-{number}")
             futures.append(producer.send_async(message))
             return delay_s
 
@@ -163,35 +130,27 @@ def _send(bootstrap: str, course: Course, report: Callable[[str], None]) -> None
                 if what == "SET":
                     put(which, 1)
                 else:
-                    futures.append(producer.sender.command("CANCEL", _TARGET, f"o-{which}", now_s + 60.0))
+                    futures.append(producer.sender.command("CANCEL", TARGET, f"o-{which}", now_s + 60.0))
             time.sleep(0.001)
         for future in futures:
             future.result(120)
     report(f"{number} names are set, {len(futures)} commands in all, after {time.monotonic() - began_s:.0f} s")
 
 
-def _await_the_end(bootstrap: str, report: Callable[[str], None]) -> None:
-    """Wait until every command is applied, and nothing waits in a delay queue."""
-    end_s, names = time.monotonic() + _END_S, TopicNames()
-    with TopicReader(bootstrap) as reader:
-        while time.monotonic() < end_s:
-            pending = len(_pending(reader, names))
-            if not pending:
-                return
-            report(f"{pending} names are pending")
-            time.sleep(_LOOK_S)
-
-
-def _pending(reader: TopicReader, names: TopicNames) -> set[bytes]:
-    live: set[bytes] = set()
-    for record in reader.read([names.timer_state]):
-        (live.discard if record.value() is None else live.add)(record.key())
-    return live
+def _await_the_end(stage: Stage, report: Callable[[str], None]) -> None:
+    """Wait until every command is applied, and no name is pending; the judge finds what is missing then."""
+    end_s = time.monotonic() + _END_S
+    while time.monotonic() < end_s:
+        unapplied, pending = stage.unapplied(), len(stage.pending())
+        if not pending and not unapplied:
+            return
+        report(f"{pending} names are pending, {unapplied} commands are not applied")
+        time.sleep(LOOK_S)
 
 
 def _commands(bootstrap: str) -> Iterator[Told]:
     with TopicReader(bootstrap) as reader:
-        for record in reader.read([TopicNames().timers]):
+        for record in reader.read([NAMES.timers]):
             envelope = decode(read_headers(record), trusted=True)
             if envelope.timer is None:
                 continue  # a probe
@@ -201,8 +160,3 @@ def _commands(bootstrap: str) -> Iterator[Told]:
                 envelope.timer_set_at, due_at_ms(envelope.deliver_at_ms, envelope.delay_ms, append_ms, 0),
                 record.value(),
             )  # fmt: skip
-
-
-def _arrived(bootstrap: str) -> list[Arrived]:
-    with TopicReader(bootstrap) as reader:
-        return [Arrived(record.value(), record.timestamp()[1]) for record in reader.read([_TARGET])]
