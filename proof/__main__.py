@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from proof.check import run
 from proof.collection import paused_collection
@@ -38,10 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     soak.add_argument("--folder", type=Path, default=Path("reports/soak"), help="where it goes (reports/soak)")
     soak.add_argument("--judge", action="store_true", help="only judge what the folder has, of a run that may go on")
     timers = commands.add_parser("timers", help="set, cancel and replace named timers, and kill their worker")
+    courses = timers.add_mutually_exclusive_group()
+    courses.add_argument("--cron", action="store_true", help="instead: recurring messages, in memory and virtual time")
+    timers.add_argument("--schedules", type=int, default=100, help="of --cron: how many messages recur (100)")
+    timers.add_argument("--days", type=float, default=7.0, help="of --cron: how many virtual days pass (7)")
     timers.add_argument("--seed", type=int, default=1, help="chooses names and moments (1)")
     timers.add_argument("--names", type=int, default=200_000, help="how many are set (200000)")
     timers.add_argument("--kills", type=int, default=5, help="how often a worker is killed (5)")
-    timers.add_argument("--rate", type=float, default=2_000.0, help="names that are set in a second (2000)")
+    timers.add_argument("--rate", type=float, default=1_000.0, help="names that are set in a second (1000)")
     timers.add_argument("--workers", type=int, default=1, help="how many workers there are (1)")
     timers.add_argument("--at-least-once", action="store_true", help="how the workers deliver; default: exactly once")
     timers.add_argument("--folder", type=Path, help="where logs go; default: reports/timers-SEED")
@@ -79,17 +84,28 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _timers(options: argparse.Namespace) -> int:
+    from proof.timers.recurring import Recurring, recurring  # noqa: PLC0415 judging histories needs no shell
     from proof.timers.run import Course, timers  # noqa: PLC0415 judging histories needs no broker
 
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    if options.cron:
+        course = Recurring(options.seed, options.schedules, options.days, not options.at_least_once)
+        return _said(recurring(course, say))
     folder = options.folder or Path("reports") / f"timers-{options.seed}"
     if folder.exists():
         print(f"{folder} is there already; give another --folder, or remove it", file=sys.stderr)
         return 2
-    course = Course(
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
+    kills = Course(
         options.seed, options.names, options.kills, not options.at_least_once, options.workers, rate=options.rate
     )
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
-    found = timers(folder.absolute(), course, lambda text: print(text, flush=True))
+    return _said(timers(folder.absolute(), kills, say))
+
+
+def _said(found: Any) -> int:
+    """Print what a run with named timers has found."""
     for line in (*found.lines(), *found.wrong):
         print(line)
     return 1 if found.wrong else 0

@@ -1,6 +1,12 @@
-"""The judge of runs with named timers finds each broken promise."""
+"""The judge of runs with named timers finds each broken promise, and messages that recur come as the calendar says."""
 
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from proof.timers.calendar import occurrences
 from proof.timers.judge import Arrived, Told, judge
+from proof.timers.recurring import BOTH_CHANGES, Recurring, recurring
 
 
 def told(offset: int, command: str, body: bytes | None = None, generation: int | None = None) -> Told:
@@ -43,3 +49,24 @@ def test_a_cancel_behind_the_fire_is_too_late() -> None:
 
 def test_a_name_that_never_ends_is_found() -> None:
     assert wrong([told(0, "SET", b"a")]) == ("1 names are pending",)
+
+
+def test_the_calendar_knows_both_changes_of_the_clock() -> None:
+    def shown(line: str, day: str) -> list[str]:
+        after = datetime.fromisoformat(day).replace(tzinfo=UTC)
+        found = sorted(occurrences(line, "Europe/Berlin", after, after + timedelta(days=1)))
+        return [f"{datetime.fromtimestamp(ms / 1_000, UTC):%H:%M}" for ms in found]
+
+    assert shown("30 2 * * *", "2026-03-29") == ["01:00"]
+    assert shown("30 2 * * *", "2026-10-25") == ["00:30"]
+    assert shown("0 */12 * * 1-5,0", "2026-03-28T12:00") == ["23:00", "10:00"]
+    assert shown("20 * * * 0", "2026-10-24T22:00")[:5] == ["22:20", "23:20", "00:20", "01:20", "02:20"]
+
+
+@pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly-once", "at-least-once"])
+@pytest.mark.parametrize("start", [BOTH_CHANGES, datetime(2026, 4, 4, 12, tzinfo=UTC)], ids=["forward", "back"])
+def test_messages_recur_as_the_calendar_says_while_workers_are_restarted(start: datetime, exactly_once: bool) -> None:
+    found = recurring(Recurring(3, 50, 0.3, exactly_once, start), print)
+    assert found.wrong == ()
+    assert found.wanted > 60
+    assert found.restarts >= 6

@@ -49,7 +49,7 @@ class Course:
     exactly_once: bool = True
     workers: int = 1
     delay_s: tuple[float, float] = (5.0, 60.0)
-    rate: float = 2_000.0
+    rate: float = 1_000.0
 
 
 def timers(folder: Path, course: Course, report: Callable[[str], None]) -> Findings:
@@ -73,8 +73,8 @@ class _Killer:
         self.most_mib = 0.0
         self._stage, self._course = stage, course
         self._dice = random.Random(course.seed)  # noqa: S311 - the same run for a seed
-        for _ in range(course.workers):
-            stage.start_worker()
+        for place in range(course.workers):
+            stage.start_worker(f"{place + 1}")
 
     def work(self, ended: threading.Event, report: Callable[[str], None]) -> None:
         """Kill a worker as often as the course says, spread over the time in which names are set and due."""
@@ -83,9 +83,10 @@ class _Killer:
         for _ in range(course.kills):
             if self._rest(ended, pause_s * self._dice.uniform(0.7, 1.3)):
                 break
-            stage.kill(self._dice.choice(stage.running))
+            place = self._dice.choice(sorted(stage.running))
+            stage.kill(place)
             report("kill -9 of a worker")
-            stage.start_worker()
+            stage.start_worker(place)
         self._rest(ended, None)
 
     def _rest(self, ended: threading.Event, seconds: float | None) -> bool:
@@ -93,7 +94,7 @@ class _Killer:
         until_s = math.inf if seconds is None else time.monotonic() + seconds
         while (left_s := until_s - time.monotonic()) > 0:
             self._stage.replace_ended()
-            self.most_mib = max(self.most_mib, *map(memory_mib, self._stage.running))
+            self.most_mib = max(self.most_mib, *map(memory_mib, self._stage.running.values()))
             if ended.wait(min(left_s, LOOK_S)):
                 return True
         return False

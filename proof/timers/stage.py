@@ -43,22 +43,18 @@ class Stage:
     folder: Path
     exactly_once: bool
     wrong: list[str] = field(default_factory=list)
-    _running: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
-    _logs: dict[int, Path] = field(default_factory=dict)
+    _running: "dict[str, subprocess.Popen[bytes]]" = field(default_factory=dict)
 
-    def start_worker(self, *options: str) -> "subprocess.Popen[bytes]":
-        """Start a worker."""
-        words = ["worker", "--bootstrap", self.bootstrap, "--allow", TARGET, *options]
-        words += ["--exactly-once"] if self.exactly_once else []
-        log = self.folder / f"worker-{len(self._logs) + 1}.log"
-        worker = start_module(["rocketshim", *words], log)
-        self._logs[worker.pid] = log
-        self._running.append(worker)
+    def start_worker(self, place: str = "1") -> "subprocess.Popen[bytes]":
+        """Start the worker of a place, which has the same name in its group each time."""
+        words = ["worker", "--bootstrap", self.bootstrap, "--allow", TARGET]
+        words += ["--exactly-once", "--instance", f"timers-{place}"] if self.exactly_once else []
+        worker = self._running[place] = start_module(["rocketshim", *words], self._log(place))
         return worker
 
-    def kill(self, worker: "subprocess.Popen[bytes]") -> None:
-        """`kill -9` of a worker."""
-        self._running.remove(worker)
+    def kill(self, place: str = "1") -> None:
+        """`kill -9` of the worker of a place."""
+        worker = self._running.pop(place)
         worker.kill()
         worker.wait()
 
@@ -67,30 +63,32 @@ class Stage:
 
         One that was stuck in a call of its Kafka client (librdkafka 5456, 5511) is no failure.
         """
-        for each in [each for each in self._running if each.poll() is not None]:
-            log = self._logs[each.pid]
-            if _STUCK not in log.read_bytes():
-                self.wrong.append(f"a worker has ended by itself with {each.returncode}, see {log}")
-            self._running.remove(each)
-            self.start_worker()
+        for place, worker in self.running.items():
+            if worker.poll() is not None:
+                if _STUCK not in self._log(place).read_bytes():
+                    self.wrong.append(f"a worker has ended by itself with {worker.returncode}: {self._log(place)}")
+                self.start_worker(place)
 
     @property
-    def running(self) -> "list[subprocess.Popen[bytes]]":
-        """The workers that should be running."""
-        return list(self._running)
+    def running(self) -> "dict[str, subprocess.Popen[bytes]]":
+        """The workers that should be running, by place."""
+        return dict(self._running)
 
     def end(self) -> None:
         """Stop the workers in order; one that does not stop is killed."""
-        for each in self._running:
-            each.terminate()
-        for each in self._running:
+        for worker in self._running.values():
+            worker.terminate()
+        for place, worker in self._running.items():
             try:
-                each.wait(_STOP_S)
+                worker.wait(_STOP_S)
             except subprocess.TimeoutExpired:
-                self.wrong.append(f"a worker did not end within {_STOP_S:.0f} s, see {self._logs[each.pid]}")
-                each.kill()
-                each.wait()
+                self.wrong.append(f"a worker did not end within {_STOP_S:.0f} s: {self._log(place)}")
+                worker.kill()
+                worker.wait()
         self._running.clear()
+
+    def _log(self, place: str) -> Path:
+        return self.folder / f"worker-{place}.log"
 
     def wait_ready(self) -> None:
         """Wait until the workers deliver a message with a name."""

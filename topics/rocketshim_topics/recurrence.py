@@ -3,7 +3,8 @@
 An occurrence follows from the one before and from the brokers' clock, so that any worker continues where another one
 has stopped. Changes of daylight saving time are as in Debian's cron (the library `cronsim`): a time that does not exist
 on that day comes immediately after the change, one that exists twice comes the first time, and `*` in the hours counts
-real hours.
+real hours. Not handled: where clocks change by half an hour (Lord Howe Island), `cronsim` passes over times with `*` in
+the half hour after the clock is set back.
 """
 
 from dataclasses import dataclass
