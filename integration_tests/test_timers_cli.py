@@ -90,7 +90,7 @@ def test_the_log_decides_and_the_commands_tell_how(stage: Stage, exactly_once: b
             producer.send(target, b"change %d" % change, delay="1s", timer="debounced", at_most="2s", timeout_s=WAIT_S)
         producer.send(target, b"now", delay="2h", timer="asked", timeout_s=WAIT_S)
         producer.send(target, b"hour", delay="1h", timer="waits", timeout_s=WAIT_S)
-        producer.cancel(target, timer="cancelled", timeout_s=WAIT_S)
+        in_time = producer.cancel(target, timer="cancelled", timeout_s=WAIT_S)
         producer.send(target, b"again", delay="2s", timer="cancelled", timeout_s=WAIT_S)
         code, out = stage.shell("timers", "cancel", target, "cancelled", "--apply")
         assert (code, "in time" in out) == (0, True)
@@ -100,12 +100,18 @@ def test_the_log_decides_and_the_commands_tell_how(stage: Stage, exactly_once: b
             stage.received(wanted)
             producer.send(target, b"last", delay="3s", timer="last", timeout_s=WAIT_S)
             bodies = stage.received({b"last"})
+        too_late = producer.cancel(target, timer="fires", timeout_s=WAIT_S)
+        found = producer.outcome(target, timer="fires", of=too_late, timeout_s=WAIT_S)
+        assert (found.fate, found.is_cancel_late) == ("fired", True)
+        assert producer.outcome(target, timer="cancelled", of=in_time, timeout_s=WAIT_S).fate == "cancelled"
     assert sorted(bodies if exactly_once else set(bodies)) == sorted(wanted | {b"last"})
     states = {name: stage.state(name)["state"] for name in ("fires", "cancelled", "moved", "asked", "waits", "none")}
     assert states == {
         "fires": "fired", "cancelled": "cancelled", "moved": "fired", "asked": "delivered-now", "waits": "pending",
         "none": "unknown",
     }  # fmt: skip
+    with Producer(stage.bootstrap, namespace=stage.namespace) as producer:
+        assert {name: producer.outcome(target, timer=name, timeout_s=WAIT_S).fate for name in states} == states
     assert stage.pending() == ["waits"]
     assert stage.pending("--due-before", "30m") == []
     code, out = stage.shell("timers", "cancel", target, "fires", "--apply")

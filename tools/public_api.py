@@ -30,6 +30,7 @@ MODULES = (
     "rocketshim.contrib.django",
     "rocketshim.contrib.opentelemetry",
     "rocketshim.harness",
+    "rocketshim.timers",
     "rocketshim.testing",
     "rocketshim.local",
     "rocketshim_topics",

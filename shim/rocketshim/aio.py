@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future
 from functools import partial
 from types import NoneType
-from typing import Any, Final, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from rocketshim.codecs import Codec, JsonCodec, PydanticCodec
 from rocketshim.core.clock import Clock
@@ -33,6 +33,9 @@ from rocketshim.producer.result import SendResult, recalled_id
 from rocketshim.producer.selectors import Selector
 from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics.message import Message
+
+if TYPE_CHECKING:
+    from rocketshim.core.timer_history import TimerOutcome
 
 __all__ = ["AsyncProducer"]
 
@@ -143,6 +146,16 @@ class AsyncProducer:
             As `Producer.recall`.
         """
         return await self._command("CANCEL", topic, recalled_id(topic, handle), timeout_s)
+
+    async def outcome(
+        self, topic: str, *, timer: str, of: SendResult | None = None, timeout_s: float = 30.0
+    ) -> "TimerOutcome":
+        """Return what became of a name, as `Producer.outcome`; it reads in a thread.
+
+        Raises:
+            As `Producer.outcome`.
+        """
+        return await asyncio.to_thread(self.producer.outcome, topic, timer=timer, of=of, timeout_s=timeout_s)
 
     async def flush(self, timeout_s: float = 30.0) -> int:
         """Wait up to `timeout_s` seconds for all delivery reports; return the number of messages without one."""

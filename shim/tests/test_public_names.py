@@ -101,6 +101,7 @@ DOCUMENTED = {
     "rocketshim.harness",
     "rocketshim.local",
     "rocketshim.testing",
+    "rocketshim.timers",
     "rocketshim_topics",
 }
 

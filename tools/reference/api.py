@@ -48,6 +48,7 @@ def page() -> str:
         "`AsyncProducer` is in `rocketshim.aio`, codecs in `rocketshim.codecs`.",
     ]
     parts += ["::: rocketshim.aio.AsyncProducer", "::: rocketshim.codecs"]
+    parts += ["## Outcomes of named timers", "These two are in `rocketshim.timers`.", "::: rocketshim.timers"]
     testing = _imports(ROOT / "shim" / "rocketshim" / "testing" / "__init__.py")
     parts += [f"::: {testing[name]}.{name}" for name in _TESTING if name in testing]
     return "\n\n".join(parts) + "\n"

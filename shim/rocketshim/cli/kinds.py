@@ -23,13 +23,11 @@ from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_group, complete_topic
 from rocketshim.cli.options import Connected, ConnectedWithLevels, Json, output, selection
 from rocketshim.cli.records import CELLS, counting, require_topic, show_causes, show_one, show_rows, split_partition
-from rocketshim.errors import ConfigError, TopicMissingError
-from rocketshim.kafka.acls import OR_HIDDEN
+from rocketshim.errors import ConfigError
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.delay_queues import DelayedReader
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.names import init_command
 
 OfGroup = Annotated[
     str | None,
@@ -278,13 +276,6 @@ def _groups_topic(reader: TopicReader, physical: str, group: str) -> str:
     return require_topic(reader, physical, f"the group {group!r} is not known here: there is no topic {physical}")
 
 
-def shared_topic(reader: TopicReader, physical: str) -> str:
-    """Return one of the namespace's own topics if it exists; the error names the command that creates it."""
-    if not reader.topics().get(physical):
-        raise TopicMissingError(f"there is no topic {physical}; create it with: {init_command(physical)}. {OR_HIDDEN}")
-    return physical
-
-
 @contextmanager
 def _dead_letters(*, at: Connected, group: OfGroup = None, topic: OfTopic = None) -> Iterator[Records]:
     with at.reader() as reader, at.reader() as sources:
@@ -295,7 +286,7 @@ def _dead_letters(*, at: Connected, group: OfGroup = None, topic: OfTopic = None
 @contextmanager
 def _parked(*, at: Connected) -> Iterator[Records]:
     with at.reader() as reader:
-        yield _marked(reader, Decoder(at.names, shared_topic(reader, at.names.parked)), at.names)
+        yield _marked(reader, Decoder(at.names, reader.require(at.names.parked)), at.names)
 
 
 def _marked(reader: TopicReader, decoder: Decoder, names: TopicNames) -> Records:
@@ -329,7 +320,7 @@ def _delayed(*, at: ConnectedWithLevels) -> Iterator[Records]:
                 return queues.records(follow=follow)
             return queues.first(limit + 1, lambda message: choice.wants(view(message)))
 
-        yield Records(reader, shared_topic(reader, at.names.schedule), view, read)
+        yield Records(reader, reader.require(at.names.schedule), view, read)
 
 
 @contextmanager

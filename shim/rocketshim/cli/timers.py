@@ -4,10 +4,8 @@
 """
 
 import json
-import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Annotated, Any, Final
 
@@ -17,27 +15,22 @@ from rocketshim.admin.record_view import time_text
 from rocketshim.admin.times import time_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_topic
-from rocketshim.cli.kinds import Limit, shared_topic
+from rocketshim.cli.kinds import Limit
 from rocketshim.cli.options import Connected, Connection, Json, selection
 from rocketshim.cli.records import counting, echo_safe, show_rows
 from rocketshim.core.named_timers import Command, Effect
-from rocketshim.core.timer_history import TimerEvent, TimerFate, TimerHistory, timer_histories
-from rocketshim.errors import ConfigError, MalformedRecordError, RocketshimError, SendError
-from rocketshim.kafka.topic_reader import TopicReader
-from rocketshim_topics import Message, decode, parse_duration_ms
-from rocketshim_topics.coordinates import TopicPartitionKey
+from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate, TimerHistory
+from rocketshim.errors import ConfigError, RocketshimError, SendError
+from rocketshim.kafka.timer_log import pending_timers, read_histories, read_states
+from rocketshim_topics import Message, parse_duration_ms
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.partitioner import timer_partition
-from rocketshim_topics.wire import read_headers
 
 app = typer.Typer(
     help="Show named timers (delayed messages with a name): which are pending, what became of one; and cancel.",
     epilog="Example: rocketshim timers ls --bootstrap localhost:9092",
     no_args_is_help=True,
 )
-
-Pending = tuple[int, str, str, int, int]
-"""A name in the state: due time (epoch ms), topic, name, partition, generation. Plain, since there may be a million."""
 
 _HIDDEN_S: Final = 10.0
 
@@ -73,8 +66,8 @@ def ls(
     now_ms = time.time_ns() // 1_000_000
     before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
     with at.reader() as reader:
-        records = counting(reader.read([shared_topic(reader, at.names.timer_state)]))
-        pending = sorted(_pending(records, topic, lambda each: _is_named(each, name)))
+        records = counting(reader.read([reader.require(at.names.timer_state)]))
+        pending = sorted(pending_timers(records, topic, lambda each: _is_named(each, name)))
     rows = (_row(each, now_ms) for each in pending if before_ms is None or each[0] < before_ms)
     show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
 
@@ -94,7 +87,9 @@ def show(
     """
     _check(topic, [name])
     with at.reader() as reader:
-        found = _histories(reader, at, topic, _states(reader, at, topic, [name]), {})[name]
+        states = read_states(reader, at.names, topic, [name], counting)
+        history = read_histories(reader, at.names, topic, states, {}, hidden_s=0, watch=counting)[name]
+    found = _Found(topic, name, history)
     if as_json:
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
@@ -128,11 +123,12 @@ def now(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as_js
 def _command(at: Connection, command: Command, topic: str, given: Iterable[str], *, apply: bool, as_json: bool) -> None:
     _check(topic, names := list(dict.fromkeys(given)))
     with at.reader() as reader:
-        states = _states(reader, at, topic, names)
+        states = read_states(reader, at.names, topic, names, counting)
         stored = _stored(at, command, topic, names) if apply else {}
-        histories = _histories(reader, at, topic, states, stored)
+        histories = read_histories(reader, at.names, topic, states, stored, hidden_s=_HIDDEN_S, watch=counting)
     pending = 0
-    for name, found in histories.items():
+    for name, history in histories.items():
+        found = _Found(topic, name, history)
         event = next((each for each in found.history.events if each.offset == stored.get(name)), None)
         is_effective = event is not None and event.effect is not Effect.NOTHING
         pending += is_effective or (not apply and found.history.fate()[0] is TimerFate.PENDING)
@@ -176,33 +172,11 @@ def _moment_ms(text: str, now_ms: int) -> int:
     return time_ms(text, "--due-before", otherwise="a duration from now (30m, 2h, 3d), or ")
 
 
-def _pending(records: Iterable[Any], topic: str | None, is_wanted: Callable[[str], bool]) -> Iterator[Pending]:
-    """Yield what the worker has stored of each wanted name that is pending, in the last era of its partition."""
-    found: dict[bytes, Pending] = {}
-    eras: dict[int, int] = {}
-    for record in records:
-        with suppress(MalformedRecordError):
-            state, number = decode(read_headers(record), trusted=True), record.partition()
-            era = state.timer_era or 0
-            if era > eras.setdefault(number, era):  # the log was created again
-                eras[number] = era
-                found = {key: each for key, each in found.items() if each[3] != number}
-            target, name = state.real_topic, state.timer
-            if era < eras[number]:
-                continue
-            if record.value() is None:
-                found.pop(record.key(), None)
-            elif target is not None and name is not None and topic in {None, target} and is_wanted(name):
-                at = number, state.timer_set_at or 0
-                found[record.key()] = (state.deliver_at_ms or 0, sys.intern(target), name, *at)
-    yield from found.values()
-
-
 def _is_named(found: str, wanted: str | None) -> bool:
     return wanted is None or found == wanted or (wanted.endswith("*") and found.startswith(wanted[:-1]))
 
 
-def _row(pending: Pending, now_ms: int) -> tuple[dict[str, Any], list[str]]:
+def _row(pending: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
     due_ms, topic, name, partition, generation = pending
     facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "generation": generation}
     return facts, [topic, name, time_text(due_ms), _from_now(due_ms, now_ms), f"{partition}/{generation}"]
@@ -215,22 +189,18 @@ def _from_now(at_ms: int, now_ms: int) -> str:
 class _Found:
     """What the log says of one name."""
 
-    def __init__(
-        self, topic: str, name: str, state: Pending | None, history: TimerHistory, begins_ms: int | None
-    ) -> None:
+    def __init__(self, topic: str, name: str, history: TimerHistory) -> None:
         self.topic = topic
         self.name = name
         self.partition = timer_partition(topic, name)
         self.history = history
-        self.begins_ms = begins_ms  # append time of the first record that the log has left, if others were deleted
-        set_by = next((each.due_ms for each in history.events if each.offset == history.last), None)
-        self.due_ms = state[0] if state is not None and state[-1] == history.last else set_by
+        self.due_ms = history.due_ms(history.last)
 
     @property
     def text(self) -> str:
         """What became of the last message."""
         fate, event = self.history.fate()
-        begins = "" if self.begins_ms is None else f"; the log begins at {time_text(self.begins_ms)}"
+        begins = "" if self.history.begins_ms is None else f"; the log begins at {time_text(self.history.begins_ms)}"
         if fate is TimerFate.PENDING:
             now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
@@ -282,7 +252,7 @@ class _Found:
             "due_ms": self.due_ms,
             "at_ms": None if event is None else event.stored_ms,
             "is_certain": self.history.is_certain,
-            "log_begins_ms": self.begins_ms,
+            "log_begins_ms": self.history.begins_ms,
             "partition": self.partition,
             "history": [
                 {
@@ -298,46 +268,3 @@ class _Found:
                 for each in self.history.events
             ],
         }
-
-
-def _states(reader: TopicReader, at: Connection, topic: str, names: Iterable[str]) -> dict[str, Pending | None]:
-    """Return what the worker has stored of each name; None: it is not pending, as far as the worker knows."""
-    log = shared_topic(reader, at.names.timer_state)
-    keys = {TopicPartitionKey(log, timer_partition(topic, name)) for name in names}
-    records = counting(reader.read_spans(reader.bounds_of_all(sorted(keys))))
-    states: dict[str, Pending | None] = dict.fromkeys(names)
-    return states | {each[2]: each for each in _pending(records, topic, states.__contains__)}
-
-
-def _histories(
-    reader: TopicReader, at: Connection, topic: str, states: Mapping[str, Pending | None], stored: Mapping[str, int]
-) -> dict[str, _Found]:
-    """Read the partitions of these names; return what the log says of each.
-
-    The states were read before, and then these commands were stored.
-    """
-    log = shared_topic(reader, at.names.timers)
-    by_partition = defaultdict[int, list[str]](list)
-    for name in states:
-        by_partition[timer_partition(topic, name)].append(name)
-    known = {name: state[-1] for name, state in states.items() if state is not None}
-    found = {}
-    for number, several in by_partition.items():
-        key = TopicPartitionKey(log, number)
-        low, high = _bounds(reader, key, max(stored.get(name, -1) for name in several))
-        first = reader.first_records({key: (low, high)}).get(key) if low else None
-        begins_ms = int(first[0].timestamp()[1]) if first else None
-        records = counting(reader.read_spans({key: (low, high)}))
-        for name, each in timer_histories(records, topic, several, first_offset=low, stored=known).items():
-            found[name] = _Found(topic, name, states[name], each, begins_ms)
-    return {name: found[name] for name in states}
-
-
-def _bounds(reader: TopicReader, key: TopicPartitionKey, stored: int) -> tuple[int, int]:
-    """Return the bounds of a partition; a transaction of the worker may hide a stored command for a moment."""
-    until_s = time.monotonic() + _HIDDEN_S
-    while True:
-        low, high = reader.bounds(*key)
-        if high > stored or time.monotonic() >= until_s:
-            return low, high
-        time.sleep(0.1)

@@ -8,19 +8,29 @@ the effect of a command is unknown until a SET, a CANCEL or a NOW: from there on
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any, Final
+from enum import StrEnum
+from typing import Any, Final, NamedTuple
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics.errors import MalformedRecordError
 from rocketshim_topics.hops import command_problem, is_misplaced, timer_times
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
 
-__all__ = ["TimerEvent", "TimerFate", "TimerHistory", "timer_histories"]
+__all__ = ["PendingTimer", "TimerEvent", "TimerFate", "TimerHistory", "TimerOutcome", "timer_histories"]
 
 
-class TimerFate(Enum):
-    """What became of a message with a name."""
+class PendingTimer(NamedTuple):
+    """A name that the worker has stored as pending. Plain, since there may be a million."""
+
+    due_ms: int
+    topic: str
+    name: str
+    partition: int
+    generation: int
+
+
+class TimerFate(StrEnum):
+    """What became of a message with a name. Each is a text, too: `outcome.fate == "fired"`."""
 
     PENDING = "pending"
     FIRED = "fired"  # it was due, and is delivered
@@ -35,6 +45,7 @@ _BEGINS: Final[dict[Effect | None, TimerFate]] = {
     Effect.SCHEDULE: TimerFate.PENDING,
     Effect.NOTHING: TimerFate.DROPPED,
 }
+_DELIVERED: Final = frozenset({TimerFate.FIRED, TimerFate.DELIVERED_NOW})
 _ENDS: Final[dict[Effect | None, TimerFate]] = {
     Effect.SCHEDULE: TimerFate.REPLACED,
     Effect.FORGET: TimerFate.CANCELLED,
@@ -59,12 +70,38 @@ class TimerEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerOutcome:
+    """What became of a message with a name, as far as the log of timers has decided by now.
+
+    Attributes:
+        fate: what became of it. `PENDING` may still change. Only the message of a given send may be `REPLACED` or
+            `DROPPED`. `UNKNOWN`: the log does not have it (any more), or nothing was ever sent under the name.
+        set_at: offset of the command that set the message, the `queue_offset` of its send; of a message that recurs,
+            of the command that set its next occurrence. None: unknown.
+        due_ms: when the message is due, or was, epoch ms; None: unknown.
+        decided_ms: when the broker stored the command that ended the waiting, epoch ms; None: it is pending or unknown.
+        is_cancel_late: the message is delivered, and a cancel for it was stored later.
+        log_begins_ms: age of the oldest record that is left of this part of the log, epoch ms. What was decided before
+            is unknown. None: nothing was deleted.
+    """
+
+    fate: TimerFate
+    set_at: int | None
+    due_ms: int | None
+    decided_ms: int | None
+    is_cancel_late: bool
+    log_begins_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class TimerHistory:
     """The commands for one name that the log has, in its order."""
 
     events: tuple[TimerEvent, ...]
     is_certain: bool  # False: a message that was set before the log's first record may be pending
     before: int | None = None  # the generation that was pending before the log's first record, if that is known
+    stored: PendingTimer | None = None  # what the worker had stored
+    begins_ms: int | None = None  # append time of the first record that the log has left, if others were deleted
 
     @property
     def last(self) -> int | None:
@@ -77,7 +114,14 @@ class TimerHistory:
         Decides: What became of a message with a name?
         """
         generation = self.last if generation is None else generation
-        ends = [each for each in self.events if each.before == generation is not None and each.effect in _ENDS]
+        begin = next((each for each in self.events if each.offset == generation), None)
+        is_set = begin is None or begin.effect is not None  # otherwise only its FIRE shows that it was pending
+        ends = [
+            each
+            for each in self.events
+            if each.before == generation is not None and each.after != generation and each.effect in _ENDS
+            if is_set or each.command is Command.FIRE
+        ]
         for each in sorted(ends, key=lambda each: each.effect is None):
             return _ENDS[each.effect], each
         for each in self.events:
@@ -87,18 +131,62 @@ class TimerHistory:
                 return _BEGINS.get(each.effect, TimerFate.UNKNOWN), each
         return TimerFate.UNKNOWN if generation is None or generation != self.before else TimerFate.PENDING, None
 
+    def due_ms(self, generation: int | None) -> int | None:
+        """Return when a generation is due, epoch ms; None: that is unknown."""
+        if self.stored is not None and self.stored.generation == generation:
+            return self.stored.due_ms
+        return next((each.due_ms for each in self.events if each.offset == generation == each.after), None)
+
+    def outcome(self, command: int | None = None) -> TimerOutcome:
+        """Return what became of the message that the command at an offset sent, or was for; None: of the last one.
+
+        Of a message that recurs, the newest occurrence counts.
+        """
+        generation = self.last if command is None else self._message_of(command)
+        for each in self.events:  # in the order of the log, in which the occurrences follow each other
+            if each.command is Command.FIRE and each.before == generation is not None and each.after == each.offset:
+                generation = each.after
+        fate, event = self.fate(generation) if generation is not None else (TimerFate.UNKNOWN, None)
+        is_over = event is not None and fate not in {TimerFate.PENDING, TimerFate.UNKNOWN}
+        is_late = event is not None and fate in _DELIVERED and self._is_cancelled_after(event.offset)
+        ended_ms = event.stored_ms if event is not None and is_over else None
+        return TimerOutcome(fate, generation, self.due_ms(generation), ended_ms, is_late, self.begins_ms)
+
+    def _message_of(self, command: int) -> int | None:
+        """Return the generation that a command set, or else that it ended, or else that was set last before it."""
+        generation = self.before
+        for each in self.events:
+            if each.offset > command:
+                break
+            if each.offset == command and each.command in {Command.SET, Command.SET_IF_ABSENT}:
+                return command
+            if each.after == each.offset:
+                generation = each.after
+        return generation
+
+    def _is_cancelled_after(self, offset: int) -> bool:
+        """Return whether the next command that follows one for this name, FIREs apart, is a CANCEL."""
+        later = (each.command for each in self.events if each.offset > offset)
+        return next((each for each in later if each not in {Command.FIRE, Command.NOW}), None) is Command.CANCEL
+
 
 def timer_histories(
-    records: Iterable[Any], topic: str, names: Iterable[str], *, first_offset: int, stored: Mapping[str, int]
+    records: Iterable[Any],
+    topic: str,
+    names: Iterable[str],
+    *,
+    first_offset: int,
+    stored: Mapping[str, PendingTimer],
+    begins_ms: int | None = None,
 ) -> dict[str, TimerHistory]:
     """Return what became of names of a target topic, which have one partition of the log.
 
-    `records` are all that this partition has, in order, from `first_offset` on. `stored` has the generation of each
-    name that the worker had stored as pending before these records were read.
+    `records` are all that this partition has, in order, from `first_offset` on. `stored` has what the worker had stored
+    of each pending name before these records were read.
     """
     table, target = TimerTable(), topic.encode()
     events: dict[bytes, list[TimerEvent]] = {name.encode(): [] for name in names}
-    before = {name.encode(): generation for name, generation in stored.items() if generation < first_offset}
+    before = {name.encode(): each.generation for name, each in stored.items() if each.generation < first_offset}
     certain = {name: first_offset == 0 or name in before for name in events}
     for key, generation in before.items():
         table.load(key, generation, is_pending=True)
@@ -135,4 +223,7 @@ def timer_histories(
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
             event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id)
             events[name].append(event)
-    return {key.decode(): TimerHistory(tuple(each), certain[key], before.get(key)) for key, each in events.items()}
+    return {
+        name: TimerHistory(tuple(events[key]), certain[key], before.get(key), stored.get(name), begins_ms)
+        for key, name in ((key, key.decode()) for key in events)
+    }

@@ -98,6 +98,12 @@ class TopicReader:
         """Return every visible topic of the cluster, with its number of partitions."""
         return {name: len(topic.partitions) for name, topic in self._metadata().topics.items()}
 
+    def require(self, topic: str) -> str:
+        """Return one of the namespace's own topics if it exists; the error names the command that creates it."""
+        if not self.topics().get(topic):
+            raise TopicMissingError(f"there is no topic {topic}; create it with: {init_command(topic)}. {OR_HIDDEN}")
+        return topic
+
     def cluster_id(self) -> str:
         """Return Kafka's id of the cluster; `""`: the cluster did not give it."""
         return str(getattr(self._metadata(), "cluster_id", None) or "")

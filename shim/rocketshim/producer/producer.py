@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, Final, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, overload
 
 from confluent_kafka import KafkaError, KafkaException
 
@@ -25,7 +25,7 @@ from rocketshim.codecs import Codec, check_codec
 from rocketshim.core.clock import Clock
 from rocketshim.errors import ClosedError, SendTimeoutError, TopicMissingError
 from rocketshim.health import Metric
-from rocketshim.kafka.client_config import PROTECTED_PRODUCER
+from rocketshim.kafka.client_config import PROTECTED_PRODUCER, client_settings
 from rocketshim.kafka.clients import Clients, LastClientError, check_threads, confluent_clients
 from rocketshim.kafka.lanes import Lanes
 from rocketshim.kafka.record_sender import RecordSender
@@ -45,10 +45,15 @@ from rocketshim.producer.hooks import SendMessageHook, around, check_send_hook, 
 from rocketshim.producer.result import SendResult, SendStatus, recall_handle, recalled_id
 from rocketshim.producer.selectors import SelectMessageQueueByHash, Selector, select_function
 from rocketshim.settings.producer import ProducerOptions, ProducerSettings
-from rocketshim_topics import Message, MessageTooLargeError, TopicNames
+from rocketshim_topics import Message, MessageError, MessageTooLargeError, TopicNames
 from rocketshim_topics.hops import OutgoingRecord, record_size_bytes
+from rocketshim_topics.message import check_timer
 from rocketshim_topics.message_queue import MessageQueue
+from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.wire import MAX_SHIM_HEADERS_BYTES, UNIQ_KEY
+
+if TYPE_CHECKING:
+    from rocketshim.core.timer_history import TimerOutcome
 
 __all__ = ["MessageSender", "Producer", "producer_config"]
 
@@ -97,6 +102,7 @@ class Producer:
         self.settings = ProducerSettings.given(settings, values, bootstrap=bootstrap)
         self.names = TopicNames(self.settings.namespace)
         self.sender = MessageSender(self.settings, clients, clock, codec)
+        self._clients = clients
 
     # --- sending -----------------------------------------------------------------------------------------------------
 
@@ -244,8 +250,8 @@ class Producer:
 
         The command is stored at an offset, and the log of timers decides: a message is not delivered if its cancel is
         stored before the worker's FIRE for it. A cancel that is stored later changes nothing, and neither does one for
-        a name under which nothing waits. `rocketshim timers show` tells which it was. A message that is sent under the
-        name after this call is not cancelled. The call may be repeated.
+        a name under which nothing waits. `outcome` tells which it was. A message that is sent under the name after this
+        call is not cancelled. The call may be repeated.
 
         Args:
             topic: the topic of the message.
@@ -284,6 +290,49 @@ class Producer:
         Source: `DefaultMQProducer#recallMessage` of RocketMQ, which cannot tell whether it came in time.
         """
         return self._command("CANCEL", topic, recalled_id(topic, handle), timeout_s)
+
+    def outcome(
+        self, topic: str, *, timer: str, of: SendResult | None = None, timeout_s: float = 30.0
+    ) -> "TimerOutcome":
+        """Return what became of a name: pending with its due time, fired, cancelled (in time or too late), replaced.
+
+        The log of timers decides. This call reads it, and changes nothing. A pending message may be cancelled right
+        after it. To learn whether a cancel was in time, give its result as `of`: then the answer counts that cancel.
+
+        What is known is bounded by the retention of the log (7 days by default): a name that ended before that is
+        `UNKNOWN`. A name that is pending is known for as long as it waits.
+
+        The call opens a consumer. It reads one partition of the worker's state, which has the pending names, and a part
+        of one partition of the log, which has the messages. That part is short for a pending name, with `of`, and for
+        what ended lately; for another name it may be the whole partition. Do not call it for each message.
+
+        Args:
+            topic: the topic of the message.
+            timer: the name of the message; for one that was sent with `recallable`, the `msg_id` of its result.
+            of: the result of a `send`, `cancel` or `send_now` for this name: return what became of the message that it
+                sent, or for which it was. None: the last message.
+            timeout_s: how long to read, in seconds; `math.inf`: without a limit. An unreachable cluster may make it
+                take 10 s more.
+
+        Raises:
+            MessageError: no message can wait for this topic or under this name, `of` is not for this name, or
+                `timeout_s` is invalid.
+            BrokerUnavailableError: no broker answered, or the answer was not found in time.
+            TopicMissingError: the topics of named timers do not exist.
+            NotAuthorizedError: the principal may not read these topics (the role `producer` of `rocketshim acls` may
+                only write).
+        """
+        from rocketshim.kafka.timer_log import read_outcome  # noqa: PLC0415 - a program that only sends does without
+        from rocketshim.kafka.topic_reader import TopicReader  # noqa: PLC0415
+
+        until_s, settings = time.monotonic() + check_timeout(timeout_s), self.settings
+        queue = MessageQueue(self.names.timers, queue_id=timer_partition(Message(topic, b"").topic, check_timer(timer)))
+        if of is not None and of.message_queue != queue:
+            raise MessageError(f"of={of!r:.200} is not the result of a send or command for {timer!r:.80} of {topic!r}")
+        client = client_settings((), allow_code_settings=settings.allow_code_settings) | settings.client
+        with TopicReader(settings.bootstrap, client=client, clients=self._clients) as reader:
+            command = None if of is None else of.queue_offset
+            return read_outcome(reader, self.names, topic, timer, command=command, until_s=until_s)
 
     def queues(self, topic: str) -> list[MessageQueue]:
         """Return all queues of a topic.

@@ -279,7 +279,7 @@ def test_a_command_that_a_transaction_of_the_worker_hides_is_read_when_that_has_
     ends = SimpleNamespace(
         sleep=lambda _: worker.commit_transaction(10), monotonic=time.monotonic, time_ns=time.time_ns
     )
-    monkeypatch.setattr("rocketshim.cli.timers.time", ends)
+    monkeypatch.setattr("rocketshim.kafka.timer_log.time", ends)
     code, out, _ = run(capsys, "cancel", "orders", "o-7", "--apply")
     assert (code, "in time" in out) == (0, True), out
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
-from rocketshim.core.timer_history import TimerFate, TimerHistory, timer_histories
+from rocketshim.core.timer_history import PendingTimer, TimerFate, TimerHistory, timer_histories
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics import DelayLevels, Layout, Message, OutgoingRecord, TopicNames, decode
 from rocketshim_topics.hops import delayed_record, fire, scheduled_timer, timer_command, timer_digest
@@ -54,7 +54,7 @@ class Log:
     def history(self, first: int = 0, stored: int | None = None) -> TimerHistory:
         """What became of the name, if retention has deleted what is before `first`, and the worker has stored it."""
         records = self.kafka.records(NAMES.timers, PARTITION)[first:]
-        state = {} if stored is None else {"o-7": stored}
+        state = {} if stored is None else {"o-7": PendingTimer(9, "orders", "o-7", PARTITION, stored)}
         return timer_histories(records, "orders", ["o-7"], first_offset=first, stored=state)["o-7"]
 
 
@@ -217,13 +217,22 @@ def test_a_log_that_was_cut_never_says_what_the_whole_log_denies(commands: list[
         else:
             log.command(command)
     whole = log.history()
+    stored = {}  # each state of the worker, at the offset from which the log is read then
     for each in whole.events:
         table.apply(each.offset, each.command, timer_digest("orders", "o-7"), generation=_of_fire(log, each.offset))
+        stored |= {generation + 1: generation for generation in table._pending.values()}
     pending = {each.offset for each in whole.events if whole.fate(each.offset)[0] is TimerFate.PENDING}
     assert pending == set(table._pending.values())
     cut = log.history(first=min(first, len(whole.events)))
     known = {each.offset: each.effect for each in whole.events}
     assert all(each.effect in {None, known[each.offset]} for each in cut.events)
+    for start, generation in [*list(stored.items())[first % 7 :: 7], (first, None)]:
+        part = log.history(first=min(start, len(whole.events)), stored=generation)
+        for of in (None, *(each.offset for each in part.events if each.command is not Command.FIRE)):
+            of_part, of_whole = part.outcome(of), whole.outcome(of)
+            assert of_part.fate is TimerFate.UNKNOWN or of_part.set_at == of_whole.set_at
+            assert of_part.fate in {TimerFate.UNKNOWN, of_whole.fate}
+            assert of_part.is_cancel_late == of_whole.is_cancel_late or of_part.fate is TimerFate.UNKNOWN
 
 
 def _of_fire(log: Log, offset: int) -> int | None:

@@ -73,8 +73,8 @@ def test_sending(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
     assert [record.partition() for record in harness.kafka.records("orders") if record.value() == b"6"] == [1]
 
 
-def test_named_timers(harness: Harness) -> None:
-    cancel, ways, recall, recurring = programs("timers.md")
+def test_named_timers(harness: Harness, capsys: pytest.CaptureFixture[str]) -> None:
+    cancel, ways, recall, recurring, outcome = programs("timers.md")
     topics = ("order-timeouts", "reminders", "reports", "reindex")
     for topic in topics:
         harness.topic(topic)
@@ -95,6 +95,11 @@ def test_named_timers(harness: Harness) -> None:
     assert received()[1] == [b"Tuesday"]
     assert received()[2].count(b"daily") == 5
     assert received()[3].count(b"all") == 7 * 24 * 4
+    harness.send("order-timeouts", b"o-7", delay="1m", timer="o-7")
+    harness.pass_time("2m")
+    run(outcome, producer=harness.producer)
+    shown = capsys.readouterr().out
+    assert re.fullmatch(r"the cancel came too late: .* at \d{13}\npending and due at \d{13}\n", shown), shown
 
 
 def test_the_listener_of_the_order_time_out_is_that_of_the_example() -> None:
