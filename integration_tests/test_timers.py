@@ -1,9 +1,11 @@
-"""Named timers on a real broker: a short run of `python -m proof timers` for CI, with workers that are killed."""
+"""Named timers on a real broker: short runs of `python -m proof timers` for CI, with workers that are killed."""
 
 from pathlib import Path
 
 import pytest
 
+from proof.timers.lateness import Pace, lateness
+from proof.timers.live import Names, live_names
 from proof.timers.run import Course, timers
 
 
@@ -16,3 +18,16 @@ def test_a_cancelled_timer_never_comes_and_every_other_does(tmp_path: Path, exac
     assert found.wanted + found.cancelled + found.replaced >= 1_200
     assert found.cancelled > 300
     assert found.replaced > 100
+
+
+def test_messages_with_and_without_names_come_once_and_not_early(tmp_path: Path) -> None:
+    found = lateness(tmp_path / "run", Pace(7, rate=50.0, seconds=2.0), print)
+    assert found.wrong == ()
+    assert [len(late) > 0 for late in found.late_ms.values()] == [True, True], "those of the first seconds do not count"
+
+
+def test_a_worker_with_many_names_goes_on_after_a_kill(tmp_path: Path) -> None:
+    found = live_names(tmp_path / "run", Names(2_000, near_s=5.0, settled_s=0.0), print)
+    assert found.wrong == ()
+    assert found.first_s < found.all_s
+    assert 20 < found.empty <= found.most_restarted < 256

@@ -41,12 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timers = commands.add_parser("timers", help="set, cancel and replace named timers, and kill their worker")
     courses = timers.add_mutually_exclusive_group()
     courses.add_argument("--cron", action="store_true", help="instead: recurring messages, in memory and virtual time")
+    courses.add_argument("--restart", action="store_true", help="instead: memory and new start with very many names")
+    courses.add_argument("--lateness", action="store_true", help="instead: how late messages with names are")
+    timers.add_argument("--seconds", type=float, default=60.0, help="of --lateness: how long messages are sent (60)")
     timers.add_argument("--schedules", type=int, default=100, help="of --cron: how many messages recur (100)")
     timers.add_argument("--days", type=float, default=7.0, help="of --cron: how many virtual days pass (7)")
     timers.add_argument("--seed", type=int, default=1, help="chooses names and moments (1)")
-    timers.add_argument("--names", type=int, default=200_000, help="how many are set (200000)")
+    timers.add_argument("--names", type=int, help="how many are set (200000; 1000000 with --restart)")
     timers.add_argument("--kills", type=int, default=5, help="how often a worker is killed (5)")
-    timers.add_argument("--rate", type=float, default=1_000.0, help="names that are set in a second (1000)")
+    timers.add_argument("--rate", type=float, help="names that are set in a second (1000; 500 with --lateness)")
     timers.add_argument("--workers", type=int, default=1, help="how many workers there are (1)")
     timers.add_argument("--at-least-once", action="store_true", help="how the workers deliver; default: exactly once")
     timers.add_argument("--folder", type=Path, help="where logs go; default: reports/timers-SEED")
@@ -84,6 +87,8 @@ def _soak(options: argparse.Namespace) -> int:
 
 
 def _timers(options: argparse.Namespace) -> int:
+    from proof.timers.lateness import Pace, lateness  # noqa: PLC0415 judging histories needs no broker
+    from proof.timers.live import Names, live_names  # noqa: PLC0415 judging histories needs no broker
     from proof.timers.recurring import Recurring, recurring  # noqa: PLC0415 judging histories needs no shell
     from proof.timers.run import Course, timers  # noqa: PLC0415 judging histories needs no broker
 
@@ -98,10 +103,14 @@ def _timers(options: argparse.Namespace) -> int:
         print(f"{folder} is there already; give another --folder, or remove it", file=sys.stderr)
         return 2
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
-    kills = Course(
-        options.seed, options.names, options.kills, not options.at_least_once, options.workers, rate=options.rate
-    )
-    return _said(timers(folder.absolute(), kills, say))
+    folder, exactly_once = folder.absolute(), not options.at_least_once
+    if options.restart:
+        return _said(live_names(folder, Names(options.names or 1_000_000, exactly_once), say))
+    if options.lateness:
+        return _said(lateness(folder, Pace(options.seed, options.rate or 500.0, options.seconds, exactly_once), say))
+    names, rate = options.names or 200_000, options.rate or 1_000.0
+    kills = Course(options.seed, names, options.kills, exactly_once, options.workers, rate=rate)
+    return _said(timers(folder, kills, say))
 
 
 def _said(found: Any) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from proof.timers.calendar import occurrences
 from proof.timers.judge import Arrived, Told, judge
+from proof.timers.lateness import judge_lateness
 from proof.timers.recurring import BOTH_CHANGES, Recurring, recurring
 
 
@@ -70,3 +71,14 @@ def test_messages_recur_as_the_calendar_says_while_workers_are_restarted(start: 
     assert found.wrong == ()
     assert found.wanted > 60
     assert found.restarts >= 6
+
+
+def test_what_a_name_costs_is_the_difference_of_the_latest() -> None:
+    sent = {b"named.0": 100, b"plain.0": 100, b"named.1": 6_000, b"plain.1": 6_000}
+    came = [Arrived(b"named.0", 900), Arrived(b"plain.0", 101), Arrived(b"named.1", 6_030), Arrived(b"plain.1", 6_010)]
+    found = judge_lateness(sent, came, (), warm_s=5.0)
+    assert (found.more_ms, found.wrong) == (20, ())
+    spoilt = judge_lateness(sent, [*came[1:3], Arrived(b"plain.1", 5_999), Arrived(b"plain.1", 6_000)], (), warm_s=5.0)
+    assert spoilt.wrong == (
+        "b'named.0' came 0 times", "b'plain.1' came 2 times", "b'plain.1' came early",
+    )  # fmt: skip

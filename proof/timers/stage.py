@@ -21,7 +21,7 @@ from rocketshim_topics import DelayLevels, TopicNames, provision
 from rocketshim_topics.hops import is_probe
 from rocketshim_topics.layout import Layout
 
-__all__ = ["LOOK_S", "NAMES", "TARGET", "Stage", "memory_mib", "open_stage"]
+__all__ = ["LOOK_S", "NAMES", "TARGET", "Stage", "memory_mib", "most_memory_mib", "open_stage"]
 
 TARGET: Final = "order-timeouts"
 NAMES: Final = TopicNames()
@@ -156,3 +156,11 @@ def memory_mib(worker: "subprocess.Popen[bytes]") -> float:
         return float(psutil.Process(worker.pid).memory_info().rss) / 2**20
     except psutil.Error:
         return 0.0
+
+
+def most_memory_mib(worker: "subprocess.Popen[bytes]") -> float:
+    """Return the most resident memory that a process has had."""
+    for line in Path(f"/proc/{worker.pid}/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) / 2**10
+    return 0.0
