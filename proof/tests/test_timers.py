@@ -7,7 +7,8 @@ import pytest
 from proof.timers.calendar import occurrences
 from proof.timers.judge import Arrived, Told, judge
 from proof.timers.lateness import judge_lateness
-from proof.timers.recurring import BOTH_CHANGES, Recurring, recurring
+from proof.timers.recurring import BOTH_CHANGES, LINES, Recurring, recurring
+from rocketshim_topics.recurrence import Recurrence
 
 
 def told(offset: int, command: str, body: bytes | None = None, generation: int | None = None) -> Told:
@@ -62,6 +63,25 @@ def test_the_calendar_knows_both_changes_of_the_clock() -> None:
     assert shown("30 2 * * *", "2026-10-25") == ["00:30"]
     assert shown("0 */12 * * 1-5,0", "2026-03-28T12:00") == ["23:00", "10:00"]
     assert shown("20 * * * 0", "2026-10-24T22:00")[:5] == ["22:20", "23:20", "00:20", "01:20", "02:20"]
+
+
+@pytest.mark.parametrize(
+    ("tz", "change"),
+    [
+        ("Europe/Berlin", "2026-03-29T01:00"), ("Europe/Berlin", "2026-10-25T01:00"),
+        ("America/Havana", "2026-03-08T05:00"), ("America/Havana", "2026-11-01T05:00"),  # at midnight
+        ("Antarctica/Troll", "2026-03-29T01:00"), ("Antarctica/Troll", "2026-10-25T01:00"),  # by two hours
+    ],
+)  # fmt: skip
+def test_each_line_is_due_when_the_calendar_says_around_a_change_of_the_clock(tz: str, change: str) -> None:
+    moment = datetime.fromisoformat(change).replace(tzinfo=UTC)
+    after, until = moment - timedelta(hours=4), moment + timedelta(hours=6)
+    for line in LINES:
+        recurrence, found = Recurrence(line, tz), []
+        due_ms: int | None = round(after.timestamp() * 1_000)
+        while (due_ms := recurrence.next_ms(due_ms or 0, due_ms or 0)) and due_ms <= until.timestamp() * 1_000:
+            found.append(due_ms)
+        assert found == sorted(occurrences(line, tz, after, until)), line
 
 
 @pytest.mark.parametrize("exactly_once", [True, False], ids=["exactly-once", "at-least-once"])

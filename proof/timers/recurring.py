@@ -21,12 +21,12 @@ from rocketshim_topics import DelayLevels, TopicNames
 from rocketshim_topics.layout import Layout
 from rocketshim_topics.wire import UNIQ_KEY, headers_shown
 
-__all__ = ["BOTH_CHANGES", "Recurring", "recurring"]
+__all__ = ["BOTH_CHANGES", "LINES", "Recurring", "recurring"]
 
 BOTH_CHANGES: Final = datetime(2026, 3, 29, tzinfo=UTC)
 """In the seven days after it clocks are set forward in Berlin, and back in Sydney and on Chatham."""
 _ZONES: Final = ("Europe/Berlin", "Australia/Sydney", "Pacific/Chatham", "Asia/Kolkata", "UTC")
-_LINES: Final = (
+LINES: Final = (
     "30 2 * * *", "0 2 * * *", "0 3 * * *", "15 1-4 * * *", "0,30 2,3 * * *", "*/30 * * * *", "10 * * * *",
     "0 */2 * * *", "*/20 2 * * *", "59 23 * * *", "0 0 * * *", "0 12 * * 0", "5 4 1 * *", "0 0 5 4 *", "45 1 * * 7",
     "0 6,18 * * *", "30 2 29 3 *", "*/15 9-17 * * 1-5", "0 3 * * 6,0", "0 9 * * 1-5",
@@ -91,7 +91,7 @@ def recurring(course: Recurring, report: Callable[[str], None]) -> Came:
 
 def _schedules(course: Recurring) -> Iterator[tuple[str, str]]:
     for number in range(course.schedules):
-        yield _LINES[number // len(_ZONES) % len(_LINES)], _ZONES[number % len(_ZONES)]
+        yield LINES[number // len(_ZONES) % len(LINES)], _ZONES[number % len(_ZONES)]
 
 
 def _judged(wanted: set[bytes], run: "_Run", until_ms: int) -> Came:

@@ -3,8 +3,8 @@
 An occurrence follows from the one before and from the brokers' clock, so that any worker continues where another one
 has stopped. Changes of daylight saving time are as in Debian's cron (the library `cronsim`): a time that does not exist
 on that day comes immediately after the change, one that exists twice comes the first time, and `*` in the hours counts
-real hours. Not handled: where clocks change by half an hour (Lord Howe Island), `cronsim` passes over times with `*` in
-the half hour after the clock is set back.
+real hours. Not handled: where clocks change by half an hour (only on Lord Howe Island), `cronsim` may pass over the
+next time of a line with `*` in the minutes or hours.
 """
 
 from dataclasses import dataclass
