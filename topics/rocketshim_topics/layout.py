@@ -54,6 +54,7 @@ SPEED_ONLY: Final = frozenset({"segment.ms"})
 
 _FATAL: Final = frozenset({"message.timestamp.type", "cleanup.policy"})
 _UNLIMITED: Final = -1
+_CHECK_PARTITIONS: Final = 4  # so that a listener that hangs leaves others to the other producers
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,6 +286,17 @@ class Layout:
         purpose = f"members and locks of {group}"
         return self._spec(self.names.group_log(group), 1, config, purpose=purpose, group=group, is_log=True)
 
+    def check(self, producer_group: str) -> TopicSpec:
+        """The questions to a producer group about its half messages; each is repeated, so they are kept shortly."""
+        return self._spec(
+            self.names.check(producer_group),
+            _CHECK_PARTITIONS,
+            self._kept(_DAY_MS),
+            purpose=f"checks of the producers {producer_group}",
+            group=producer_group,
+            group_option="--producer-group",
+        )
+
     def shared(self) -> tuple[TopicSpec, ...]:
         """Return the topics that a namespace has once: delay queues and parked records."""
         return (self.schedule(), self.parked())
@@ -317,12 +329,13 @@ class Layout:
         partition_step: int = 1,
         is_log: bool = False,
         needs_all: bool = False,
+        group_option: str = "--group",
     ) -> TopicSpec:
         command = ["rocketshim", "init"]
         if self.names.namespace:
             command += ["--namespace", self.names.namespace]
         if group is not None:
-            command += ["--group", group, *(["--with-log"] if is_log else [])]
+            command += [group_option, group, *(["--with-log"] if is_log else [])]
         if self.lanes > 1:
             command += ["--lanes", str(self.lanes)]
         if self.levels != DelayLevels.default():

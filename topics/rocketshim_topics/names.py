@@ -14,6 +14,7 @@ SCHEDULE_TOPIC_XXXX    SCHEDULE_TOPIC_XXXX
 (redrive log)          rmq.redrive
 (named timers)         rmq.timers
 (pending names)        rmq.timers.state
+(checks of producers)  rmq.check.<g>
 anything else          itself, in every namespace
 =====================  ======================================
 
@@ -61,14 +62,14 @@ MAX_GROUP_BYTES: Final = 255
 
 SHIM_TOPIC: Final = re.compile(
     r"(?:[A-Za-z0-9._-]+\.)?(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive|timers(?:\.state)?)"
-    r"|rmq\.(?:retry|dlq|group)\.[A-Za-z0-9_-]+)"
+    r"|rmq\.(?:retry|dlq|group|check)\.[A-Za-z0-9_-]+)"
 )
 """The physical name of a shim topic, in any namespace, with any prefix that MirrorMaker 2 gave it."""
 
-_FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?P<kind>retry|dlq)\.[A-Za-z0-9_-]+")
+_FAILURE_TOPIC: Final = re.compile(r"(?:[A-Za-z0-9._-]+\.)?rmq\.(?P<kind>retry|dlq|check)\.[A-Za-z0-9_-]+")
 _OURS: Final = re.compile(
     r"(?:(?P<namespace>[A-Za-z0-9_-]{1,64})\.)?"
-    r"(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive|timers(?:\.state)?)|rmq\.(?P<kind>retry|dlq|group)\.(?P<group>[A-Za-z0-9_-]+))"
+    r"(?:SCHEDULE_TOPIC_XXXX|rmq\.(?:parked|redrive|timers(?:\.state)?)|rmq\.(?P<kind>retry|dlq|group|check)\.(?P<group>[A-Za-z0-9_-]+))"
 )
 _TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 _PLAIN_GROUP: Final = re.compile(r"[A-Za-z0-9_-]{1,150}")
@@ -117,7 +118,8 @@ def init_command(topic: str, *words: str) -> str:
     if found["namespace"]:
         command += ["--namespace", found["namespace"]]
     if found["group"]:
-        command += ["--group", "GROUP" if _LOOKS_ENCODED.fullmatch(found["group"]) else found["group"]]
+        option = "--producer-group" if found["kind"] == "check" else "--group"
+        command += [option, "GROUP" if _LOOKS_ENCODED.fullmatch(found["group"]) else found["group"]]
     if found["kind"] == "group":
         command.append("--with-log")
     return shlex.join(command)
@@ -263,6 +265,10 @@ class TopicNames:
         """The physical topic of a group's members and locks."""
         return f"{self.prefix}rmq.group.{_encoded(group)}"
 
+    def check(self, producer_group: str) -> str:
+        """The physical topic of the questions to a group of producers; their consumer group has the same name."""
+        return f"{self.prefix}rmq.check.{_encoded(producer_group)}"
+
     def physical(self, logical: str) -> str:
         """Return the physical name of a logical one: `%RETRY%g`, `%DLQ%g`, `SCHEDULE_TOPIC_XXXX` mapped, others kept.
 
@@ -288,7 +294,7 @@ class TopicNames:
         return SHIM_TOPIC.fullmatch(physical) is not None
 
     def has_failures(self, physical: str) -> bool:
-        """Return whether a physical name is that of a retry or dead-letter topic, of any group and namespace.
+        """Return whether a physical name is that of a retry, dead-letter or check topic, of any group and namespace.
 
         A reader believes every header of the shim there, whatever its own group is.
         """

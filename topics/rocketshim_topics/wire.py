@@ -91,6 +91,8 @@ TIMER_REPEAT: Final = "TIMER_REPEAT"
 TIMER_TZ: Final = "TIMER_TZ"
 TIMER_LATE: Final = "TIMER_LATE"
 TIMER_ERA: Final = "TIMER_ERA"
+TIMER_ASKS: Final = "TIMER_ASKS"
+TIMER_ASKED: Final = "TIMER_ASKED"
 
 Header = tuple[str, bytes | None]
 
@@ -133,6 +135,8 @@ _TABLE: Final[tuple[tuple[str, str, int | None], ...]] = (
     (TIMER_TZ, "timer_tz", None),
     (TIMER_LATE, "timer_late", None),
     (TIMER_ERA, "timer_era", INT_MAX),
+    (TIMER_ASKS, "timer_asks", None),
+    (TIMER_ASKED, "timer_asked", INT_MAX),
 )
 
 HEADER_ORDER: Final = tuple(name for name, _, _ in _TABLE)
@@ -334,6 +338,8 @@ class Envelope:
     timer_tz: str | None = None
     timer_late: str | None = None
     timer_era: int | None = None
+    timer_asks: str | None = None
+    timer_asked: int | None = None
     user: tuple[Header, ...] = ()
 
     def copy(self) -> "Envelope":

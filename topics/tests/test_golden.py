@@ -14,6 +14,8 @@ import pytest
 
 from rocketshim_topics import DelayLevels, Failure, Message, OutgoingRecord, TopicNames, decode, murmur2, partition_for
 from rocketshim_topics.hops import (
+    CHECK_AFTER_MS,
+    check,
     clock_probe,
     dead_letter,
     dead_letter_by_reference,
@@ -112,6 +114,8 @@ def names_golden() -> Any:
                 TopicNames(namespace).worker_group,
                 TopicNames(namespace).timers,
                 TopicNames(namespace).timer_state,
+                TopicNames(namespace).check("payments"),
+                TopicNames(namespace).check("a.b"),
                 TopicNames(namespace).physical("%RETRY%payments"),
                 TopicNames(namespace).physical("%DLQ%a.b"),
                 TopicNames(namespace).physical("orders"),
@@ -153,7 +157,7 @@ def journey() -> dict[str, OutgoingRecord]:
     )
     records["target delivered"] = delivered(waiting, envelope, NAMES)
     records["clock probe"] = clock_probe(NAMES, partition=0)
-    records |= timers()
+    records |= timers() | transactions()
     records |= failures(Stored(records["source"], 19, T0_MS + 1, partition=2))
     foreign: list[Header] = [("DELAY", b"mine"), ("a\x01b", b"1"), ("TAGS", b"\xff"), ("TAGS", None), ("x", b"")]
     bare = Stored(OutgoingRecord("plain.topic", None, None, b"v", foreign), 3, T0_MS)
@@ -208,6 +212,35 @@ def timers() -> dict[str, OutgoingRecord]:
             since_ms=T0_MS,
         ),
         "timer state, ended": timer_state(NAMES, 3, envelope, applied=91, append_ms=T0_MS + 9, era=2, generation=None),
+    }
+
+
+def transactions() -> dict[str, OutgoingRecord]:
+    half = delayed_record(
+        Message("orders", b"paid", key="o-7", tag="paid", delay=CHECK_AFTER_MS / 1_000, timer="u-half"),
+        NAMES,
+        LEVELS,
+        uniq_key="u-half",
+        born_ms=T0_MS,
+        now_ms=T0_MS,
+        lane=0,
+        asks="shop",
+    )
+    envelope = decode(half.headers, trusted=True)
+    waiting = scheduled_timer(Stored(half, 5, T0_MS + 1), envelope, NAMES, due_ms=T0_MS + 6_001, partition=15)
+    fired = fire(Stored(waiting, 3, T0_MS + 6_002), decode(waiting.headers, trusted=True), NAMES)
+    asking, asks = Stored(fired, 9, T0_MS + 6_003), decode(fired.headers, trusted=True)
+    again = scheduled_timer(asking, asks, NAMES, due_ms=T0_MS + 36_003, partition=18)
+    state = timer_state(NAMES, 3, asks, applied=9, append_ms=T0_MS + 6_003, era=0, generation=9, due_ms=T0_MS + 36_003)
+    return {
+        "half message": half,
+        "half message, waiting": waiting,
+        "half message, fired": fired,
+        "half message, waiting again": again,
+        "half message, state": state,
+        "check": check(asking, asks, NAMES),
+        "half message, committed": delivered(Stored(half, 5, T0_MS + 1), envelope, NAMES),
+        "half message, unanswered": parked(asking, NAMES, "transaction-unanswered"),
     }
 
 

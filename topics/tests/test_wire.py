@@ -42,6 +42,7 @@ NUMBERS = {
     "TIMER_AT_MOST_MS",
     "TIMER_SINCE_MS",
     "TIMER_ERA",
+    "TIMER_ASKED",
 }
 LONGS = {name for name in NUMBERS if name.endswith("_MS")} | {"BORN_TIMESTAMP", "TIMER_SET_AT"}
 TEXTS = RESERVED - NUMBERS

@@ -28,6 +28,10 @@ def init(
         bool,
         typer.Option("--with-log", help="Also create the group log, for orderly listeners and allocation strategies."),
     ] = False,
+    producer_group: Annotated[
+        list[str] | None,
+        typer.Option("--producer-group", help="Also create the topic for checks of these producers; repeatable."),
+    ] = None,
     topic: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,6 +79,7 @@ def init(
     specs = [*layout.shared(), *layout.timers(), layout.redrive_log()]
     for each in group or []:
         specs.extend(layout.for_group(check_consumer_group(each), with_log=with_log))
+    specs.extend(layout.check(each) for each in producer_group or [])
     for each in topic or []:
         if names.is_ours(check_topic(each)):
             raise ConfigError(

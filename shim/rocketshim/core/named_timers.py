@@ -15,7 +15,8 @@ FIRE           as NOW, if it has the generation of this FIRE  nothing
 =============  =============================================  ====================================
 
 A message may recur. Its FIRE delivers it and sets the next occurrence, which has the offset of this FIRE as generation;
-its NOW delivers it and changes nothing.
+its NOW delivers it and changes nothing. The half message of a transaction is never delivered by a FIRE: that asks the
+producers, and sets it again in the same way, or gives it up after the last question. COMMIT is NOW, ROLLBACK is CANCEL.
 
 A CANCEL or SET with a lower offset than a FIRE always wins, and one with a higher offset always comes too late.
 
@@ -57,6 +58,8 @@ class Effect(Enum):
     SCHEDULE = "schedule"  # the message of this command waits in a delay queue
     DELIVER = "deliver"  # the message of this command goes to its target
     DELIVER_PENDING = "deliver-pending"  # the message at the offset `Change.before` goes to its target
+    ASK = "ask"  # the producers of a half message are asked
+    GIVE_UP = "give-up"  # they have not answered: the half message is parked
     FORGET = "forget"  # nothing is delivered, but the state changes
     NOTHING = "nothing"  # the command comes too late, or has no object
 
@@ -89,8 +92,8 @@ class Change:
 
     @property
     def sets_next(self) -> bool:
-        """Whether the message is delivered and waits again."""
-        return self.effect is Effect.DELIVER and self.after is not None
+        """Whether the message has fired and waits again."""
+        return self.effect in {Effect.DELIVER, Effect.ASK} and self.after is not None
 
 
 class TimerTable:
@@ -187,6 +190,7 @@ class TimerTable:
         at_most_ms: int | None = None,
         recurs: bool = False,
         is_missed: bool = False,
+        checks_left: int | None = None,
     ) -> Change:
         """Apply the command at an offset, and return what it does. Offsets rise, as in the log.
 
@@ -195,12 +199,13 @@ class TimerTable:
             command: what it asks for.
             name: digest of the name.
             generation: of a FIRE, the offset of the command that set the message.
-            due_ms: of a SET, when its message is due, epoch ms; of a FIRE of a message that recurs, the next time.
+            due_ms: of a SET, when its message is due, epoch ms; of a FIRE that sets it again, the next time.
             appended_ms: of a SET, its append time, epoch ms.
             at_most_ms: of a SET, for how long the name may stay pending while it is set again and again, in ms; None:
                 without a limit.
             recurs: the message recurs.
             is_missed: of a FIRE of such a message: this occurrence is not delivered.
+            checks_left: of a half message, how often its producers may still be asked; None: it is none.
 
         Decides: Which generation of a named timer is delivered, if any?
         """
@@ -217,6 +222,9 @@ class TimerTable:
         effect = _ENDS.get(command)
         if pending is None or effect is None or (command is Command.FIRE and pending != generation):
             return Change(Effect.NOTHING, pending, pending)
+        if command is Command.FIRE and checks_left is not None:
+            self._put(name, offset if checks_left else None, None)
+            return Change(Effect.ASK if checks_left else Effect.GIVE_UP, pending, self.pending(name), due_ms)
         if name in self._recurring and command is Command.NOW:
             return Change(effect, pending, pending)
         if name in self._recurring and command is Command.FIRE and recurs:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from rocketshim.core.named_timers import Command, Effect, TimerTable
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import command_problem, is_misplaced, timer_times
+from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_times
 from rocketshim_topics.wire import REAL_TOPIC, TIMER, decode, read_headers
 
 __all__ = ["PendingTimer", "TimerEvent", "TimerFate", "TimerHistory", "TimerOutcome", "timer_histories"]
@@ -37,6 +37,8 @@ class TimerFate(StrEnum):
     DELIVERED_NOW = "delivered-now"  # by a NOW, before it was due
     CANCELLED = "cancelled"
     REPLACED = "replaced"  # by another SET
+    ASKED = "asked"  # its producers were asked for the outcome of a transaction, and it waits again
+    UNANSWERED = "unanswered"  # they were asked often enough, and it is parked
     DROPPED = "dropped"  # it was sent with `if_absent`, and another one was pending
     UNKNOWN = "unknown"  # the log does not have it (any more)
 
@@ -51,8 +53,13 @@ _ENDS: Final[dict[Effect | None, TimerFate]] = {
     Effect.FORGET: TimerFate.CANCELLED,
     Effect.DELIVER: TimerFate.FIRED,
     Effect.DELIVER_PENDING: TimerFate.DELIVERED_NOW,
+    Effect.ASK: TimerFate.ASKED,
+    Effect.GIVE_UP: TimerFate.UNANSWERED,
     None: TimerFate.UNKNOWN,
 }
+
+
+_FIRES: Final = frozenset({Effect.DELIVER, Effect.ASK, Effect.GIVE_UP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +219,9 @@ def timer_histories(
                 at_most_ms=envelope.timer_at_most_ms,
                 recurs=envelope.timer_repeat is not None,
                 is_missed=times.is_missed,
+                checks_left=checks_left(envelope),
             )
-            certain[name] |= command is Command.SET or change.effect is Effect.DELIVER
+            certain[name] |= command is Command.SET or change.effect in _FIRES
             # a NOW needs the message itself, which retention may have deleted
             is_lost = change.effect is Effect.DELIVER_PENDING and (change.before or 0) < first_offset
             is_known = certain[name] and not is_lost

@@ -6,10 +6,13 @@ from typing import Final
 from rocketshim_topics.errors import ConfigError
 from rocketshim_topics.levels import DelayLevels
 
-__all__ = ["NOT_ALLOWED", "clock_ahead_ms_of", "levels_metadata", "levels_of"]
+__all__ = ["NOT_ALLOWED", "UNANSWERED", "clock_ahead_ms_of", "levels_metadata", "levels_of"]
 
 NOT_ALLOWED: Final = "forbidden-target:not-allowed"
 """The only refusal of a target that depends on the worker: another worker may have a longer allow-list."""
+
+UNANSWERED: Final = "transaction-unanswered"
+"""Why a half message is parked: no producer has said what became of its transaction."""
 
 _LEVELS_MARK: Final = "rs1-levels;"
 _CLOCK_MARK: Final = ";clock-ahead-ms="

@@ -20,12 +20,13 @@ from typing import Any, Final
 
 from rocketshim.core.level_queue import Due
 from rocketshim.core.named_timers import Change, Command, Effect, TimerTable
+from rocketshim.core.worker_notes import UNANSWERED
 from rocketshim.worker.assignment import AssignedPartition
 from rocketshim.worker.hop_writer import Hop, HopGroup, Kind, merged
 from rocketshim.worker.router import Router
 from rocketshim.worker.state import Alarms
 from rocketshim.worker.timer_state import Judged, OwnedTimers, TimerLoader, TimerRules
-from rocketshim_topics.hops import OutgoingRecord, forwarded, put_back, scheduled_timer, timer_state
+from rocketshim_topics.hops import OutgoingRecord, check, forwarded, put_back, scheduled_timer, timer_state
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.wire import TIMER_REPEAT, coordinates, headers_shown
 
@@ -141,6 +142,8 @@ class TimerRouter(Router):
     def _refused(self, told: "_Told", judged: Judged, change: Change, reason: str) -> HopGroup:
         """Park the message of a command whose hop was refused; if it cannot wait, its name is free again."""
         owned, offset = told.owned, told.record.offset()
+        if change.effect is Effect.ASK:
+            return self._not_asked(told, reason)
         if change.effect is Effect.SCHEDULE:
             if owned.table is not None:
                 owned.table.forget(judged.name, offset)
@@ -166,12 +169,38 @@ class TimerRouter(Router):
             case Effect.DELIVER:
                 occurrence = f"{judged.due_ms}" if judged.envelope.timer_repeat is not None else ""
                 return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms), occurrence)
+            case Effect.ASK:
+                return self._ask(told, judged)
+            case Effect.GIVE_UP:
+                return self._park(told.index, told.record, UNANSWERED)
             case Effect.DELIVER_PENDING:
                 _, message = told.owned.messages[told.record.offset()]
                 recurs = TIMER_REPEAT in dict(headers_shown(message))
                 return self._now(told, message, 0, f"{told.record.offset()}" if recurs else "")
             case _:
                 return _nothing(told.index)
+
+    def _ask(self, told: "_Told", judged: Judged) -> HopGroup:
+        """Return the question to the producers of a half message. One that cannot be stored is left out.
+
+        Decides: What if a check of a transaction cannot be delivered? Nothing is parked or repeated for it: the next
+            one follows, and after the last one the half message is parked.
+        """
+        out = check(told.record, judged.envelope, self._names)
+        target = self.targets.target(out.topic, told.now_ns)
+        if told.now_ns < target.ready_ns:
+            return HopGroup(Kind.NOT_YET, target=target, first=_empty(told.index))
+        if told.re_append_reason or target.partitions == 0 or not target.may_try(told.now_ns):
+            return self._not_asked(told, told.re_append_reason or target.avoid_reason or f"unknown-topic:{out.topic}")
+        target.turn += 1
+        partition = -1 if target.partitions is None else target.turn % target.partitions
+        first = (told.index, out.value, out.key, out.headers, judged.due_ms)
+        one_per_batch = told.now_ns < target.careful_until_ns
+        return HopGroup(Kind.DELIVER, out.topic, partition, target=target, one_per_batch=one_per_batch, first=first)
+
+    def _not_asked(self, told: "_Told", reason: str) -> HopGroup:
+        self._alarm("worker.check-not-stored", record=coordinates(told.record), reason=reason)
+        return _nothing(told.index)
 
     def _scheduled(self, told: "_Told", judged: Judged, change: Change, kind: Kind) -> HopGroup:
         partition = self._queue_for(change.due_ms, told)

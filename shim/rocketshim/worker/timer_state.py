@@ -23,7 +23,7 @@ from rocketshim.worker.allow_list import AllowList
 from rocketshim.worker.target_health import NEVER_NS, TargetHealth
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.errors import MalformedRecordError
-from rocketshim_topics.hops import command_problem, is_misplaced, timer_digest, timer_times
+from rocketshim_topics.hops import checks_left, command_problem, is_misplaced, timer_digest, timer_times
 from rocketshim_topics.names import TopicNames, group_of
 from rocketshim_topics.partitioner import TIMER_PARTITIONS
 from rocketshim_topics.wire import Envelope, decode, read_headers
@@ -156,6 +156,7 @@ class TimerRules:
             at_most_ms=envelope.timer_at_most_ms,
             recurs=envelope.timer_repeat is not None,
             is_missed=judged.is_missed,
+            checks_left=checks_left(envelope),
         )
 
 

@@ -103,6 +103,24 @@ def test_a_message_that_cannot_wait_frees_its_name() -> None:
     assert made.apply(2, Command.SET_IF_ABSENT, NAME).effect is Effect.SCHEDULE
 
 
+def test_a_half_message_is_asked_about_until_it_is_committed() -> None:
+    made = TimerTable()
+    made.apply(0, Command.SET, NAME, checks_left=2)
+    assert made.apply(1, Command.FIRE, NAME, generation=0, due_ms=30, checks_left=2) == Change(Effect.ASK, 0, 1, 30)
+    assert made.apply(2, Command.FIRE, NAME, generation=0, checks_left=2).effect is Effect.NOTHING
+    assert made.apply(3, Command.NOW, NAME) == Change(Effect.DELIVER_PENDING, 1, None)
+    assert made.apply(4, Command.FIRE, NAME, generation=1, checks_left=1).effect is Effect.NOTHING
+
+
+def test_a_half_message_is_given_up_after_the_last_question_and_a_commit_comes_too_late() -> None:
+    made = TimerTable()
+    made.apply(0, Command.SET, NAME, checks_left=1)
+    made.apply(1, Command.FIRE, NAME, generation=0, checks_left=1)
+    assert made.apply(2, Command.FIRE, NAME, generation=1, checks_left=0).effect is Effect.GIVE_UP
+    assert len(made) == 0
+    assert made.apply(3, Command.NOW, NAME).effect is Effect.NOTHING
+
+
 class DiedError(Exception):
     """The owner ends between two writes."""
 
@@ -115,6 +133,12 @@ class Entry:
     name: bytes
     generation: int | None = None
     due: int = 0
+    left: int | None = None  # of a half message: how often its producers may still be asked
+
+    def apply(self, made: TimerTable, at: int) -> Change:
+        return made.apply(
+            at, self.command, self.name, generation=self.generation, due_ms=self.due, checks_left=self.left
+        )
 
 
 @dataclass
@@ -129,8 +153,10 @@ class World:
     log: list[Entry] = field(default_factory=list)
     stored: list[tuple[bytes, int, int | None]] = field(default_factory=list)
     before_last: int = 0  # number of entries before the last transaction, whose markers may arrive late
-    waiting: list[tuple[int, bytes, int]] = field(default_factory=list)
+    waiting: list[tuple[int, bytes, int, int | None]] = field(default_factory=list)
     delivered: list[tuple[bytes, int, int]] = field(default_factory=list)
+    asked: list[tuple[bytes, int]] = field(default_factory=list)
+    given_up: list[tuple[bytes, int]] = field(default_factory=list)
     unfinished: set[tuple[bytes, int]] = field(default_factory=set)  # delivered, and the position is not stored
     repeatable: set[tuple[bytes, int]] = field(default_factory=set)
 
@@ -142,8 +168,7 @@ class World:
             made.load(name, applied, is_pending=generation is not None)
         known = made.next_offset
         for at in range(min(known, self.position), max(known, self.position)):
-            each = self.log[at]
-            made.apply(at, each.command, each.name, generation=each.generation, due_ms=each.due)
+            self.log[at].apply(made, at)
         made.begin()
         self.position = max(known, self.position)
         try:
@@ -155,10 +180,7 @@ class World:
     def _turn(self, made: TimerTable, most: int) -> int:
         """Apply a run of commands: effects, then the state, then the position; or all of it in one transaction."""
         run = list(enumerate(self.log))[self.position : self.position + most]
-        changes = [
-            (at, each, made.apply(at, each.command, each.name, generation=each.generation, due_ms=each.due))
-            for at, each in run
-        ]
+        changes = [(at, each, each.apply(made, at)) for at, each in run]
         end = run[-1][0] + 1
         self.unfinished = set()
         if self.exactly_once:
@@ -175,11 +197,21 @@ class World:
         return len(run)
 
     def _effect(self, at: int, each: Entry, change: Change) -> None:
+        of = each.name, -1 if change.before is None else change.before
         if change.effect is Effect.SCHEDULE:
-            self.waiting.append((change.due_ms, each.name, at))
-        elif change.effect in {Effect.DELIVER, Effect.DELIVER_PENDING} and change.before is not None:
-            self.delivered.append((each.name, change.before, self.now))
-            self.unfinished.add((each.name, change.before))
+            self.waiting.append((change.due_ms, each.name, at, each.left))
+        elif change.effect is Effect.NOTHING or change.effect is Effect.FORGET:
+            pass
+        else:
+            self.unfinished.add(of)
+            if change.effect is Effect.GIVE_UP:
+                self.given_up.append(of)
+            elif change.effect is Effect.ASK:
+                self.waiting.append((self.now + 7, each.name, at, (each.left or 0) - 1))
+                self._die_between()
+                self.asked.append(of)
+            else:
+                self.delivered.append((*of, self.now))
         self._die_between()
 
     def _die_between(self) -> None:
@@ -197,9 +229,9 @@ class World:
         due = [each for each in self.waiting if each[0] <= self.now]
         self.waiting = [each for each in self.waiting if each[0] > self.now]
         self.dice.shuffle(due)
-        for _, name, generation in due:
+        for _, name, generation, left in due:
             twice = not self.exactly_once and self.dice.random() < 0.2
-            self.log += [Entry(Command.FIRE, name, generation)] * (1 + twice)
+            self.log += [Entry(Command.FIRE, name, generation, left=left)] * (1 + twice)
 
     def finish(self) -> None:
         """Go on with fewer deaths until nothing waits."""
@@ -212,21 +244,37 @@ class World:
         pytest.fail("it does not end")
 
 
-def by_the_log(log: list[Entry]) -> tuple[set[tuple[bytes, int]], set[tuple[bytes, int]]]:
-    """Return what the log says is delivered; and of that, what may be early because somebody asked for it."""
+@dataclass
+class Verdict:
+    """What the log says happens to generations."""
+
+    fired: set[tuple[bytes, int]] = field(default_factory=set)
+    at_once: set[tuple[bytes, int]] = field(default_factory=set)  # delivered by a NOW, perhaps early
+    asked: set[tuple[bytes, int]] = field(default_factory=set)
+    given_up: set[tuple[bytes, int]] = field(default_factory=set)
+
+
+def by_the_log(log: list[Entry]) -> Verdict:
+    """Return what the log says."""
     live: dict[bytes, int] = {}
-    fired: set[tuple[bytes, int]] = set()
-    asked: set[tuple[bytes, int]] = set()
+    says = Verdict()
     for at, each in enumerate(log):
         if each.command is Command.SET or (each.command is Command.SET_IF_ABSENT and each.name not in live):
             live[each.name] = at
         elif each.command is Command.CANCEL:
             live.pop(each.name, None)
         elif each.command is Command.NOW and each.name in live:
-            asked.add((each.name, live.pop(each.name)))
+            says.at_once.add((each.name, live.pop(each.name)))
         elif each.command is Command.FIRE and each.name in live and live[each.name] == each.generation:
-            fired.add((each.name, live.pop(each.name)))
-    return fired | asked, asked
+            of = each.name, live.pop(each.name)
+            if each.left is None:
+                says.fired.add(of)
+            elif each.left:
+                says.asked.add(of)
+                live[each.name] = at
+            else:
+                says.given_up.add(of)
+    return says
 
 
 @settings(max_examples=400, deadline=None)
@@ -241,7 +289,7 @@ def test_any_program_with_deaths_between_any_two_writes_delivers_what_the_log_sa
         name, due = dice.choice(names), world.now + dice.randint(0, 20)
         kind = dice.random()
         if kind < 0.35:
-            world.log.append(Entry(Command.SET, name, due=due))
+            world.log.append(Entry(Command.SET, name, due=due, left=dice.choice([None, None, 0, 1, 2])))
         elif kind < 0.45:
             world.log.append(Entry(Command.SET_IF_ABSENT, name, due=due))
         elif kind < 0.60:
@@ -253,10 +301,15 @@ def test_any_program_with_deaths_between_any_two_writes_delivers_what_the_log_sa
         else:
             world.tick()
     world.finish()
-    wanted, asked = by_the_log(world.log)
-    assert {(name, generation) for name, generation, _ in world.delivered} == wanted
-    for name, generation in wanted:
-        times = [at for each, which, at in world.delivered if (each, which) == (name, generation)]
-        assert len(times) == 1 or (not exactly_once and (name, generation) in world.repeatable)
-        if (name, generation) not in asked:
-            assert min(times) >= world.log[generation].due
+    says = by_the_log(world.log)
+    ends = [(name, generation) for name, generation, _ in world.delivered]
+    for did, wanted in (
+        (ends, says.fired | says.at_once),
+        (world.asked, says.asked),
+        (world.given_up, says.given_up),
+    ):
+        assert set(did) == wanted
+        assert len(did) == len(wanted) or not exactly_once
+        assert {of for of in did if did.count(of) > 1} <= world.repeatable
+    for name, generation, at in world.delivered:
+        assert (name, generation) in says.at_once or at >= world.log[generation].due

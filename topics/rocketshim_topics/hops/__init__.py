@@ -10,6 +10,7 @@
                      dead_letter, dead_letter_by_reference ──► dead-letter topic ── redriven ──► retry or source topic
     member cannot handle it:  sent_on ──► schedule ── delivered ──► retry topic
     with a name:  delayed_record ──► timers ── scheduled_timer ──► schedule ── fire ──► timers ── delivered ──► target
+    of a transaction:  the same, and timers ── check ──► check topic of the producer group
 
 Rules for all hops:
 
@@ -47,7 +48,12 @@ from rocketshim_topics.hops.record import DEFAULT_MAX_DELAY_MS, OutgoingRecord, 
 from rocketshim_topics.hops.redrive import redrive_count, redriven
 from rocketshim_topics.hops.send import delayed_record, source_record
 from rocketshim_topics.hops.timers import (
+    CHECK_AFTER_MS,
+    CHECK_EVERY_MS,
     COMMANDS,
+    MOST_CHECKS,
+    check,
+    checks_left,
     command_problem,
     fire,
     forwarded,
@@ -62,16 +68,21 @@ from rocketshim_topics.hops.timers import (
 
 __all__ = [
     "BY_REFERENCE",
+    "CHECK_AFTER_MS",
+    "CHECK_EVERY_MS",
     "COMMANDS",
     "DEFAULT_MAX_DELAY_MS",
     "MAX_FAIL_CLASS_BYTES",
     "MAX_FAIL_STACK_BYTES",
     "MAX_FAIL_TEXT_BYTES",
     "MAX_PARK_REASON_BYTES",
+    "MOST_CHECKS",
     "Failure",
     "OutgoingRecord",
     "ValueReference",
     "bare_parked",
+    "check",
+    "checks_left",
     "clock_probe",
     "command_problem",
     "dead_letter",

@@ -49,6 +49,7 @@ def delayed_record(
     max_delay_ms: int = DEFAULT_MAX_DELAY_MS,
     sender_ms: int | None = None,
     timestamp_ms: int | None = None,
+    asks: str | None = None,
 ) -> OutgoingRecord:
     """Return the first record of a message, on the schedule topic if the message has a delay.
 
@@ -72,6 +73,7 @@ def delayed_record(
             `now_ms` is None. None: `born_ms`.
         timestamp_ms: timestamp of the record at its target, epoch ms, for a message with a delay. None: the time of its
             delivery.
+        asks: of the half message of a transaction, the producer group that is asked. None: it is none.
 
     Raises:
         MessageError: the delay is longer than `max_delay_ms`, or the topic belongs to the shim: senders cannot
@@ -107,7 +109,7 @@ def delayed_record(
     if message.timer is not None:
         topic, partition = names.timers, timer_partition(message.topic, message.timer)
         envelope.timer, envelope.timer_do = message.timer, "SET-IF-ABSENT" if message.if_absent else "SET"
-        envelope.timer_at_most_ms = message.at_most_ms
+        envelope.timer_at_most_ms, envelope.timer_asks = message.at_most_ms, asks
         if (recurrence := message.recurrence) is not None:
             envelope.timer_repeat, envelope.timer_late = recurrence.line, message.late
             envelope.timer_tz = message.tz

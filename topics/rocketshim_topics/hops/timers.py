@@ -3,30 +3,38 @@
 ::
 
     delayed_record ──► timers: SET ── scheduled_timer ──► schedule ── fire ──► timers: FIRE ── delivered ──► target
-    timer_command ───► timers: CANCEL, NOW
+    timer_command ───► timers: CANCEL, NOW                    └── check ──► check topic (of a half message)
                           └── timer_state ──► timer state (compacted by the name's digest)
 
 A command is a record of `rmq.timers` with `REAL_TOPIC`, `TIMER` (the name) and `TIMER_DO` (SET, SET-IF-ABSENT, CANCEL,
 NOW, FIRE). The partition of a name is `partitioner.timer_partition`; its owner forwards a command that another program
 wrote to another partition. A SET is a schedule record otherwise: body, key, `DELAY_MS` or `DELIVER_AT_MS`, identity.
+
+A SET with `TIMER_ASKS` is the *half message* of a transaction; its name is its id. COMMIT is NOW, and ROLLBACK is
+CANCEL. Its FIRE asks the producers of that group, and it waits again; `TIMER_ASKED` counts.
 """
 
 import hashlib
 from typing import Final, NamedTuple
 
 from rocketshim_topics import wire
-from rocketshim_topics.errors import MalformedRecordError, MessageError
+from rocketshim_topics.errors import ConfigError, MalformedRecordError, MessageError
 from rocketshim_topics.hops.deliver import due_at_ms, hopped
-from rocketshim_topics.hops.record import OutgoingRecord, next_envelope, outgoing_record
+from rocketshim_topics.hops.record import OutgoingRecord, identity_only, next_envelope, outgoing_record
 from rocketshim_topics.limits import LONG_MAX
 from rocketshim_topics.message import check_timer
-from rocketshim_topics.names import TopicNames
+from rocketshim_topics.names import TopicNames, check_group
 from rocketshim_topics.partitioner import timer_partition
 from rocketshim_topics.recurrence import Recurrence
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
 __all__ = [
+    "CHECK_AFTER_MS",
+    "CHECK_EVERY_MS",
     "COMMANDS",
+    "MOST_CHECKS",
+    "check",
+    "checks_left",
     "command_problem",
     "fire",
     "forwarded",
@@ -42,6 +50,11 @@ __all__ = [
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 COMMANDS: Final = _SETS | {"CANCEL", "NOW", "FIRE"}
 """What `TIMER_DO` may be."""
+
+CHECK_AFTER_MS: Final = 6_000
+CHECK_EVERY_MS: Final = 30_000
+MOST_CHECKS: Final = 15
+"""When a half message is asked about, as RocketMQ: `transactionTimeOut`, `transactionCheckInterval` and `-Max`."""
 
 
 def timer_digest(topic: str, name: str) -> bytes:
@@ -84,6 +97,8 @@ def command_problem(record: Record, envelope: Envelope) -> str:
         return f"bad-command:{wire.TIMER_DO}" if command is not None else f"missing-header:{wire.TIMER_DO}"
     if command == "FIRE" and envelope.timer_set_at is None:
         return f"missing-header:{wire.TIMER_SET_AT}"
+    if envelope.timer_asks is not None and not _is_half(envelope):
+        return f"bad-transaction:{wire.TIMER_ASKS}"
     if command in _SETS and envelope.timer_repeat is not None:
         try:
             recurrence_of(envelope)
@@ -96,8 +111,22 @@ def command_problem(record: Record, envelope: Envelope) -> str:
     return ""
 
 
+def _is_half(envelope: Envelope) -> bool:
+    try:
+        check_group(envelope.timer_asks or "")
+    except ConfigError:
+        return False
+    is_named_by_id = envelope.timer == envelope.uniq_key
+    return is_named_by_id and envelope.timer_do != "SET-IF-ABSENT" and envelope.timer_repeat is None
+
+
+def checks_left(envelope: Envelope) -> int | None:
+    """Return how often the producers of a half message may still be asked; None: it is none."""
+    return None if envelope.timer_asks is None else max(0, MOST_CHECKS - (envelope.timer_asked or 0))
+
+
 class TimerTimes(NamedTuple):
-    """When the message of a command is due, and of a FIRE of one that recurs, when it is due again (epoch ms)."""
+    """When the message of a command is due, and of a FIRE that sets it again, when it is due next (epoch ms)."""
 
     due_ms: int
     next_ms: int
@@ -109,7 +138,8 @@ def timer_times(envelope: Envelope, append_ms: int) -> TimerTimes:
     recurrence = recurrence_of(envelope)
     if recurrence is None:
         due_ms = due_at_ms(envelope.deliver_at_ms, envelope.delay_ms, append_ms, 0)
-        return TimerTimes(due_ms, due_ms, is_missed=False)
+        is_asked = envelope.timer_asks is not None and envelope.timer_do == "FIRE"
+        return TimerTimes(due_ms, append_ms + CHECK_EVERY_MS if is_asked else due_ms, is_missed=False)
     if envelope.timer_do in _SETS:
         first_ms = recurrence.next_ms(append_ms, append_ms) or LONG_MAX
         return TimerTimes(first_ms, first_ms, is_missed=False)
@@ -143,10 +173,10 @@ def forwarded(record: Record, envelope: Envelope, names: TopicNames, *, due_ms: 
 def scheduled_timer(
     record: Record, envelope: Envelope, names: TopicNames, *, due_ms: int, partition: int
 ) -> OutgoingRecord:
-    """Return the record of a delay queue for a SET; `TIMER_SET_AT` has the generation, the offset of the SET.
+    """Return the record of a delay queue for a command that sets a message; its offset is `TIMER_SET_AT`.
 
     Args:
-        record: the SET as fetched.
+        record: the command as fetched: a SET, or a FIRE of a message that waits again.
         envelope: its headers.
         names: of the worker's namespace.
         due_ms: when it is due, epoch ms.
@@ -155,6 +185,7 @@ def scheduled_timer(
     outgoing = envelope.copy()
     outgoing.timer_do = outgoing.timer_at_most_ms = None
     outgoing.timer_set_at = record.offset()
+    outgoing.timer_asked = _asked(envelope)
     return hopped(record, outgoing, names, deliver_at_ms=due_ms, partition=partition)
 
 
@@ -178,6 +209,25 @@ def fire(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecor
     following.target_tries = None  # of a worker that was not allowed to write there
     partition = timer_partition(envelope.real_topic or "", envelope.timer or "")
     return outgoing_record(record, names.timers, partition, following)
+
+
+def check(record: Record, envelope: Envelope, names: TopicNames) -> OutgoingRecord:
+    """Return the question to the producers of a half message, for the FIRE that asks it.
+
+    It has the message. `RETRY_TOPIC` is its target, and `UNIQ_KEY` its name; `TIMER_ASKED` says which question it is.
+    The caller chooses the partition.
+    """
+    following = identity_only(next_envelope(record, envelope))
+    following.shim, following.retry_topic = WIRE_VERSION, envelope.real_topic
+    following.timer_asks, following.timer_asked = envelope.timer_asks, _asked(envelope)
+    return outgoing_record(record, names.check(envelope.timer_asks or ""), None, following)
+
+
+def _asked(envelope: Envelope) -> int | None:
+    """Return how often the producers of a message have been asked after this command; None: never."""
+    if envelope.timer_asks is None or envelope.timer_do != "FIRE":
+        return envelope.timer_asked
+    return min((envelope.timer_asked or 0) + 1, MOST_CHECKS)
 
 
 def timer_state(
@@ -214,5 +264,6 @@ def timer_state(
         state.real_topic, state.timer, state.deliver_at_ms = envelope.real_topic, envelope.timer, due_ms
         state.timer_since_ms, state.timer_repeat = since_ms, envelope.timer_repeat
         state.timer_tz, state.timer_late = envelope.timer_tz, envelope.timer_late
+        state.timer_asks, state.timer_asked = envelope.timer_asks, _asked(envelope)
     key = timer_digest(envelope.real_topic or "", envelope.timer or "")
     return OutgoingRecord(names.timer_state, partition, key, None if generation is None else b"", encode(state))
