@@ -43,6 +43,13 @@ if TYPE_CHECKING:
     from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings, PushConsumerSettings
     from rocketshim.settings.producer import ProducerSettings
     from rocketshim.settings.worker import WorkerSettings
+    from rocketshim.transactions import (
+        LocalTransactionState,
+        Transaction,
+        TransactionListener,
+        TransactionMQProducer,
+        TransactionSendResult,
+    )
     from rocketshim.worker.worker import DelayWorker
     from rocketshim_topics.layout import Layout, TopicSpec
     from rocketshim_topics.levels import DelayLevels
@@ -78,6 +85,7 @@ HOMES: Final = {
     "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
     "LitePullConsumer": "rocketshim.consumer.pull.lite_pull_consumer",
     "LitePullConsumerSettings": "rocketshim.settings.consumer",
+    "LocalTransactionState": "rocketshim.transactions",
     "Message": "rocketshim_topics.message",
     "MessageModel": "rocketshim.core.message_model",
     "MessageQueue": "rocketshim_topics.message_queue",
@@ -99,6 +107,10 @@ HOMES: Final = {
     "SendStatus": "rocketshim.producer.result",
     "TopicNames": "rocketshim_topics.names",
     "TopicSpec": "rocketshim_topics.layout",
+    "Transaction": "rocketshim.transactions",
+    "TransactionListener": "rocketshim.transactions",
+    "TransactionMQProducer": "rocketshim.transactions",
+    "TransactionSendResult": "rocketshim.transactions",
     "WorkerSettings": "rocketshim.settings.worker",
     "decode": "rocketshim_topics.wire",
     "encode": "rocketshim_topics.wire",
@@ -132,6 +144,7 @@ __all__ = [
     "LevelTableRetryPolicy",
     "LitePullConsumer",
     "LitePullConsumerSettings",
+    "LocalTransactionState",
     "Message",
     "MessageModel",
     "MessageQueue",
@@ -153,6 +166,10 @@ __all__ = [
     "SendStatus",
     "TopicNames",
     "TopicSpec",
+    "Transaction",
+    "TransactionListener",
+    "TransactionMQProducer",
+    "TransactionSendResult",
     "WorkerSettings",
     "decode",
     "encode",

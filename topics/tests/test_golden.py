@@ -14,7 +14,6 @@ import pytest
 
 from rocketshim_topics import DelayLevels, Failure, Message, OutgoingRecord, TopicNames, decode, murmur2, partition_for
 from rocketshim_topics.hops import (
-    CHECK_AFTER_MS,
     check,
     clock_probe,
     dead_letter,
@@ -217,7 +216,7 @@ def timers() -> dict[str, OutgoingRecord]:
 
 def transactions() -> dict[str, OutgoingRecord]:
     half = delayed_record(
-        Message("orders", b"paid", key="o-7", tag="paid", delay=CHECK_AFTER_MS / 1_000, timer="u-half"),
+        Message("orders", b"paid", key="o-7", tag="paid", delay="6s", timer="u-half"),
         NAMES,
         LEVELS,
         uniq_key="u-half",

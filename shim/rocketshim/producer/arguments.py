@@ -139,14 +139,16 @@ class RecordMaker:
         *,
         partition: int | None = None,
         timestamp_ms: int = 0,
+        asks: str | None = None,
     ) -> tuple[OutgoingRecord, str]:
         """Return the record of a message that is sent at this time of both clocks, and its id.
 
         `list_topics` of the Kafka client is called for a delayed message if its topic is not known.
         `timestamp_ms` is when the message was born, and its timestamp at the target; 0: now, and the time of delivery.
+        `asks` is the producer group of a half message.
         """
         lane, uniq_key = 0, self._next_id()
-        if message.recallable and is_delayed(message):
+        if asks or (message.recallable and is_delayed(message)):
             message = replace(message, recallable=False, timer=uniq_key)
         if message.timer is not None:
             self._require_timers(list_topics)
@@ -164,6 +166,7 @@ class RecordMaker:
             real_qid=partition,
             max_delay_ms=self._max_delay_ms,
             timestamp_ms=timestamp_ms or None,
+            asks=asks,
         )
         return out, uniq_key
 

@@ -460,23 +460,26 @@ class MessageSender:
         """Return whether the next send of a message may wait for an answer of the cluster, or for a Kafka client."""
         return not self._sender.is_open or is_delayed(message)
 
-    def send(self, message: Message, selector: Selector | None, arg: Any, until_s: float) -> "Future[SendResult]":
-        """Send a message, with the hooks around it; wait for room until a monotonic time."""
+    def send(
+        self, message: Message, selector: Selector | None, arg: Any, until_s: float, asks: str | None = None
+    ) -> "Future[SendResult]":
+        """Send a message, with the hooks around it; wait for room until a monotonic time. `asks`: see `prepare`."""
         if not self.hooks:
-            return self.send_now(message, selector, arg, until_s)
+            return self.give(self.prepare(message, selector, arg, asks), until_s)
         with around(self.hooks, message) as context:
-            return observed(self.hooks, context, self.send_now(context.message, selector, arg, until_s))
+            sent = self.give(self.prepare(context.message, selector, arg, asks), until_s)
+            return observed(self.hooks, context, sent)
 
-    def send_now(self, message: Message, selector: Selector | None, arg: Any, until_s: float) -> "Future[SendResult]":
-        """Send a message without the hooks."""
-        return self.give(self.prepare(message, selector, arg), until_s)
-
-    def prepare(self, message: Message, selector: Selector | None = None, arg: Any = None) -> PendingSend:
-        """Make the record of a message."""
+    def prepare(
+        self, message: Message, selector: Selector | None = None, arg: Any = None, asks: str | None = None
+    ) -> PendingSend:
+        """Make the record of a message; of the half message of a transaction, `asks` is the producer group."""
         self.check_process()
         sent_ns, sent_ms = self._clock.monotonic_ns(), self._clock.wall_ms()
         partition = None if selector is None else self._selected(message, selector, arg)
-        out, uniq_key = self._maker.make(message, self._sender.list_topics, sent_ns, sent_ms, partition=partition)
+        out, uniq_key = self._maker.make(
+            message, self._sender.list_topics, sent_ns, sent_ms, partition=partition, asks=asks
+        )
         size, most = record_size_bytes(out), self._settings.max_message_bytes
         if size + MAX_SHIM_HEADERS_BYTES > most:
             raise MessageTooLargeError(

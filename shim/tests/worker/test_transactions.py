@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
-from rocketshim_topics.hops import CHECK_AFTER_MS, CHECK_EVERY_MS, MOST_CHECKS
+from rocketshim_topics.hops import CHECK_EVERY_MS, MOST_CHECKS
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import timer_partition
 
 NAMES = TopicNames("")
+CHECK_AFTER_MS = 6_000
 MINE = timer_partition("orders", "tx-1")
 CHECKS = NAMES.check("shop")
 

@@ -48,7 +48,6 @@ from rocketshim_topics.hops.record import DEFAULT_MAX_DELAY_MS, OutgoingRecord, 
 from rocketshim_topics.hops.redrive import redrive_count, redriven
 from rocketshim_topics.hops.send import delayed_record, source_record
 from rocketshim_topics.hops.timers import (
-    CHECK_AFTER_MS,
     CHECK_EVERY_MS,
     COMMANDS,
     MOST_CHECKS,
@@ -68,7 +67,6 @@ from rocketshim_topics.hops.timers import (
 
 __all__ = [
     "BY_REFERENCE",
-    "CHECK_AFTER_MS",
     "CHECK_EVERY_MS",
     "COMMANDS",
     "DEFAULT_MAX_DELAY_MS",

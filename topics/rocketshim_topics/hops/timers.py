@@ -29,7 +29,6 @@ from rocketshim_topics.recurrence import Recurrence
 from rocketshim_topics.wire import WIRE_VERSION, Envelope, Record, encode
 
 __all__ = [
-    "CHECK_AFTER_MS",
     "CHECK_EVERY_MS",
     "COMMANDS",
     "MOST_CHECKS",
@@ -51,10 +50,9 @@ _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
 COMMANDS: Final = _SETS | {"CANCEL", "NOW", "FIRE"}
 """What `TIMER_DO` may be."""
 
-CHECK_AFTER_MS: Final = 6_000
 CHECK_EVERY_MS: Final = 30_000
 MOST_CHECKS: Final = 15
-"""When a half message is asked about, as RocketMQ: `transactionTimeOut`, `transactionCheckInterval` and `-Max`."""
+"""How often the producers of a half message are asked, as `transactionCheckInterval` and `-Max` of RocketMQ."""
 
 
 def timer_digest(topic: str, name: str) -> bytes:

@@ -1,0 +1,404 @@
+"""Transactional messages: a message is delivered if and only if a local transaction has committed.
+
+::
+
+    def is_paid(message: MessageView) -> LocalTransactionState:
+        return COMMIT_MESSAGE if database.has(message.msg_id) else ROLLBACK_MESSAGE
+
+    with TransactionMQProducer("localhost:9092", group="shop", listener=is_paid) as producer:
+        with producer.transaction("orders", b"o-7 is paid") as transaction:
+            database.insert(transaction.msg_id, …)  # and commit
+
+The *half message* is stored before the local transaction begins, under its id as name (`core.named_timers`). COMMIT has
+it delivered, ROLLBACK drops it. If neither comes, since the process died or did not know, the worker asks: it writes a
+check to `rmq.check.<group>`, and any running producer of the group calls its listener for it. An answer is a COMMIT or
+a ROLLBACK like any other, and the first one in the log counts.
+
+Threads: the caller's, and one that reads checks and calls the listener. Checks are read by a consumer group of their
+own; one that is lost is asked again.
+
+Source: `TransactionMQProducer`, `TransactionListener` and `LocalTransactionState` of RocketMQ.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import Enum
+from types import TracebackType
+from typing import Any, Final, Protocol, Self, Unpack, overload
+
+from rocketshim.codecs import Codec
+from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
+from rocketshim.core.clock import Clock
+from rocketshim.core.start_position import ConsumeFromWhere
+from rocketshim.core.user_values import call_problem
+from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, RocketshimError
+from rocketshim.kafka.clients import Clients
+from rocketshim.logs import safe_logger
+from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed
+from rocketshim.producer.producer import Producer
+from rocketshim.producer.result import SendResult
+from rocketshim.settings.consumer import LitePullConsumerSettings
+from rocketshim.settings.producer import ProducerOptions, ProducerSettings
+from rocketshim_topics.durations import Duration, parse_duration_ms
+from rocketshim_topics.message import Message, MessageView
+from rocketshim_topics.names import check_group
+from rocketshim_topics.wire import coordinates
+
+__all__ = [
+    "LocalTransactionState",
+    "Transaction",
+    "TransactionListener",
+    "TransactionMQProducer",
+    "TransactionSendResult",
+]
+
+_LOG = safe_logger("rocketshim.producer")
+_AGAIN_S: Final = 5.0
+_ROOM_S: Final = 3.0
+_SHORTEST_MS: Final = 1_000
+
+
+class LocalTransactionState(Enum):
+    """What became of a local transaction. `UNKNOWN` is another name of RocketMQ's `UNKNOW`: it is asked again."""
+
+    COMMIT_MESSAGE = "COMMIT_MESSAGE"
+    ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
+    UNKNOW = "UNKNOW"
+    UNKNOWN = UNKNOW
+
+
+_COMMANDS: Final = {LocalTransactionState.COMMIT_MESSAGE: "NOW", LocalTransactionState.ROLLBACK_MESSAGE: "CANCEL"}
+
+
+class TransactionListener(Protocol):
+    """What a `TransactionMQProducer` asks. A function of one message stands for `check_local_transaction` alone."""
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+        """Perform the local transaction of `send_message_in_transaction`, and return what became of it.
+
+        The thread that sends calls it, after the half message is stored. If it raises, the outcome is unknown.
+        """
+
+    def check_local_transaction(self, message: MessageView) -> LocalTransactionState:
+        """Return what became of the local transaction of a message, by its id (`msg_id`) or its body.
+
+        The thread for checks calls it, one message at a time, of this producer or of another one of its group, perhaps
+        more than once. If it raises, the outcome is unknown, and the worker asks again after 30 s.
+        """
+
+
+class Transaction:
+    """A transaction whose half message is stored. As a context manager it commits at the end of the block.
+
+    If the block raises, the outcome is unknown, and the check decides: an error of a database's commit does not tell
+    whether it has committed. Call `rollback` where the local transaction certainly has not.
+
+    Attributes:
+        send_result: where the half message is stored.
+        state: what this object has sent; `UNKNOW`: nothing.
+
+    Thread-safety: one thread at a time.
+    """
+
+    def __init__(self, producer: "TransactionMQProducer", topic: str, sent: SendResult) -> None:
+        self.send_result = sent
+        self.state = LocalTransactionState.UNKNOW
+        self._producer, self._topic = producer, topic
+
+    @property
+    def msg_id(self) -> str:
+        """The id of the message and of the transaction: store it with the local transaction, and look for it there."""
+        return self.send_result.msg_id
+
+    def commit(self, *, timeout_s: float = 3.0) -> None:
+        """Have the message delivered: wait until the COMMIT is stored. It may be repeated.
+
+        Raises:
+            MessageError: `rollback` was called before; nothing was sent.
+            SendTimeoutError, SendError: the COMMIT is not stored, or that is not known. The check decides then, so the
+                message still comes if the local transaction has committed.
+        """
+        self._end(LocalTransactionState.COMMIT_MESSAGE, timeout_s)
+
+    def rollback(self, *, timeout_s: float = 3.0) -> None:
+        """Drop the message: wait until the ROLLBACK is stored. It may be repeated. The errors are as of `commit`."""
+        self._end(LocalTransactionState.ROLLBACK_MESSAGE, timeout_s)
+
+    def _end(self, state: LocalTransactionState, timeout_s: float) -> None:
+        if self.state not in {state, LocalTransactionState.UNKNOW}:
+            raise MessageError(f"transaction {self.msg_id}: {self.state.name} was sent before; {state.name} was not")
+        self.state = state
+        send = self._producer.send_now if state is LocalTransactionState.COMMIT_MESSAGE else self._producer.cancel
+        send(self._topic, timer=self.msg_id, timeout_s=timeout_s)
+
+    def end_as(self, state: LocalTransactionState) -> None:
+        """Send what became of the local transaction; if that fails, log it, and the check decides."""
+        if state is LocalTransactionState.UNKNOW or self.state is not LocalTransactionState.UNKNOW:
+            return
+        try:
+            self._end(state, _ROOM_S)
+        except (RocketshimError, BufferError) as error:
+            _LOG.warning(
+                "producer.transaction-not-ended",
+                extra={"msg_id": self.msg_id, "state": state.name, "error": str(error)},
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.end_as(LocalTransactionState.COMMIT_MESSAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionSendResult:
+    """The result of `send_message_in_transaction`.
+
+    Attributes:
+        send_result: where the half message is stored.
+        local_transaction_state: what the listener has answered; `UNKNOW` also if it raised.
+    """
+
+    send_result: SendResult
+    local_transaction_state: LocalTransactionState
+
+
+class TransactionMQProducer(Producer):
+    """A producer of messages that are delivered if and only if a local transaction has committed.
+
+    Args:
+        bootstrap: as of `Producer`.
+        group: the producer group. All producers of a group can answer for each other's transactions: their listeners
+            look into the same database. `rocketshim init --producer-group GROUP` creates its topic.
+        listener: an object with the methods of `TransactionListener`, or a function of a `MessageView` that returns a
+            `LocalTransactionState`.
+        settings, clients, clock, codec, values: as of `Producer`.
+
+    Raises:
+        ConfigError: as `Producer`; or the group or the listener is not legal.
+
+    Thread-safety: as `Producer`; `start` and `close` belong to one thread. The listener is called in a thread of its
+        own, and for `send_message_in_transaction` in the one that sends.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | None = None,
+        *,
+        group: str,
+        listener: TransactionListener | Callable[[MessageView], LocalTransactionState],
+        settings: ProducerSettings | None = None,
+        clients: Clients | None = None,
+        clock: Clock | None = None,
+        codec: Codec[Any] | None = None,
+        **values: Unpack[ProducerOptions],
+    ) -> None:
+        check: Any = getattr(listener, "check_local_transaction", listener)
+        if problem := call_problem(check, 1):
+            raise ConfigError(f"listener={listener!r:.80}: {problem}; give a function of a message, or a listener")
+        super().__init__(bootstrap, settings=settings, clients=clients, clock=clock, codec=codec, **values)
+        self.group = check_group(group)
+        self._execute = getattr(listener, "execute_local_transaction", None)
+        self._checks = _Checks(self, check, clients)
+
+    def start(self) -> None:
+        """Begin to answer checks. The first transaction and `with` do it, too. It may be called twice.
+
+        A program calls it when it starts, so that transactions which its predecessor has left are ended.
+
+        Raises:
+            TopicMissingError: the topic of the group's checks does not exist.
+            NotAuthorizedError, BrokerUnavailableError: it cannot be read. Nothing was started.
+        """
+        self._checks.start()
+
+    @overload
+    def transaction(self, message: Message, *, check_after: Duration = "6s", timeout_s: float = 3.0) -> Transaction: ...
+    @overload
+    def transaction(
+        self,
+        topic: str,
+        /,
+        body: object,
+        *,
+        codec: Codec[Any] | None = None,
+        check_after: Duration = "6s",
+        timeout_s: float = 3.0,
+        **options: Unpack[MessageOptions],
+    ) -> Transaction: ...
+    def transaction(
+        self,
+        message: Message | str,
+        body: Any = NO_BODY,
+        *,
+        codec: Codec[Any] | None = None,
+        check_after: Duration = "6s",
+        timeout_s: float = 3.0,
+        **options: Unpack[MessageOptions],
+    ) -> Transaction:
+        """Store a half message, and return its transaction. `send` has the same arguments.
+
+        Args:
+            message: as of `send`, and so are body, codec, options and timeout_s. It has no delay and no name.
+            body: see `send`.
+            codec: see `send`.
+            timeout_s: see `send`.
+            options: see `send`.
+            check_after: when the worker asks for the outcome, if it does not have it: `"6s"`, seconds or a timedelta, 1
+                s or more. Longer than the local transaction takes. Then it asks each 30 s, 15 times.
+
+        Raises:
+            All that `send` and `start` raise. No half message is stored then, or, after `SendTimeoutError`, perhaps one
+            of which nobody knows: the check ends it.
+        """
+        until_s = time.monotonic() + check_timeout(timeout_s)
+        made = self.sender.message(message, body, codec, options)
+        others = ("timer", "recallable", "cron", "every")
+        if is_delayed(made) or any(getattr(made, name) for name in others) or made.body is None:
+            raise MessageError(
+                "a message in a transaction has a body, and no delay and no name: it is delivered by the commit"
+            )
+        try:
+            is_enough = parse_duration_ms(check_after) >= _SHORTEST_MS
+        except ConfigError as error:
+            raise MessageError(f"check_after: {error}") from error
+        if not is_enough:
+            raise MessageError(f"check_after is {check_after!r:.80}: give 1 s or more")
+        self.start()
+        half = replace(made, delay=check_after)
+        future = self.sender.send(half, None, None, until_s, self.group)
+        return Transaction(self, made.topic, self._stored(future, repr(made.topic), timeout_s, until_s))
+
+    def send_message_in_transaction(
+        self, message: Message, arg: Any = None, *, check_after: Duration = "6s", timeout_s: float = 3.0
+    ) -> TransactionSendResult:
+        """Store a half message, call the listener's `execute_local_transaction`, and send what it returns.
+
+        An error of the listener is logged, and the outcome is unknown: the check decides. So it is if COMMIT or
+        ROLLBACK cannot be stored.
+
+        Raises:
+            MessageError: also if the listener is a function: use `transaction`.
+            All that `transaction` raises; the listener was not called.
+
+        Source: `TransactionMQProducer#sendMessageInTransaction` of RocketMQ.
+        """
+        execute = self._execute
+        if execute is None:
+            raise MessageError("the listener has no execute_local_transaction: give it one, or use transaction()")
+        transaction = self.transaction(message, check_after=check_after, timeout_s=timeout_s)
+        state = _state_of(lambda: execute(message, arg), "producer.local-transaction-failed", transaction.msg_id)
+        transaction.end_as(state)
+        return TransactionSendResult(transaction.send_result, state)
+
+    def close(self, timeout_s: float = 30.0) -> None:
+        """Stop to answer checks, then close as `Producer`. Another producer of the group answers from now on."""
+        self._checks.close()
+        super().close(timeout_s)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+
+def _state_of(ask: Callable[[], Any], event: str, msg_id: str) -> LocalTransactionState:
+    """Return the answer of user code; `UNKNOW` if it raises, or is none."""
+    try:
+        state = ask()
+        if not isinstance(state, LocalTransactionState):
+            raise TypeError(f"{state!r:.80} is no LocalTransactionState")  # noqa: TRY301 - as what user code raises
+    except Exception:  # noqa: BLE001 - user code
+        _LOG.exception(event, extra={"msg_id": msg_id})
+        return LocalTransactionState.UNKNOW
+    return state
+
+
+class _Checks:
+    """Reads the checks of a producer group in a thread, and answers them."""
+
+    def __init__(
+        self, producer: TransactionMQProducer, check: Callable[[MessageView], Any], clients: Clients | None
+    ) -> None:
+        self._producer, self._check, self._clients = producer, check, clients
+        self._closing = threading.Event()
+        self._lock = threading.Lock()
+        self._consumer: LitePullConsumer | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Join the group of readers, and start the thread."""
+        with self._lock:
+            if self._thread is not None:
+                return
+            self._producer.sender.check_process()
+            self._consumer = self._opened()
+            self._thread = threading.Thread(target=self._run, name="rocketshim-checks", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """End the thread and leave the group."""
+        self._closing.set()
+        with self._lock:
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _opened(self) -> LitePullConsumer:
+        producer = self._producer
+        topic = producer.names.check(producer.group)
+        settings = LitePullConsumerSettings.make(
+            bootstrap=producer.settings.bootstrap,
+            namespace=producer.settings.namespace,
+            client=producer.settings.client,
+            allow_code_settings=producer.settings.allow_code_settings,
+            group=topic,
+            consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        )
+        consumer = LitePullConsumer(settings=settings, clients=self._clients)
+        consumer.subscribe(topic)
+        consumer.start()
+        return consumer
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                if self._consumer is None:
+                    self._consumer = self._opened()
+                for view in self._consumer.poll(100):
+                    self._answer(view)
+            except RocketshimError as error:
+                _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
+                self._leave()
+                self._closing.wait(_AGAIN_S)
+        self._leave()
+
+    def _leave(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            try:
+                consumer.stop()
+            except RocketshimError as error:
+                _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
+
+    def _answer(self, view: MessageView) -> None:
+        """Ask the listener, and send its answer without waiting. The worker asks again if that is lost."""
+        try:
+            topic, msg_id = view.topic, view.msg_id
+        except MalformedRecordError as error:
+            _LOG.warning("producer.check-malformed", extra={"record": coordinates(view.record), "error": str(error)})
+            return
+        state = _state_of(lambda: self._check(view), "producer.check-failed", msg_id)
+        if state is LocalTransactionState.UNKNOW:
+            return
+        sender = self._producer.sender
+        try:
+            sender.command(_COMMANDS[state], topic, msg_id, time.monotonic() + _ROOM_S)
+        except (RocketshimError, BufferError) as error:
+            _LOG.warning(
+                "producer.transaction-not-ended", extra={"msg_id": msg_id, "state": state.name, "error": str(error)}
+            )
