@@ -15,6 +15,7 @@ sent is in the plan, too, with the reason (`held_back`):
                            is in this plan, or an earlier plan has redriven or discarded it
 `no-topic:<topic>`         the target does not exist
 `no-target`                a parked record names no target: the worker would park it again
+`no-message`               a parked command for a named timer carries no message
 `by-reference`, `…:…`      it cannot be sent: no body, no target in its headers, or malformed (`MalformedRecordError`)
 =========================  ============================================================================================
 
@@ -340,6 +341,8 @@ class Planner:
             (there is no body to send), and others that it names.
         """
         if self._parked_to is not None:  # the worker evaluates it again, malformed or not
+            if envelope.timer_do is not None and record.value() is None:
+                return "", "no-message"
             return (self._parked_to, None) if envelope.real_topic else ("", "no-target")
         if malformed is not None:
             return "", f"malformed:{malformed}"

@@ -118,6 +118,7 @@ _NUMBER: Final = re.compile("[0-9]{1,19}")
 _DROPPED: Final = frozenset(
     {wire.PARK_REASON, wire.PARK_FROM, wire.TARGET_TRIES, wire.HOP_ID, wire.DELAY_MS, wire.DELIVER_AT_MS, wire.DELAY}
 )
+_TIMERS: Final = frozenset(name for name in wire.RESERVED if name.startswith("TIMER"))
 _REFUSED: Final[Mapping[int, Cause]] = {
     **dict.fromkeys(TOO_LARGE, Cause.TOO_LARGE),
     **dict.fromkeys(MISSING, Cause.MISSING),
@@ -798,11 +799,17 @@ def redriven_parked(record: Record, names: TopicNames) -> OutgoingRecord:
     again.
 
     Decides: Where does a parked record go when it is sent again? To the finest delay queue, where the worker evaluates
-        it again; nothing leaves that topic by itself.
+        it again; nothing leaves that topic by itself. A command of the timer log has no name any more: its name was
+        free when it was parked, so a FIRE for it would be dropped.
     """
-    if not any(name == wire.REAL_TOPIC and value for name, value in headers_shown(record)):
+    shown = headers_shown(record)
+    if not any(name == wire.REAL_TOPIC and value for name, value in shown):
         raise MessageError(f"{coordinates(record)} names no target topic; send its message again yourself instead")
-    kept_headers: list[Header] = [header for header in headers_shown(record) if header[0] not in _DROPPED]
+    is_command = any(name == wire.TIMER_DO for name, _ in shown)
+    if is_command and record.value() is None:
+        raise MessageError(f"{coordinates(record)} is a command for a named timer, and has no message")
+    dropped = _DROPPED | _TIMERS if is_command else _DROPPED
+    kept_headers: list[Header] = [header for header in shown if header[0] not in dropped]
     headers = [(wire.DELIVER_AT_MS, b"0"), (wire.HOP_ID, coordinates(record).encode()), *kept_headers]
     finest = DelayLevels.MAX_LEVELS + len(DelayLevels.FINE_MS) - 1
     return OutgoingRecord(names.schedule, finest, record.key(), record.value(), headers)

@@ -59,5 +59,5 @@ def plan(
     missing = wanted - {each[:2] for each in made.letters} - {each[:2] for each in made.held_back}
     for partition, offset in sorted(missing):
         echo_safe(f"{partition}/{offset} does not exist (any more), or the other options exclude it", err=True)
-    if missing or any(each.reason == "no-target" for each in made.held_back):
+    if missing or any(each.reason in {"no-target", "no-message"} for each in made.held_back):
         raise typer.Exit(FINDING)

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
+from rocketshim.admin.redrive import redriven_parked
+from rocketshim.errors import MessageError
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
+from rocketshim_topics.redrive_log import RedriveLog
+from rocketshim_topics.redrive_plan import Planner, RedriveRules
+from rocketshim_topics.wire import decode
 from test_support.mutated_records import mutated
 
 NAMES = TopicNames("")
@@ -752,3 +757,30 @@ def test_whatever_dies_and_when_the_log_alone_says_what_is_delivered(sim: Any, s
     if sim.exactly_once:
         assert set(counts.values()) == {1}
     assert pending(worker) == 0
+
+
+@pytest.mark.parametrize("refusing", [NAMES.schedule, "orders"])
+def test_a_message_that_was_parked_in_the_log_is_delivered_when_it_is_sent_again(sim: Any, refusing: str) -> None:
+    worker = sim.worker()
+    sim.kafka.fail_produce(TOO_LARGE, topic=refusing, count=2)
+    sim.command(delay_ms=500)
+    sim.until(worker, sim.parked, 10_000)
+    [parked] = sim.kafka.records(NAMES.parked)
+    again = redriven_parked(parked, NAMES)
+    sim.kafka.append(again.topic, again.value, partition=again.partition, key=again.key, headers=again.headers)
+    sim.run(worker, 5_000)
+    assert bodies(sim) == [b"body"]
+
+
+@pytest.mark.parametrize("what", ["CANCEL", "NOW"])
+def test_a_command_that_was_parked_is_no_message_to_send_again(sim: Any, what: str) -> None:
+    worker = sim.worker()
+    sim.command(what, timer="")
+    sim.until(worker, sim.parked, 20_000)
+    [parked] = sim.kafka.records(NAMES.parked)
+    with pytest.raises(MessageError, match="has no message"):
+        redriven_parked(parked, NAMES)
+    planner = Planner(NAMES.parked, RedriveRules(), RedriveLog(NAMES.parked), None)
+    planner.add(parked, decode(parked.headers(), trusted=True))
+    held_back = planner.plan(cluster_id="", created_ms=0, choice={}).held_back
+    assert [each.reason for each in held_back] == ["no-message"]
