@@ -169,6 +169,7 @@ PROGRAMS: dict[str, tuple[int, str]] = {
     "spark.md": (1, "integration_tests/test_spark_jobs.py"),
     "testing.md": (4, "shim/tests/testing/test_documentation.py"),
     "timers.md": (4, "shim/tests/docs/test_programs.py"),
+    "transactions.md": (2, "shim/tests/docs/test_programs.py"),
     "wire-format.md": (1, "here"),
 }
 """How many programs a page has, and which test runs them. Of the pages `here` these do not run: a program called

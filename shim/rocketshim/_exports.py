@@ -43,13 +43,7 @@ if TYPE_CHECKING:
     from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings, PushConsumerSettings
     from rocketshim.settings.producer import ProducerSettings
     from rocketshim.settings.worker import WorkerSettings
-    from rocketshim.transactions import (
-        LocalTransactionState,
-        Transaction,
-        TransactionListener,
-        TransactionMQProducer,
-        TransactionSendResult,
-    )
+    from rocketshim.transactions import LocalTransactionState, TransactionListener, TransactionMQProducer
     from rocketshim.worker.worker import DelayWorker
     from rocketshim_topics.layout import Layout, TopicSpec
     from rocketshim_topics.levels import DelayLevels
@@ -107,10 +101,8 @@ HOMES: Final = {
     "SendStatus": "rocketshim.producer.result",
     "TopicNames": "rocketshim_topics.names",
     "TopicSpec": "rocketshim_topics.layout",
-    "Transaction": "rocketshim.transactions",
     "TransactionListener": "rocketshim.transactions",
     "TransactionMQProducer": "rocketshim.transactions",
-    "TransactionSendResult": "rocketshim.transactions",
     "WorkerSettings": "rocketshim.settings.worker",
     "decode": "rocketshim_topics.wire",
     "encode": "rocketshim_topics.wire",
@@ -166,10 +158,8 @@ __all__ = [
     "SendStatus",
     "TopicNames",
     "TopicSpec",
-    "Transaction",
     "TransactionListener",
     "TransactionMQProducer",
-    "TransactionSendResult",
     "WorkerSettings",
     "decode",
     "encode",

@@ -34,6 +34,7 @@ from rocketshim.settings.worker import WorkerSettings
 from rocketshim.testing.clock import VirtualClock
 from rocketshim.testing.fetching import as_message
 from rocketshim.testing.kafka import InMemoryKafka
+from rocketshim.transactions import TransactionMQProducer
 from rocketshim.worker.worker import DelayWorker
 from rocketshim_topics.durations import Duration, parse_duration_ms
 from rocketshim_topics.hops import is_probe
@@ -110,6 +111,8 @@ class Harness:
         )
         self._worker = DelayWorker(settings, clients=self.kafka.clients(), clock=self.clock)
         self._worker.start()
+        self._asked: dict[str, TransactionMQProducer] = {}  # who answers the checks of a topic
+        self._answered: set[str] = set()  # coordinates of checks
         if not allow_real_clients:
             real_clients.refuse(self)
             break_real_links()
@@ -149,7 +152,8 @@ class Harness:
         """Let producers of the program under test send to this cluster, whatever address they were made for.
 
         They begin from scratch, also if they have sent to another cluster or are closed. So a producer at the top level
-        of a module can be used in many tests.
+        of a module can be used in many tests. The listener of a transactional one is called in this thread, while time
+        passes.
 
         Raises:
             ConfigError: one is not a producer.
@@ -162,6 +166,10 @@ class Harness:
             former = producer.sender
             producer.sender = MessageSender(producer.settings, self.kafka.clients(), self.clock, former.codec)
             producer.sender.hooks = former.hooks
+            if isinstance(producer, TransactionMQProducer):
+                self.kafka.create_topics([self._layout.check(producer.group)])
+                producer._checks.is_by_hand = True  # noqa: SLF001 - a part of the library
+                self._asked[self._names.check(producer.group)] = producer
 
     @overload
     def send(self, *messages: Message) -> list[SendResult]: ...
@@ -313,13 +321,22 @@ class Harness:
     def _settle(self) -> None:
         """Wait until every group has finished or sent back what is on its topics."""
         try:
-            self.kafka.wait_until(self._is_idle, driving=lambda: self._worker.step(0), guard_s=GUARD_S)
+            self.kafka.wait_until(self._is_idle, driving=self._step, guard_s=GUARD_S)
         except TimeoutError as error:
             busy = [consumer.settings.group for consumer in self._consumers if not self._has_finished(consumer)]
             raise TimeoutError(
                 f"groups {busy} have not finished their messages within {GUARD_S:g} s of real time: a listener call "
                 "has not returned, or the consumer has stopped"
             ) from error
+
+    def _step(self) -> None:
+        """Step the worker, and answer its checks."""
+        self._worker.step(0)
+        for topic, producer in self._asked.items():
+            for record in self.kafka.records(topic):
+                if (where := coordinates(record)) not in self._answered:
+                    self._answered.add(where)
+                    producer._checks.answer(MessageView(record, trusted=True))  # noqa: SLF001 - likewise
 
     def _is_idle(self) -> bool:
         ends = self.kafka.end_offsets(self._names.timers)
@@ -354,7 +371,7 @@ class Harness:
     def _deliver(self) -> None:
         """Step the worker until nothing is due any more. The clock moves by 1, 2, 4 … ms until it is late enough."""
         for exponent in range(_LATEST_EXPONENT):
-            self._worker.step(0)
+            self._step()
             now_ms = self.clock.wall_ms()
             self._look()
             if not any(leaves_ms <= now_ms for _, leaves_ms, _ in self._scheduled.values()):

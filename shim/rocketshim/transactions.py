@@ -22,8 +22,9 @@ Source: `TransactionMQProducer`, `TransactionListener` and `LocalTransactionStat
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack, overload
@@ -46,17 +47,11 @@ from rocketshim_topics.message import Message, MessageView
 from rocketshim_topics.names import check_group
 from rocketshim_topics.wire import coordinates
 
-__all__ = [
-    "LocalTransactionState",
-    "Transaction",
-    "TransactionListener",
-    "TransactionMQProducer",
-    "TransactionSendResult",
-]
+__all__ = ["LocalTransactionState", "Transaction", "TransactionListener", "TransactionMQProducer"]
 
 _LOG = safe_logger("rocketshim.producer")
 _AGAIN_S: Final = 5.0
-_ROOM_S: Final = 3.0
+_ANSWER_S: Final = 3.0
 _SHORTEST_MS: Final = 1_000
 
 
@@ -67,9 +62,6 @@ class LocalTransactionState(Enum):
     ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
     UNKNOW = "UNKNOW"
     UNKNOWN = UNKNOW
-
-
-_COMMANDS: Final = {LocalTransactionState.COMMIT_MESSAGE: "NOW", LocalTransactionState.ROLLBACK_MESSAGE: "CANCEL"}
 
 
 class TransactionListener(Protocol):
@@ -103,8 +95,8 @@ class Transaction:
     """
 
     def __init__(self, producer: "TransactionMQProducer", topic: str, sent: SendResult) -> None:
-        self.send_result = sent
-        self.state = LocalTransactionState.UNKNOW
+        self.send_result: SendResult = sent
+        self.state: LocalTransactionState = LocalTransactionState.UNKNOW
         self._producer, self._topic = producer, topic
 
     @property
@@ -130,20 +122,7 @@ class Transaction:
         if self.state not in {state, LocalTransactionState.UNKNOW}:
             raise MessageError(f"transaction {self.msg_id}: {self.state.name} was sent before; {state.name} was not")
         self.state = state
-        send = self._producer.send_now if state is LocalTransactionState.COMMIT_MESSAGE else self._producer.cancel
-        send(self._topic, timer=self.msg_id, timeout_s=timeout_s)
-
-    def end_as(self, state: LocalTransactionState) -> None:
-        """Send what became of the local transaction; if that fails, log it, and the check decides."""
-        if state is LocalTransactionState.UNKNOW or self.state is not LocalTransactionState.UNKNOW:
-            return
-        try:
-            self._end(state, _ROOM_S)
-        except (RocketshimError, BufferError) as error:
-            _LOG.warning(
-                "producer.transaction-not-ended",
-                extra={"msg_id": self.msg_id, "state": state.name, "error": str(error)},
-            )
+        _end(self._producer, state, self._topic, self.msg_id, timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -151,21 +130,9 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self.end_as(LocalTransactionState.COMMIT_MESSAGE)
-
-
-@dataclass(frozen=True, slots=True)
-class TransactionSendResult:
-    """The result of `send_message_in_transaction`.
-
-    Attributes:
-        send_result: where the half message is stored.
-        local_transaction_state: what the listener has answered; `UNKNOW` also if it raised.
-    """
-
-    send_result: SendResult
-    local_transaction_state: LocalTransactionState
+        if error is None and self.state is LocalTransactionState.UNKNOW:
+            with _logged(self.msg_id, LocalTransactionState.COMMIT_MESSAGE):
+                self.commit()
 
 
 class TransactionMQProducer(Producer):
@@ -276,8 +243,10 @@ class TransactionMQProducer(Producer):
 
     def send_message_in_transaction(
         self, message: Message, arg: Any = None, *, check_after: Duration = "6s", timeout_s: float = 3.0
-    ) -> TransactionSendResult:
+    ) -> Transaction:
         """Store a half message, call the listener's `execute_local_transaction`, and send what it returns.
+
+        The transaction that is returned has that as `state`, and where the half message is stored as `send_result`.
 
         An error of the listener is logged, and the outcome is unknown: the check decides. So it is if COMMIT or
         ROLLBACK cannot be stored.
@@ -293,8 +262,12 @@ class TransactionMQProducer(Producer):
             raise MessageError("the listener has no execute_local_transaction: give it one, or use transaction()")
         transaction = self.transaction(message, check_after=check_after, timeout_s=timeout_s)
         state = _state_of(lambda: execute(message, arg), "producer.local-transaction-failed", transaction.msg_id)
-        transaction.end_as(state)
-        return TransactionSendResult(transaction.send_result, state)
+        with _logged(transaction.msg_id, state):
+            if state is LocalTransactionState.COMMIT_MESSAGE:
+                transaction.commit()
+            elif state is LocalTransactionState.ROLLBACK_MESSAGE:
+                transaction.rollback()
+        return transaction
 
     def close(self, timeout_s: float = 30.0) -> None:
         """Stop to answer checks, then close as `Producer`. Another producer of the group answers from now on."""
@@ -318,6 +291,23 @@ def _state_of(ask: Callable[[], Any], event: str, msg_id: str) -> LocalTransacti
     return state
 
 
+def _end(producer: Producer, state: LocalTransactionState, topic: str, msg_id: str, timeout_s: float) -> None:
+    """Send COMMIT or ROLLBACK, and wait until it is stored."""
+    send = producer.send_now if state is LocalTransactionState.COMMIT_MESSAGE else producer.cancel
+    send(topic, timer=msg_id, timeout_s=timeout_s)
+
+
+@contextmanager
+def _logged(msg_id: str, state: LocalTransactionState) -> Iterator[None]:
+    """Log a COMMIT or ROLLBACK that is not stored, instead of raising: the check decides."""
+    try:
+        yield
+    except (RocketshimError, BufferError) as error:
+        _LOG.warning(
+            "producer.transaction-not-ended", extra={"msg_id": msg_id, "state": state.name, "error": str(error)}
+        )
+
+
 class _Checks:
     """Reads the checks of a producer group in a thread, and answers them."""
 
@@ -329,15 +319,16 @@ class _Checks:
         self._lock = threading.Lock()
         self._consumer: LitePullConsumer | None = None
         self._thread: threading.Thread | None = None
+        self.is_by_hand = False  # a test harness calls `answer`, and nothing is read
 
     def start(self) -> None:
         """Join the group of readers, and start the thread."""
         with self._lock:
-            if self._thread is not None:
+            if self._thread is not None or self.is_by_hand:
                 return
             self._producer.sender.check_process()
             self._consumer = self._opened()
-            self._thread = threading.Thread(target=self._run, name="rocketshim-checks", daemon=True)
+            self._thread = threading.Thread(target=self._read, name="rocketshim-checks", daemon=True)
             self._thread.start()
 
     def close(self) -> None:
@@ -364,13 +355,13 @@ class _Checks:
         consumer.start()
         return consumer
 
-    def _run(self) -> None:
+    def _read(self) -> None:
         while not self._closing.is_set():
             try:
                 if self._consumer is None:
                     self._consumer = self._opened()
                 for view in self._consumer.poll(100):
-                    self._answer(view)
+                    self.answer(view)
             except RocketshimError as error:
                 _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
                 self._leave()
@@ -385,8 +376,8 @@ class _Checks:
             except RocketshimError as error:
                 _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
 
-    def _answer(self, view: MessageView) -> None:
-        """Ask the listener, and send its answer without waiting. The worker asks again if that is lost."""
+    def answer(self, view: MessageView) -> None:
+        """Ask the listener, and send its answer. If that is not stored, the worker asks again."""
         try:
             topic, msg_id = view.topic, view.msg_id
         except MalformedRecordError as error:
@@ -395,10 +386,5 @@ class _Checks:
         state = _state_of(lambda: self._check(view), "producer.check-failed", msg_id)
         if state is LocalTransactionState.UNKNOW:
             return
-        sender = self._producer.sender
-        try:
-            sender.command(_COMMANDS[state], topic, msg_id, time.monotonic() + _ROOM_S)
-        except (RocketshimError, BufferError) as error:
-            _LOG.warning(
-                "producer.transaction-not-ended", extra={"msg_id": msg_id, "state": state.name, "error": str(error)}
-            )
+        with _logged(msg_id, state):
+            _end(self._producer, state, topic, msg_id, _ANSWER_S)

@@ -18,6 +18,7 @@ from rocketshim import (
     DelayLevels,
     DelayWorker,
     LitePullConsumer,
+    LocalTransactionState,
     Message,
     MessageModel,
     MessageView,
@@ -25,6 +26,7 @@ from rocketshim import (
     PullConsumer,
     PushConsumer,
     RetryLater,
+    TransactionMQProducer,
     WorkerSettings,
     dropin,
 )
@@ -516,3 +518,35 @@ def test_a_message_recurs_on_time() -> None:
         harness.pass_time("2h")
     assert [round((at_ms - start_ms) / 60_000) for at_ms, _ in seen] == [60, 120]
     assert len({msg_id for _, msg_id in seen}) == 2
+
+
+def test_transactions_are_committed_rolled_back_and_checked_while_time_passes() -> None:
+    consumer = PushConsumer("localhost:9092", group="audit")
+    seen: list[bytes | None] = []
+    consumer.register_message_listener("orders", lambda message: seen.append(message.body))
+    asked: list[bytes | None] = []
+
+    def is_paid(message: MessageView) -> LocalTransactionState:
+        asked.append(message.body)
+        if asked.count(message.body) == 1:
+            return LocalTransactionState.UNKNOWN
+        return LocalTransactionState[f"{'COMMIT' if message.body == b'late' else 'ROLLBACK'}_MESSAGE"]
+
+    producer = TransactionMQProducer("localhost:9092", group="shop", listener=is_paid)
+    with Harness() as harness:
+        harness.connect(producer)
+        harness.run(consumer)
+        with producer.transaction("orders", b"paid"):
+            harness.pass_time("1s")
+            assert seen == []
+        producer.transaction("orders", b"late")
+        producer.transaction("orders", b"never")
+        producer.transaction("orders", b"no").rollback()
+        harness.pass_time("5s")
+        assert (seen, asked) == ([b"paid"], [])
+        harness.pass_time("2s")
+        assert set(asked) == {b"late", b"never"}
+        harness.pass_time("10m")
+        producer.close()
+    assert seen == [b"paid", b"late"]
+    assert (asked.count(b"late"), asked.count(b"never")) == (2, 2)

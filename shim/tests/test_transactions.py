@@ -48,10 +48,11 @@ class Shop:
         self.asked.release()
         return self._answer()
 
-    def _answer(self) -> Any:
+    def _answer(self) -> LocalTransactionState:
         if isinstance(self.answer, Exception):
             raise self.answer
-        return self.answer
+        answer: LocalTransactionState = self.answer
+        return answer
 
 
 @pytest.fixture
@@ -124,8 +125,8 @@ def test_rocketmq_s_shape_sends_what_the_listener_returns(
     for answer, command in ((COMMIT, ["NOW"]), (ROLLBACK, ["CANCEL"]), (UNKNOWN, [])):
         shop.answer = answer
         sent = producer.send_message_in_transaction(Message("orders", b"paid"), arg=7)
-        assert sent.local_transaction_state is answer
-        of_this = [each for each, name in commands(kafka) if name == sent.send_result.msg_id]
+        assert sent.state is answer
+        of_this = [each for each, name in commands(kafka) if name == sent.msg_id]
         assert of_this == ["SET", *command]
     assert [(message.body, arg) for message, arg in shop.executed] == [(b"paid", 7)] * 3
 
@@ -134,7 +135,7 @@ def test_an_error_of_the_local_transaction_leaves_the_outcome_to_the_check(
     kafka: InMemoryKafka, producer: TransactionMQProducer, shop: Shop, caplog: pytest.LogCaptureFixture
 ) -> None:
     for shop.answer in (OSError("no answer"), None, "COMMIT_MESSAGE"):
-        assert producer.send_message_in_transaction(Message("orders", b"paid")).local_transaction_state is UNKNOWN
+        assert producer.send_message_in_transaction(Message("orders", b"paid")).state is UNKNOWN
     assert {each for each, _ in commands(kafka)} == {"SET"}
     failed = [each for each in caplog.records if each.message.startswith("producer.local-transaction-failed")]
     assert len(failed) == 3

@@ -222,6 +222,10 @@ class _Found:
                 return f"in time: that of {event.before} is not delivered"
             case Effect.DELIVER | Effect.DELIVER_PENDING:
                 return f"delivers that of {event.before}"
+            case Effect.ASK:
+                return f"asks the producers, and again at {time_text(event.due_ms)}"
+            case Effect.GIVE_UP:
+                return "parks it: no producer has answered"
             case Effect.NOTHING:
                 return self._nothing(event)
 

@@ -465,10 +465,15 @@ class MessageSender:
     ) -> "Future[SendResult]":
         """Send a message, with the hooks around it; wait for room until a monotonic time. `asks`: see `prepare`."""
         if not self.hooks:
-            return self.give(self.prepare(message, selector, arg, asks), until_s)
+            return self.send_now(message, selector, arg, until_s, asks)
         with around(self.hooks, message) as context:
-            sent = self.give(self.prepare(context.message, selector, arg, asks), until_s)
-            return observed(self.hooks, context, sent)
+            return observed(self.hooks, context, self.send_now(context.message, selector, arg, until_s, asks))
+
+    def send_now(
+        self, message: Message, selector: Selector | None, arg: Any, until_s: float, asks: str | None = None
+    ) -> "Future[SendResult]":
+        """Send a message without the hooks."""
+        return self.give(self.prepare(message, selector, arg, asks), until_s)
 
     def prepare(
         self, message: Message, selector: Selector | None = None, arg: Any = None, asks: str | None = None

@@ -170,7 +170,7 @@ class TimerRouter(Router):
                 occurrence = f"{judged.due_ms}" if judged.envelope.timer_repeat is not None else ""
                 return self._now(told, told.record, max(0, told.clock_ms - judged.due_ms), occurrence)
             case Effect.ASK:
-                return self._ask(told, judged)
+                return self._question(told, judged)
             case Effect.GIVE_UP:
                 return self._park(told.index, told.record, UNANSWERED)
             case Effect.DELIVER_PENDING:
@@ -180,7 +180,7 @@ class TimerRouter(Router):
             case _:
                 return _nothing(told.index)
 
-    def _ask(self, told: "_Told", judged: Judged) -> HopGroup:
+    def _question(self, told: "_Told", judged: Judged) -> HopGroup:
         """Return the question to the producers of a half message. One that cannot be stored is left out.
 
         Decides: What if a check of a transaction cannot be delivered? Nothing is parked or repeated for it: the next

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from rocketshim import Message, Producer
+from rocketshim import DelayLevels, Layout, Message, Producer, TopicNames
 from rocketshim.harness import Harness
 
 ROOT = Path(__file__).parents[3]
@@ -100,6 +100,22 @@ def test_named_timers(harness: Harness, capsys: pytest.CaptureFixture[str]) -> N
     run(outcome, producer=harness.producer)
     shown = capsys.readouterr().out
     assert re.fullmatch(r"the cancel came too late: .* at \d{13}\npending and due at \d{13}\n", shown), shown
+
+
+def test_transactions(harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    block, shape = programs("transactions.md")
+    harness.topic("orders")
+    harness.kafka.create_topics([Layout(TopicNames(), DelayLevels.default()).check("shop")])
+
+    def here(program: str) -> Any:
+        given = "clients=CLIENTS, clock=CLOCK, group="
+        return run(program.replace("group=", given), CLIENTS=harness.kafka.clients(), CLOCK=harness.clock)
+
+    here(block)["database"].close()
+    here(shape)
+    harness.pass_time("1s")
+    assert sorted(record.value() for record in harness.kafka.records("orders")) == [b"o-7 is paid", b"o-8 is paid"]
 
 
 def test_the_listener_of_the_order_time_out_is_that_of_the_example() -> None:
