@@ -21,10 +21,10 @@ def shop(sim: Any) -> Any:
     return sim
 
 
-def half(sim: Any, value: bytes = b"paid", **headers: str) -> None:
+def half(sim: Any, **headers: str) -> None:
     told = {"UNIQ_KEY": "tx-1", "BORN_TIMESTAMP": "7", "TAGS": "a", "TIMER_ASKS": "shop", "mine": "x"} | headers
     pairs = [(name, text.encode()) for name, text in told.items() if text]
-    sim.command(timer="tx-1", value=value, delay_ms=CHECK_AFTER_MS, headers=pairs)
+    sim.command(timer="tx-1", value=b"paid", delay_ms=CHECK_AFTER_MS, headers=pairs)
 
 
 def end(sim: Any, command: str) -> None:
