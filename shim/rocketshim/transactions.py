@@ -56,12 +56,11 @@ _SHORTEST_MS: Final = 1_000
 
 
 class LocalTransactionState(Enum):
-    """What became of a local transaction. `UNKNOWN` is another name of RocketMQ's `UNKNOW`: it is asked again."""
+    """What became of a local transaction. `UNKNOWN` is not known yet: the worker asks again."""
 
     COMMIT_MESSAGE = "COMMIT_MESSAGE"
     ROLLBACK_MESSAGE = "ROLLBACK_MESSAGE"
-    UNKNOW = "UNKNOW"
-    UNKNOWN = UNKNOW
+    UNKNOWN = "UNKNOWN"
 
 
 class TransactionListener(Protocol):
@@ -89,14 +88,14 @@ class Transaction:
 
     Attributes:
         send_result: where the half message is stored.
-        state: what this object has sent; `UNKNOW`: nothing.
+        state: what this object has sent; `UNKNOWN`: nothing.
 
     Thread-safety: one thread at a time.
     """
 
     def __init__(self, producer: "TransactionMQProducer", topic: str, sent: SendResult) -> None:
         self.send_result: SendResult = sent
-        self.state: LocalTransactionState = LocalTransactionState.UNKNOW
+        self.state: LocalTransactionState = LocalTransactionState.UNKNOWN
         self._producer, self._topic = producer, topic
 
     @property
@@ -119,7 +118,7 @@ class Transaction:
         self._end(LocalTransactionState.ROLLBACK_MESSAGE, timeout_s)
 
     def _end(self, state: LocalTransactionState, timeout_s: float) -> None:
-        if self.state not in {state, LocalTransactionState.UNKNOW}:
+        if self.state not in {state, LocalTransactionState.UNKNOWN}:
             raise MessageError(f"transaction {self.msg_id}: {self.state.name} was sent before; {state.name} was not")
         self.state = state
         _end(self._producer, state, self._topic, self.msg_id, timeout_s)
@@ -130,7 +129,7 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None and self.state is LocalTransactionState.UNKNOW:
+        if error is None and self.state is LocalTransactionState.UNKNOWN:
             with _logged(self.msg_id, LocalTransactionState.COMMIT_MESSAGE):
                 self.commit()
 
@@ -280,14 +279,14 @@ class TransactionMQProducer(Producer):
 
 
 def _state_of(ask: Callable[[], Any], event: str, msg_id: str) -> LocalTransactionState:
-    """Return the answer of user code; `UNKNOW` if it raises, or is none."""
+    """Return the answer of user code; `UNKNOWN` if it raises, or is none."""
     try:
         state = ask()
         if not isinstance(state, LocalTransactionState):
             raise TypeError(f"{state!r:.80} is no LocalTransactionState")  # noqa: TRY301 - as what user code raises
     except Exception:  # noqa: BLE001 - user code
         _LOG.exception(event, extra={"msg_id": msg_id})
-        return LocalTransactionState.UNKNOW
+        return LocalTransactionState.UNKNOWN
     return state
 
 
@@ -384,7 +383,7 @@ class _Checks:
             _LOG.warning("producer.check-malformed", extra={"record": coordinates(view.record), "error": str(error)})
             return
         state = _state_of(lambda: self._check(view), "producer.check-failed", msg_id)
-        if state is LocalTransactionState.UNKNOW:
+        if state is LocalTransactionState.UNKNOWN:
             return
         with _logged(msg_id, state):
             _end(self._producer, state, topic, msg_id, _ANSWER_S)
