@@ -30,9 +30,10 @@ MODULES = (
     "rocketshim.contrib.django",
     "rocketshim.contrib.opentelemetry",
     "rocketshim.harness",
-    "rocketshim.timers",
-    "rocketshim.testing",
     "rocketshim.local",
+    "rocketshim.testing",
+    "rocketshim.timers",
+    "rocketshim.transactions",
     "rocketshim_topics",
     "rocketshim_topics.provision",
 )

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from rocketshim.settings.consumer import LitePullConsumerSettings, PullConsumerSettings, PushConsumerSettings
     from rocketshim.settings.producer import ProducerSettings
     from rocketshim.settings.worker import WorkerSettings
-    from rocketshim.transactions import LocalTransactionState, TransactionListener, TransactionMQProducer
     from rocketshim.worker.worker import DelayWorker
     from rocketshim_topics.layout import Layout, TopicSpec
     from rocketshim_topics.levels import DelayLevels
@@ -79,7 +78,6 @@ HOMES: Final = {
     "LevelTableRetryPolicy": "rocketshim.core.retry_policy",
     "LitePullConsumer": "rocketshim.consumer.pull.lite_pull_consumer",
     "LitePullConsumerSettings": "rocketshim.settings.consumer",
-    "LocalTransactionState": "rocketshim.transactions",
     "Message": "rocketshim_topics.message",
     "MessageModel": "rocketshim.core.message_model",
     "MessageQueue": "rocketshim_topics.message_queue",
@@ -101,8 +99,6 @@ HOMES: Final = {
     "SendStatus": "rocketshim.producer.result",
     "TopicNames": "rocketshim_topics.names",
     "TopicSpec": "rocketshim_topics.layout",
-    "TransactionListener": "rocketshim.transactions",
-    "TransactionMQProducer": "rocketshim.transactions",
     "WorkerSettings": "rocketshim.settings.worker",
     "decode": "rocketshim_topics.wire",
     "encode": "rocketshim_topics.wire",
@@ -136,7 +132,6 @@ __all__ = [
     "LevelTableRetryPolicy",
     "LitePullConsumer",
     "LitePullConsumerSettings",
-    "LocalTransactionState",
     "Message",
     "MessageModel",
     "MessageQueue",
@@ -158,8 +153,6 @@ __all__ = [
     "SendStatus",
     "TopicNames",
     "TopicSpec",
-    "TransactionListener",
-    "TransactionMQProducer",
     "WorkerSettings",
     "decode",
     "encode",

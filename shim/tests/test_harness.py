@@ -18,7 +18,6 @@ from rocketshim import (
     DelayLevels,
     DelayWorker,
     LitePullConsumer,
-    LocalTransactionState,
     Message,
     MessageModel,
     MessageView,
@@ -26,7 +25,6 @@ from rocketshim import (
     PullConsumer,
     PushConsumer,
     RetryLater,
-    TransactionMQProducer,
     WorkerSettings,
     dropin,
 )
@@ -37,6 +35,7 @@ from rocketshim.harness import Harness
 from rocketshim.kafka.clients import confluent_admin
 from rocketshim.producer.hooks import SendMessageContext
 from rocketshim.testing import InMemoryKafka
+from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 
 MINUTE_S = 60
 

@@ -102,6 +102,7 @@ DOCUMENTED = {
     "rocketshim.local",
     "rocketshim.testing",
     "rocketshim.timers",
+    "rocketshim.transactions",
     "rocketshim_topics",
 }
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from rocketshim import LocalTransactionState, Message, MessageView, TransactionMQProducer
+from rocketshim import Message, MessageView
 from rocketshim.clock import SystemClock
 from rocketshim.errors import ConfigError, MessageError, SendTimeoutError, TopicMissingError
 from rocketshim.testing import InMemoryKafka
+from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 from rocketshim_topics import DelayLevels, Layout, TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
