@@ -260,7 +260,7 @@ class TransactionMQProducer(Producer):
         if execute is None:
             raise MessageError("the listener has no execute_local_transaction: give it one, or use transaction()")
         transaction = self.transaction(message, check_after=check_after, timeout_s=timeout_s)
-        state = _state_of(lambda: execute(message, arg), "producer.local-transaction-failed", transaction.msg_id)
+        state = _state_of(lambda: execute(message, arg), transaction.msg_id)
         with _logged(transaction.msg_id, state):
             if state is LocalTransactionState.COMMIT_MESSAGE:
                 transaction.commit()
@@ -278,14 +278,14 @@ class TransactionMQProducer(Producer):
         return self
 
 
-def _state_of(ask: Callable[[], Any], event: str, msg_id: str) -> LocalTransactionState:
+def _state_of(ask: Callable[[], Any], msg_id: str) -> LocalTransactionState:
     """Return the answer of user code; `UNKNOWN` if it raises, or is none."""
     try:
         state = ask()
         if not isinstance(state, LocalTransactionState):
             raise TypeError(f"{state!r:.80} is no LocalTransactionState")  # noqa: TRY301 - as what user code raises
     except Exception:  # noqa: BLE001 - user code
-        _LOG.exception(event, extra={"msg_id": msg_id})
+        _LOG.exception("producer.transaction-unknown", extra={"msg_id": msg_id})
         return LocalTransactionState.UNKNOWN
     return state
 
@@ -382,7 +382,7 @@ class _Checks:
         except MalformedRecordError as error:
             _LOG.warning("producer.check-malformed", extra={"record": coordinates(view.record), "error": str(error)})
             return
-        state = _state_of(lambda: self._check(view), "producer.check-failed", msg_id)
+        state = _state_of(lambda: self._check(view), msg_id)
         if state is LocalTransactionState.UNKNOWN:
             return
         with _logged(msg_id, state):

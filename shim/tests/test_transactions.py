@@ -138,7 +138,7 @@ def test_an_error_of_the_local_transaction_leaves_the_outcome_to_the_check(
     for shop.answer in (OSError("no answer"), None, "COMMIT_MESSAGE"):
         assert producer.send_message_in_transaction(Message("orders", b"paid")).state is UNKNOWN
     assert {each for each, _ in commands(kafka)} == {"SET"}
-    failed = [each for each in caplog.records if each.message.startswith("producer.local-transaction-failed")]
+    failed = [each for each in caplog.records if each.message.startswith("producer.transaction-unknown")]
     assert len(failed) == 3
     assert all(each.exc_info for each in failed)
 
@@ -176,7 +176,7 @@ def test_an_unknown_outcome_or_an_error_is_no_answer(
         check(kafka, f"tx-{number}", number)
         assert shop.asked.acquire(timeout=GUARD_S)
     kafka.wait_until(lambda: commands(kafka) == [("NOW", "tx-3")], guard_s=GUARD_S)
-    assert events(caplog) == ["producer.check-failed"] * 2
+    assert events(caplog) == ["producer.transaction-unknown"] * 2
 
 
 def test_checks_of_other_programs_stop_nothing(
