@@ -215,7 +215,12 @@ def delays(
         from rocketshim_spark.running import publish, write_report  # noqa: PLC0415
 
         params = job.DelayParams(
-            now=view.now, worker=view.worker, landed=view.landed, grace_ms=grace_ms, skew_ms=skew_ms
+            namespace=view.namespace,
+            now=view.now,
+            worker=view.worker,
+            landed=view.landed,
+            grace_ms=grace_ms,
+            skew_ms=skew_ms,
         )
         found = publish(view, "delay_outcomes", job.outcomes(view.events, params))
         report = job.report(found, publish(view, "delays", job.transform(found)))

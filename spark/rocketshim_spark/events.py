@@ -1,4 +1,4 @@
-"""Kafka records as events: one row for each record of a source, schedule, retry, dead-letter or parked topic.
+"""Kafka records as events: one row for each record of a source, schedule, retry, dead-letter, parked or timer topic.
 
 All jobs read events. `transform` decodes the headers of wire format 1 (docs/wire-format.md) by the rules of
 `rocketshim_topics.decode`. It uses Spark's own expressions only, so no Python code runs in the executors. It never
@@ -13,12 +13,12 @@ it `REPLAY_*`).
 ==================  ==================================================================================================
 column              meaning (null: absent)
 ==================  ==================================================================================================
-kind                `source`, `schedule`, `retry`, `dlq`, `parked`; `replay` for a redriven dead letter
+kind                `source`, `schedule`, `timer`, `retry`, `dlq`, `parked`; `replay` for a redriven dead letter
 topic … stored_at   coordinates of the record, and its Kafka timestamp (at the latest 9999-12-30)
 msg_id              `UNIQ_KEY`; without it, the record's own coordinates, which its first hop would use
 origin_id           coordinates of the first delivery (`ORIGIN_MESSAGE_ID`)
 grp                 consumer group that sent the message back
-real_topic          schedule, parked: the destination, `%RETRY%g` for retries. Else the topic of the first delivery
+real_topic          schedule, timer, parked: the destination, `%RETRY%g` for retries. Else that of the first delivery
 origin_topic        topic of the first delivery (`RETRY_TOPIC`)
 tag, keys, key      tag, business keys, Kafka key
 attempt             number of failed attempts (`RECONSUME_TIMES`)
@@ -31,6 +31,10 @@ hop_id              coordinates of the record that this one was made from
 replay_id, …_count  id of the last redrive, and the number of redrives
 born_at             when the message was first sent; without the header, the record's own timestamp
 park_reason         parked: why the worker could not deliver the message
+timer               name of a named timer
+timer_do            timer: the command
+timer_generation    offset of the command that set the message (`TIMER_SET_AT`)
+recurs              `once` or `skip`, if the message recurs: what is done with an occurrence that was missed
 coordinates         `topic/partition/offset` of the record
 dup_headers         number of repeated headers of the table
 unknown_headers     number of headers that are not in the table: the user's own
@@ -44,8 +48,8 @@ digest_unread       dlq, if a header's name may not be UTF-8: the digest in the 
 Spark replaces bytes of a header's name that are not UTF-8 by U+FFFD. A name with U+FFFD is therefore treated as one
 that the runtime cannot read; docs/spark.md says why.
 
-The worker's clock probes, the group logs and the redrive log hold no messages and give no rows. `redrive_marks`
-reads the redrive log.
+The worker's clock probes, the group logs, the pending names and the redrive log hold no messages and give no rows.
+`redrive_marks` reads the redrive log.
 """
 
 import functools
@@ -99,6 +103,8 @@ def kind_of(topic: str, namespace: str = "") -> str | None:
         return "schedule"
     if topic == names.parked:
         return "parked"
+    if topic == names.timers:
+        return "timer"
     if topic.startswith(names.retry_prefix):
         return "retry"
     if topic.startswith(names.dead_letter_prefix):
@@ -109,9 +115,10 @@ def kind_of(topic: str, namespace: str = "") -> str | None:
 def event_topics(existing: list[str], sources: list[str], namespace: str = "") -> list[str]:
     """Return the topics to land for these sources: the sources, and all shim topics of the namespace.
 
-    They are in the order in which messages travel: source, schedule, retry, dead-letter, parked; then the redrive log.
+    They are in the order in which messages travel: source, timers, schedule, retry, dead-letter, parked; then the
+    redrive log.
     """
-    order = ("source", "schedule", "retry", "dlq", "parked", "log")
+    order = ("source", "timer", "schedule", "retry", "dlq", "parked", "log")
     log = TopicNames(namespace).redrive_log
     kinds = {topic: "log" if topic == log else kind_of(topic, namespace) for topic in {*existing, *sources}}
     chosen = [topic for topic, kind in kinds.items() if topic in sources or kind not in {None, "source"}]
@@ -153,6 +160,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
     has_hop_id = _is_true(hop.rlike(_COORDINATES))
     replayed = _text("REPLAY_ID").isNotNull() & (kind.isin("source", "retry")) & has_hop_id
     levels = DelayLevels.default() if params.delay_levels is None else DelayLevels.parse(params.delay_levels)
+    has_target = kind.isin("schedule", "timer", "parked")
     queue = F.when(kind == "schedule", F.col("partition") % DelayLevels.STRIDE)
     # A producer that writes microseconds as its timestamps is in year 50,000 and later.
     stored_at = F.least("timestamp", F.timestamp_millis(F.lit(_LATEST_MS)))
@@ -172,9 +180,7 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.coalesce(F.when(~unreadable & (_text("UNIQ_KEY") != ""), _text("UNIQ_KEY")), F.col("at")).alias("msg_id"),
         F.when(trusted, _text("ORIGIN_MESSAGE_ID")).alias("origin_id"),
         F.when(trusted, _text("CONSUMER_GROUP")).alias("grp"),
-        F.when(
-            trusted, F.coalesce(F.when(kind.isin("schedule", "parked"), _text("REAL_TOPIC")), _text("RETRY_TOPIC"))
-        ).alias("real_topic"),
+        F.when(trusted, F.coalesce(F.when(has_target, _text("REAL_TOPIC")), _text("RETRY_TOPIC"))).alias("real_topic"),
         F.when(trusted, _text("RETRY_TOPIC")).alias("origin_topic"),
         _text("TAGS").alias("tag"),
         _text("KEYS").alias("keys"),
@@ -196,6 +202,12 @@ def transform(records: DataFrame, params: EventParams | None = None) -> DataFram
         F.when(trusted | has_hop_id, _replay_count(trusted)).cast("int").alias("replay_count"),
         F.coalesce(_time(_number("BORN_TIMESTAMP")), stored_at).alias("born_at"),
         F.when(kind == "parked", _text("PARK_REASON")).alias("park_reason"),
+        F.when(trusted, _text("TIMER")).alias("timer"),
+        F.when(kind == "timer", _text("TIMER_DO")).alias("timer_do"),
+        F.when(trusted, _number("TIMER_SET_AT")).alias("timer_generation"),
+        F.when(trusted & _value("TIMER_REPEAT").isNotNull(), F.coalesce(_text("TIMER_LATE"), F.lit("once"))).alias(
+            "recurs"
+        ),
         F.col("at").alias("coordinates"),
         F.coalesce(F.array_size("names") - F.array_size(F.array_distinct("names")), F.lit(0)).alias("dup_headers"),
         F.coalesce(F.array_size("headers") - F.array_size("names"), F.lit(0)).alias("unknown_headers"),
@@ -268,6 +280,7 @@ def _kind(namespace: str) -> Column:
     return (
         F.when(topic == names.schedule, "schedule")
         .when(topic == names.parked, "parked")
+        .when(topic == names.timers, "timer")
         .when(topic.startswith(names.retry_prefix), "retry")
         .when(topic.startswith(names.dead_letter_prefix), "dlq")
         .when(~foreign, "source")
@@ -335,7 +348,7 @@ def _decode_error() -> Column:
         fault.when(_number("SHIM") != 1, "unknown-version")
         .when(_number("DELAY_MS").isNotNull() & _number("DELIVER_AT_MS").isNotNull(), "two-due-times")
         .when(
-            (F.col("kind") == "schedule") & (F.coalesce(_text("REAL_TOPIC"), F.lit("")) == ""),
+            F.col("kind").isin("schedule", "timer") & (F.coalesce(_text("REAL_TOPIC"), F.lit("")) == ""),
             "missing-header:REAL_TOPIC",
         )
     )

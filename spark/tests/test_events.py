@@ -346,9 +346,10 @@ def test_a_session_that_fails_on_repeated_headers_is_refused(spark: SparkSession
 
 def test_event_topics_are_in_the_order_in_which_messages_travel() -> None:
     existing = ["rmq.dlq.g", "other", "rmq.redrive", "rmq.retry.g", "rmq.group.g", "SCHEDULE_TOPIC_XXXX", "orders"]
-    existing.append("rmq.parked")
+    existing += ["rmq.parked", "rmq.timers", "rmq.timers.state"]
     assert event_topics(existing, ["orders"]) == [
         "orders",
+        "rmq.timers",
         "SCHEDULE_TOPIC_XXXX",
         "rmq.retry.g",
         "rmq.dlq.g",

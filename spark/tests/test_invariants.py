@@ -142,7 +142,7 @@ def assert_agreement(spark: SparkSession, *, seed: int, count: int) -> None:
     outcomes = {row.coordinates: (row.outcome, row.late_ms, row.repeats, row.overtaken) for row in waited.collect()}
     assert outcomes == naive.outcomes(world.log.stored, params.worker, now_ms=NOW_MS, grace_ms=GRACE_MS)
     summed = delays.transform(waited).collect()
-    names = ("delivered", "hopped", "parked", "never", "stuck", "waiting")
+    names = ("delivered", "hopped", "parked", "voided", "never", "stuck", "waiting")
     assert Counter({name: sum(row[name] for row in summed) for name in names}) == Counter(
         outcome for outcome, *_ in outcomes.values()
     ) + Counter(dict.fromkeys(names, 0))

@@ -2,7 +2,7 @@
 
 The audit counts distinct messages, never offsets. For each topic and group::
 
-    sent = acknowledged + pending + scheduled + retrying + dead + parked + open + lost
+    sent = acknowledged + pending + scheduled + retrying + dead + parked + voided + open + lost
 
 `sent` counts every message with at least one record. Each message is in exactly one state, as
 `rocketshim_spark.jobs.lineage` defines them; a state that is inferred there is inferred here. The *residual* are the
@@ -19,7 +19,8 @@ A residual message is *explained* if retention may have deleted its missing reco
 * `no-source-record`: its first delivery lies in a gap;
 * `missing-attempt`: any of the shim's topics has a gap that was found after the message was sent;
 * `lost`: its destination has a gap that was found after its last record. The destination is its own topic for the first
-  delivery, else any retry topic.
+  delivery, else any retry topic. Of a message with a name, any gap in the log of timers explains it, since the command
+  that voided it may be missing.
 
 Explained messages are counted as `expired`. A gap is a finding in any case: only its number of offsets is known, an
 upper bound of the missing records.
@@ -80,10 +81,12 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
         gaps.agg(
             F.max(F.when(is_shim_topic, F.col("found_at"))).alias("shim_gap_at"),
             F.max(F.when(F.col("topic").contains("rmq.retry."), F.col("found_at"))).alias("retry_gap_at"),
+            F.coalesce(F.bool_or(F.col("topic").endswith("rmq.timers")), F.lit(col=False)).alias("has_timer_gap"),
         )
     )
     own_gaps = F.broadcast(gaps.groupBy(F.col("topic").alias("gap_topic")).agg(F.max("found_at").alias("own_gap_at")))
     target_gap_at = F.when(F.col("attempts") > 0, F.col("retry_gap_at")).otherwise(F.col("own_gap_at"))
+    has_name = F.exists("history", lambda each: each["kind"] == "timer")
     joined = (
         found.join(holes, within, "left")
         .dropDuplicates(["grp", "msg_id"])
@@ -93,6 +96,7 @@ def residuals(lifecycles: DataFrame, gaps: DataFrame) -> DataFrame:
     explained = (
         F.when(F.col("reason") == "no-source-record", F.col("low").isNotNull())
         .when(F.col("reason") == "missing-attempt", F.col("shim_gap_at") >= F.col("first_sent"))
+        .when(F.col("has_timer_gap") & has_name, F.lit(col=True))
         .otherwise(target_gap_at >= F.col("last_at"))
     )
     return joined.select(

@@ -12,29 +12,36 @@ outcome       meaning for one schedule record
 `delivered`   it was delivered; deliveries after the first are counted as `repeats`
 `hopped`      it moved to another delay queue
 `parked`      the worker could not deliver it
+`voided`      it has a name, and the log of timers has cancelled or replaced it, delivered it before its time (NOW), or
+              missed this occurrence (`late="skip"`)
 `never`       the worker's position is beyond it, and no record follows
 `stuck`       it was due more than `grace_ms` before `now`, and the worker's position is not beyond it
 `waiting`     none of these: it is not due yet, or overdue for less than `grace_ms`
 ============  ======================================================================================================
 
+A record with a name goes through the log of timers: the worker appends a FIRE when it is due, and the record that is
+made from the FIRE is the delivery.
+
 A delay queue is first-in-first-out. A record was `overtaken` if a later record of its queue was delivered before it to
-the same partition. Offsets decide this, not clocks. Records that were delivered to different partitions, or moved to
-another queue, are not compared. A record that was delivered more than once is never reported as overtaken, only as
-repeated.
+the same partition; records with names are compared if they go through the same partition of the log.
+Offsets decide this, not clocks. Records that were delivered to different partitions, or moved to another queue, are not
+compared. A record that was delivered more than once is never reported as overtaken, only as repeated.
 """
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812  # the name that every Spark program has for it
 from pyspark.sql.window import Window
 
 from rocketshim_spark.jobs.lineage import is_landed
 from rocketshim_spark.report import Report, Table
 from rocketshim_spark.small_frames import small_frame
+from rocketshim_spark.timers import fates
+from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
 __all__ = ["DelayParams", "outcomes", "report", "transform"]
@@ -49,6 +56,7 @@ class DelayParams(BaseModel):
         now: the time at which the records were landed; `stuck` refers to it.
         worker: the worker's committed positions: (topic, partition) to the next offset; read before the end offsets.
         landed: the landed topics; None: all. Records for other topics are left out.
+        namespace: namespace of the shim's topics.
         grace_ms: an undelivered record is stuck when it is overdue for longer than this; 0 or more, default 60 s.
         skew_ms: how early a delivery may be, because clocks differ; 0 or more, default 0.
     """
@@ -58,6 +66,7 @@ class DelayParams(BaseModel):
     now: AwareDatetime
     worker: Mapping[TopicPartitionKey, int] = {}
     landed: frozenset[str] | None = None
+    namespace: str = ""
     grace_ms: int = Field(default=60_000, ge=0)
     skew_ms: int = Field(default=0, ge=0)
 
@@ -81,23 +90,20 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     passed = F.broadcast(small_frame(spark, rows, "of string, part int, committed bigint"))
     waited = events.filter((F.col("kind") == "schedule") & F.col("decode_error").isNull())
     waited = waited.filter(is_landed(F.col("real_topic"), params.landed))
-    is_delivery = F.col("kind").isin("source", "retry", "replay")
-    next_hop = (is_delivery | F.col("kind").isin("schedule", "parked")) & F.col("hop_id").isNotNull()
-    followed = (
-        events.filter(next_hop)
-        .groupBy(F.col("hop_id").alias("from"))
-        .agg(
-            F.min(F.when(is_delivery, F.struct("stored_at", "topic", "partition", "offset"))).alias("first"),
-            F.count_if(is_delivery).alias("deliveries"),
-            F.max(F.col("kind") == "schedule").alias("moved"),
-            F.max(F.col("kind") == "parked").alias("parked"),
-        )
-    )
+    made_from = F.col("hop_id").alias("from")
+    followed = events.filter(_is_next_hop()).groupBy(made_from).agg(*_made())
     joined = waited.join(followed, F.col("coordinates") == F.col("from"), "left").join(
         passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left"
     )
+    joined = joined.withColumn("is_passed", F.col("committed") > F.col("offset"))
+    log = TopicNames(params.namespace).timers
+    if params.landed is None or log in params.landed:
+        joined = _with_names(joined, events, log, passed)
+    else:
+        joined = joined.withColumns({"log_partition": F.lit(None).cast("int"), "is_void": F.lit(col=False)})
     # From the newest to the oldest: a window that looks forward takes quadratic time in the length of a queue.
-    newer = Window.partitionBy("topic", "partition", "first.topic", "first.partition").orderBy(F.desc("offset"))
+    ways = Window.partitionBy("topic", "partition", "log_partition", "first.topic", "first.partition")
+    newer = ways.orderBy(F.desc("offset"))
     passed_by = F.min("first.offset").over(newer.rowsBetween(Window.unboundedPreceding, -1))
     # A record whose sender gave a timestamp does not tell when it was delivered.
     is_timed = ~F.col("first.stored_at").eqNullSafe(F.col("target_timestamp"))
@@ -107,7 +113,8 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
         F.when(F.col("first").isNotNull(), "delivered")
         .when(F.col("moved"), "hopped")
         .when(F.col("parked"), "parked")
-        .when(F.col("committed") > F.col("offset"), "never")
+        .when(F.col("is_void"), "voided")
+        .when(F.col("is_passed"), "never")
         .when(overdue, "stuck")
         .otherwise("waiting")
     )
@@ -129,6 +136,88 @@ def outcomes(events: DataFrame, params: DelayParams) -> DataFrame:
     )
 
 
+def _is_delivery() -> Column:
+    return F.col("kind").isin("source", "retry", "replay")
+
+
+def _is_next_hop() -> Column:
+    return (_is_delivery() | F.col("kind").isin("schedule", "parked")) & F.col("hop_id").isNotNull()
+
+
+def _made() -> Sequence[Column]:
+    """Return what was made from one record."""
+    return (
+        F.min(F.when(_is_delivery(), F.struct("stored_at", "topic", "partition", "offset"))).alias("first"),
+        F.count_if(_is_delivery()).alias("deliveries"),
+        F.max(F.col("kind") == "schedule").alias("moved"),
+        F.max(F.col("kind") == "parked").alias("parked"),
+    )
+
+
+def _is_ended() -> Column:
+    return F.coalesce(F.col("fate").isin("cancelled", "replaced", "voided", "delivered-now"), F.lit(col=False))
+
+
+def _with_names(waited: DataFrame, events: DataFrame, log: str, passed: DataFrame) -> DataFrame:
+    """Add what was made from the FIREs of records with names, and whether the log of timers has voided them.
+
+    An occurrence of a message that recurs is delivered under an id of its own, with its due time. A record without a
+    name that follows a FIRE waits for its target; one with a name is the next occurrence.
+    """
+    by_log = events.filter(_is_next_hop() & F.col("hop_id").startswith(f"{log}/"))
+    made_by = by_log.groupBy("hop_id", "msg_id", "timer").agg(*_made())
+    made_by = made_by.toDF("fire", "made_id", "made_name", "f_first", "f_deliveries", "f_moved", "f_parked")
+    decided = fates(events.filter(F.col("kind").isin("timer", "parked")))
+    fires = decided.filter(F.col("timer_do") == "FIRE").join(
+        passed, (F.col("topic") == F.col("of")) & (F.col("partition") == F.col("part")), "left"
+    )
+    fires = fires.select(
+        F.col("hop_id").alias("due"),
+        F.col("coordinates").alias("at"),
+        F.col("partition").alias("log_partition"),
+        F.col("recurs").alias("f_recurs"),
+        F.when(F.col("recurs") == "skip", F.lit(col=True)).otherwise(~F.col("counts") & _is_ended()).alias("f_void"),
+        F.coalesce(F.col("committed") > F.col("offset"), F.lit(col=False)).alias("f_passed"),
+    )
+    occurrence = F.concat_ws(".", "msg_id", F.unix_millis("due_at").cast("string"))
+    named = waited.filter(F.col("timer").isNotNull()).select("coordinates", "msg_id", "due_at")
+    by_fire = (
+        named.join(fires, F.col("coordinates") == F.col("due"))
+        .join(made_by, F.col("at") == F.col("fire"), "left")
+        # A NOW delivers a message that recurs under another id.
+        .withColumn("is_its", F.col("f_recurs").isNull() | (F.col("made_id") == occurrence))
+        .groupBy(F.col("coordinates").alias("named"))
+        .agg(
+            F.max("log_partition").alias("log_partition"),
+            F.min(F.when(F.col("is_its"), F.col("f_first"))).alias("f_first"),
+            F.sum(F.when(F.col("is_its"), F.col("f_deliveries"))).alias("f_deliveries"),
+            F.max(F.col("f_moved") & F.col("is_its") & F.col("made_name").isNull()).alias("f_moved"),
+            F.max(F.col("f_parked") & F.col("is_its")).alias("f_parked"),
+            F.bool_and("f_void").alias("f_void"),
+            F.bool_and("f_passed").alias("f_passed"),
+        )
+    )
+    ended = decided.filter(_is_ended())
+    ended = ended.select("real_topic", "timer", "offset").toDF("its_topic", "its_name", "its_generation")
+    joined = waited.join(by_fire, F.col("coordinates") == F.col("named"), "left").join(
+        ended,
+        (F.col("real_topic") == F.col("its_topic"))
+        & (F.col("timer") == F.col("its_name"))
+        & (F.col("timer_generation") == F.col("its_generation")),
+        "left",
+    )
+    return joined.withColumns(
+        {
+            "first": F.coalesce("first", "f_first"),
+            "deliveries": F.coalesce("f_deliveries", "deliveries"),
+            "moved": F.coalesce("moved", F.lit(col=False)) | F.coalesce("f_moved", F.lit(col=False)),
+            "parked": F.coalesce("parked", F.lit(col=False)) | F.coalesce("f_parked", F.lit(col=False)),
+            "is_void": F.coalesce("f_void", F.lit(col=False)) | F.col("its_name").isNotNull(),
+            "is_passed": F.coalesce("f_passed", "is_passed"),
+        }
+    )
+
+
 def transform(found: DataFrame) -> DataFrame:
     """Count outcomes and lateness by delay level and hour.
 
@@ -136,12 +225,12 @@ def transform(found: DataFrame) -> DataFrame:
         found: as `outcomes` returns it.
 
     Returns:
-        delay_level, hour (UTC, of the due time), delivered, hopped, parked, never, stuck, waiting, early, overtaken,
-        repeats, late_p50_ms, late_p99_ms, late_max_ms.
+        delay_level, hour (UTC, of the due time), delivered, hopped, parked, voided, never, stuck, waiting, early,
+        overtaken, repeats, late_p50_ms, late_p99_ms, late_max_ms.
 
     Thread-safety: a pure function of the frame; nothing is read.
     """
-    names = ("delivered", "hopped", "parked", "never", "stuck", "waiting")
+    names = ("delivered", "hopped", "parked", "voided", "never", "stuck", "waiting")
     return found.groupBy("delay_level", F.date_trunc("hour", "due_at").alias("hour")).agg(
         *(F.count_if(F.col("outcome") == name).alias(name) for name in names),
         F.count_if("early").alias("early"),
@@ -161,8 +250,8 @@ def report(found: DataFrame, by_level: DataFrame) -> Report:
         by_level: as `transform` returns it.
     """
     fields = (
-        *("delay_level", "hour", "delivered", "hopped", "parked", "never", "stuck", "waiting", "early", "overtaken"),
-        *("repeats", "late_p50_ms", "late_p99_ms", "late_max_ms"),
+        *("delay_level", "hour", "delivered", "hopped", "parked", "voided", "never", "stuck", "waiting", "early"),
+        *("overtaken", "repeats", "late_p50_ms", "late_p99_ms", "late_max_ms"),
     )
     counted = by_level.orderBy("hour", "delay_level").collect()
     bad_names = ("early", "overtaken", "never", "stuck", "parked")

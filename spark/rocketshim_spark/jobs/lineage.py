@@ -9,6 +9,7 @@ state          meaning
 ============== ====================================================================================================
 `dead`         its newest record is a dead letter
 `parked`       its newest record was parked by the worker
+`voided`       it has a name, and the log of timers has cancelled, replaced or dropped it (`last_reason`)
 `lost`         it waited in the schedule, the worker's position is beyond it, and no record follows
 `retrying`     it failed and waits for its next attempt
 `scheduled`    it never failed and waits in the schedule for its first delivery
@@ -39,7 +40,9 @@ A lifecycle is
 * *revived* if an attempt was retried or delivered although it, or an earlier one, had already made a dead letter,
   without a redrive in between. For example, two members of the group have different retry limits.
 
-Malformed records belong to no lifecycle and are left out.
+Malformed records belong to no lifecycle and are left out. The log of timers is part of the wait of a message with a
+name, and `rocketshim_spark.timers` says what each command did. The message itself waits for as long as it recurs; each
+of its occurrences is a message of its own.
 """
 
 import json
@@ -52,6 +55,7 @@ from pyspark.sql import functions as F  # noqa: N812  # the name that every Spar
 
 from rocketshim_spark.report import Report, Table, json_value, printable, utc
 from rocketshim_spark.small_frames import small_frame
+from rocketshim_spark.timers import VOIDED, fates
 from rocketshim_topics import TopicNames
 from rocketshim_topics.coordinates import TopicPartitionKey
 
@@ -71,7 +75,7 @@ __all__ = [
     "transform",
 ]
 
-STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "lost", "open")
+STATES: Final = ("acknowledged", "pending", "scheduled", "retrying", "dead", "parked", "voided", "lost", "open")
 HIGH_CARDINALITY: Final = (
     *("msg_id", "origin", "first_sent", "last_at"),
     *("history.list.element.at", "history.list.element.coordinates"),
@@ -120,7 +124,8 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
     Thread-safety: a pure function of the frame; nothing is read.
     """
     params = LineageParams() if params is None else params
-    worker = TopicNames(params.namespace).worker_group
+    names = TopicNames(params.namespace)
+    worker = names.worker_group
     rows = [
         (group, topic, partition, offset)
         for group, offsets in params.committed.items()
@@ -132,7 +137,12 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
     groups_of = small_frame(spark, consuming, "of_grp string, their_topic string")
     steps = events.filter(
         F.col("kind").isin("source", "schedule", "retry", "replay", "dlq", "parked") & F.col("decode_error").isNull()
-    ).withColumns(
+    ).withColumn("fate", F.lit(None).cast("string"))
+    if params.landed is None or names.timers in params.landed:
+        # The topics are named, so that Delta skips the files of others.
+        of_names = fates(events.filter(F.col("topic").isin(names.timers, names.parked)))
+        steps = steps.unionByName(of_names.drop("counts"))
+    steps = steps.withColumns(
         {
             "source_topic": F.coalesce(
                 "origin_topic",
@@ -141,7 +151,7 @@ def transform(events: DataFrame, params: LineageParams | None = None) -> DataFra
             ),
             "step": F.when(F.col("kind") == "dlq", DEAD)
             .when(F.col("kind") == "parked", PARKED)
-            .when(F.col("kind") == "schedule", WAIT)
+            .when(F.col("kind").isin("schedule", "timer"), WAIT)
             .otherwise(DELIVERED),
         }
     )
@@ -233,8 +243,8 @@ def lifecycle_json(lifecycle: Any) -> str:
 
 
 def _current_source_topic() -> Column:
-    """Return the topic that a record lies on; null for a parked one, for which `real_topic` counts."""
-    return F.when(F.col("kind") != "parked", F.col("topic"))
+    """Return the topic that a record lies on; null for a parked one or a timer, for which `real_topic` counts."""
+    return F.when(~F.col("kind").isin("parked", "timer"), F.col("topic"))
 
 
 def is_landed(topic: Column, landed: Collection[str] | None) -> Column:
@@ -248,7 +258,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     """Return one row for each message and group, with its outcome.
 
     Decides: When does a report call a message lost? It waits in the schedule, the worker has committed beyond it, and
-        nothing follows.
+        nothing follows. It is not lost if the log of timers has voided it.
     """
     entry = F.struct(
         F.coalesce("replay_count", F.lit(0)).alias("replay"),
@@ -258,7 +268,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
         F.col("stored_at").alias("at"),
         "coordinates",
         "kind",
-        F.col("fail_class").alias("reason"),
+        F.coalesce("fate", "fail_class").alias("reason"),
         F.coalesce(F.col("committed") > F.col("offset"), F.lit(col=False)).alias("reached"),
     )
     record = F.struct(entry.alias("entry"), "source_topic", "tag", "key", "origin_id", "born_at")
@@ -289,7 +299,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     )
     attempt, step = F.col("newest.attempt"), F.col("newest.step")
     # A redriven message begins at attempt 0 again. Of the groups that get it from its source topic, one has failed.
-    failed = F.col("newest.reason").isNotNull() | _unless_single(
+    failed = (F.col("newest.reason").isNotNull() & (F.col("newest.kind") != "timer")) | _unless_single(
         attempt > 0, F.exists("history", lambda each: each["attempt"] > 0)
     )
     of_newest = F.filter("history", lambda each: _step_of(each) == _step_of(F.col("newest")))
@@ -304,6 +314,10 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     delivered = F.filter("history", lambda each: each["step"] == DELIVERED)
     following = F.slice("history", 2, F.size("history"))  # the history is sorted by the flow
     revived = F.zip_with("history", following, _is_revival)
+    of_timer = F.filter("history", lambda each: each["kind"] == "timer")
+    void = F.filter(of_timer, lambda each: each["reason"].isin(*VOIDED))
+    # A command that fired or waits has no such fate, and one of a message that recurs was delivered.
+    is_void = F.forall(of_timer, lambda each: F.coalesce(each["reason"].isin(*VOIDED, "recurs"), F.lit(col=False)))
     lifecycles = lifecycles.withColumns(
         {
             "under_way": _unless_single(~F.col("newest.reached"), F.exists(of_newest, lambda each: ~each["reached"])),
@@ -317,6 +331,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
                 F.lit(col=False), F.exists(revived, lambda each: F.coalesce(each, F.lit(col=False)))
             ),
             "broken": _unless_single((attempt > 0) & (step < DEAD), left_records & hole),
+            "void": F.when((step == WAIT) & is_void, _last_reason(void)),
             "delivered_at": _unless_single(
                 F.when(step == DELIVERED, F.col("newest.coordinates")), F.get(delivered, F.lit(0))["coordinates"]
             ),
@@ -326,6 +341,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
     state = (
         F.when(step == DEAD, "dead")
         .when(step == PARKED, "parked")
+        .when(F.col("void").isNotNull(), "voided")
         .when((step == WAIT) & ~under_way & (failed | F.col("is_landed")), "lost")
         .when((step == WAIT) & ~under_way, "open")
         .when((step == WAIT) & failed, "retrying")
@@ -354,7 +370,7 @@ def _lifecycles(steps: DataFrame, consuming: Collection[tuple[str, str]], params
         "broken",
         "revived",
         "history",
-        F.col("newest.reason").alias("last_reason"),
+        F.coalesce("void", "newest.reason").alias("last_reason"),
         F.col("newest.at").alias("last_at"),
         F.when(is_final, F.unix_millis("newest.at") - F.unix_millis("first_sent")).alias("took_ms"),
     )
@@ -372,6 +388,12 @@ def _step_of(entry: Column) -> Column:
 
 def _step_text(entry: Column) -> Column:
     return F.concat_ws("/", entry["replay"], entry["attempt"], entry["sent_on"].cast("string"), entry["step"])
+
+
+def _last_reason(void: Column) -> Column:
+    """Return how a message was voided; a FIRE that came too late shows only that it was."""
+    known = F.filter(void, lambda each: each["reason"] != "voided")
+    return F.coalesce(F.element_at(known, -1)["reason"], F.element_at(void, -1)["reason"])
 
 
 def _is_revival(entry: Column, following: Column) -> Column:
