@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,28 @@ class Stage:
 @pytest.fixture
 def stage(broker: Broker, namespace: str, topic: Callable[..., str], capsys: pytest.CaptureFixture[str]) -> Stage:
     return Stage(broker, namespace, topic(1), capsys)
+
+
+def test_declared_messages_are_sent_once_and_recur(stage: Stage, tmp_path: Path) -> None:
+    """The second run finds them in the log, before a worker has read them; the third one in what the worker stores."""
+    path = tmp_path / "cron.toml"
+    entry = '[[message]]\ntopic = "%s"\ntimer = "%s"\nevery = "%s"\nbody = "%s"\n'
+    path.write_text(entry % (stage.target, "tick", "1s", "tick") + entry % (stage.target, "far", "1h", "far"))
+
+    def apply(*words: str) -> dict[str, str]:
+        _, out = stage.shell("timers", "apply", str(path), "--json", *words)
+        return {each["name"]: each["action"] for each in map(json.loads, out.splitlines())}
+
+    assert apply("--dry-run") == apply() == {"tick": "new", "far": "new"}
+    assert apply() == {"tick": "unchanged", "far": "unchanged"}
+    with stage.worker(exactly_once=True):
+        stage.received({b"tick"})
+        wait_until(lambda: stage.pending("--name", "tick") == ["tick"], "the worker has stored it", within_s=WAIT_S)
+        assert apply() == {"tick": "unchanged", "far": "unchanged"}
+        path.write_text(entry % (stage.target, "soon", "1s", "soon"))
+        assert apply("--remove-others") == {"soon": "new", "tick": "remove", "far": "remove"}
+        stage.received({b"soon"})
+        wait_until(lambda: stage.pending() == ["soon"], "the others are cancelled", within_s=WAIT_S)
 
 
 @pytest.mark.parametrize("exactly_once", [False, True])

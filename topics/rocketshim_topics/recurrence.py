@@ -68,7 +68,7 @@ class Recurrence:
         now_ms = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp() * 1_000)
         _late(self.late)
         if self._every_ms is None and self.next_ms(now_ms, now_ms) is None:
-            raise MessageError(f"cron is {self.line!r:.80}: it never comes")
+            raise MessageError(f"cron is {self.line!r:.80}: it never comes: give a day that the month has")
         return self
 
     @property
@@ -121,7 +121,9 @@ def _zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (KeyError, OSError, ValueError) as error:  # ZoneInfoNotFoundError is a KeyError
-        raise MessageError(f"tz is {name!r:.80}: there is no such time zone here") from error
+        raise MessageError(
+            f"tz is {name!r:.80}: there is no such time zone here: give a name as 'Europe/Berlin'"
+        ) from error
 
 
 @lru_cache(maxsize=1_000)

@@ -1,13 +1,15 @@
-"""`rocketshim timers ls | show | cancel | now`: messages with a name that wait, what became of one, and commands.
+"""`rocketshim timers ls | show | cancel | now | apply`: messages with a name that wait, what became of one, commands.
 
 `ls` reads the names that the worker has stored as pending. The others read the log of commands, which decides.
 """
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Annotated, Any, Final
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,15 +18,20 @@ from rocketshim.admin.times import time_ms
 from rocketshim.cli.app import FINDING
 from rocketshim.cli.completion import complete_topic
 from rocketshim.cli.kinds import Limit
-from rocketshim.cli.options import Connected, Connection, Json, selection
-from rocketshim.cli.records import counting, echo_safe, show_rows
+from rocketshim.cli.options import Connected, Connection, DryRun, Json, selection
+from rocketshim.cli.records import counting, echo_safe, require_topic, show_rows
 from rocketshim.core.named_timers import Command, Effect
 from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate, TimerHistory
 from rocketshim.errors import ConfigError, RocketshimError, SendError
-from rocketshim.kafka.timer_log import pending_timers, read_histories, read_states
+from rocketshim.kafka.timer_log import pending_timers, read_histories, read_recurring, read_states
 from rocketshim_topics import Message, parse_duration_ms
 from rocketshim_topics.durations import duration_text
 from rocketshim_topics.partitioner import timer_partition
+
+if TYPE_CHECKING:
+    from rocketshim.cli.timers_file import Step
+    from rocketshim.producer.producer import Producer
+    from rocketshim.producer.result import SendResult
 
 app = typer.Typer(
     help="Show named timers (delayed messages with a name): which are pending, what became of one; and cancel.",
@@ -33,6 +40,7 @@ app = typer.Typer(
 )
 
 _HIDDEN_S: Final = 10.0
+_SEND_S: Final = 30.0
 
 Topic = Annotated[
     str, typer.Argument(metavar="TOPIC", help="The topic of the messages.", autocompletion=complete_topic)
@@ -65,9 +73,13 @@ def ls(
     """List the pending names, the next one that is due first. The worker stores them, a moment after their commands."""
     now_ms = time.time_ns() // 1_000_000
     before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
+
+    def is_wanted(each: PendingTimer) -> bool:
+        return topic in {None, each.topic} and _is_named(each.name, name)
+
     with at.reader() as reader:
         records = counting(reader.read([reader.require(at.names.timer_state)]))
-        pending = sorted(pending_timers(records, topic, lambda each: _is_named(each, name)))
+        pending = sorted(pending_timers(records, is_wanted))
     rows = (_row(each, now_ms) for each in pending if before_ms is None or each[0] < before_ms)
     show_rows(("topic", "name", "due (UTC)", "due in", "set at"), rows, limit=limit, as_json=as_json)
 
@@ -120,11 +132,52 @@ def now(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as_js
     _command(at, Command.NOW, topic, name, apply=apply, as_json=as_json)
 
 
+@app.command("apply", epilog="Example: rocketshim timers apply cron.toml --dry-run")
+def apply_(
+    *,
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A TOML file with the recurring messages; see docs/timers.md.")
+    ],
+    at: Connected,
+    remove_others: Annotated[
+        bool,
+        typer.Option(
+            "--remove-others", help="Also cancel the recurring messages of the file's topics that it does not have."
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Send the recurring messages that a file declares: the new and the changed ones.
+
+    What is pending as declared is not sent again, so the command may be repeated. Before anything is sent, the whole
+    file is checked. Recurring messages of its topics that the file does not have are listed, and stay unless you give
+    --remove-others. Other messages and other topics are never touched.
+    """
+    from rocketshim.cli.timers_file import planned, read_declarations  # noqa: PLC0415 - it imports pydantic
+
+    declared = read_declarations(file, at.names)
+    with at.reader() as reader:
+        for topic in sorted(declared.topics):
+            physical = at.names.physical(topic)
+            require_topic(reader, physical, f"there is no topic {physical}; nothing was sent")
+        pending = read_recurring(reader, at.names, declared.topics, declared.messages, counting)
+    steps = planned(declared, pending, at.names, time.time_ns() // 1_000_000, remove_others=remove_others)
+    sends = {f"{each.topic}/{each.name}": ("message", each.send) for each in steps if each.changes}
+    stored = {} if dry_run else _stored(at, sends)
+    columns = ("action", "topic", "name", "recurs", "next (UTC)", "stored at")
+    show_rows(columns, (_step_row(each, stored) for each in steps), limit=len(steps), as_json=as_json)
+    if not as_json:
+        typer.echo(f"dry run: {len(sends)} would be sent" if dry_run else f"{len(stored)} sent")
+
+
 def _command(at: Connection, command: Command, topic: str, given: Iterable[str], *, apply: bool, as_json: bool) -> None:
     _check(topic, names := list(dict.fromkeys(given)))
     with at.reader() as reader:
         states = read_states(reader, at.names, topic, names, counting)
-        stored = _stored(at, command, topic, names) if apply else {}
+        sends = {name: (command.value, partial(_send, command, topic, name)) for name in names}
+        results = _stored(at, sends) if apply else {}
+        stored = {name: each.queue_offset for name, each in results.items()}
         histories = read_histories(reader, at.names, topic, states, stored, hidden_s=_HIDDEN_S, watch=counting)
     pending = 0
     for name, history in histories.items():
@@ -150,20 +203,36 @@ def _check(topic: str, names: Iterable[str]) -> None:
         Message(topic, b"", timer=name, delay=1)
 
 
-def _stored(at: Connection, command: Command, topic: str, names: Iterable[str]) -> dict[str, int]:
-    """Send a command for each of these names; return where each is stored."""
+def _send(command: Command, topic: str, name: str, producer: "Producer") -> "SendResult":
+    send = producer.cancel if command is Command.CANCEL else producer.send_now
+    return send(topic, timer=name, timeout_s=_SEND_S)
+
+
+def _stored(
+    at: Connection, sends: "Mapping[str, tuple[str, Callable[[Producer], SendResult]]]"
+) -> "dict[str, SendResult]":
+    """Send what each name has, of a kind; return where each is stored."""
     from rocketshim.producer.producer import Producer  # noqa: PLC0415 - the other commands do without
 
-    stored: dict[str, int] = {}
+    stored: dict[str, SendResult] = {}
     with Producer(at.bootstrap, namespace=at.namespace, client=at.client, clients=at.clients) as producer:
-        for name in names:
-            send = producer.cancel if command is Command.CANCEL else producer.send_now
+        for name, (kind, send) in sends.items():
             try:
-                stored[name] = send(topic, timer=name, timeout_s=30.0).queue_offset
+                stored[name] = send(producer)
             except RocketshimError as error:
                 others = ", ".join(stored) or "none"
-                raise SendError(f"the {command.value} for {name!r}: {error}. Stored before: {others}") from error
+                raise SendError(f"the {kind} for {name!r}: {error}. Stored before: {others}") from error
     return stored
+
+
+def _step_row(step: "Step", stored: "Mapping[str, SendResult]") -> tuple[dict[str, Any], list[str]]:
+    result = stored.get(f"{step.topic}/{step.name}")
+    at = None if result is None else result.offset_msg_id
+    facts: dict[str, Any] = {"action": step.action, "topic": step.topic, "name": step.name, "recurs": step.recurs}
+    facts |= {"next_ms": step.next_ms, "differs": list(step.differs), "stored_at": at}
+    action = f"{step.action}: {', '.join(step.differs)}" if step.differs else step.action
+    next_text = "" if step.next_ms is None else time_text(step.next_ms)
+    return facts, [action, step.topic, step.name, step.recurs, next_text, at or ""]
 
 
 def _moment_ms(text: str, now_ms: int) -> int:
@@ -177,7 +246,7 @@ def _is_named(found: str, wanted: str | None) -> bool:
 
 
 def _row(pending: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
-    due_ms, topic, name, partition, generation = pending
+    due_ms, topic, name, partition, generation, _ = pending
     facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "generation": generation}
     return facts, [topic, name, time_text(due_ms), _from_now(due_ms, now_ms), f"{partition}/{generation}"]
 

@@ -27,6 +27,7 @@ class PendingTimer(NamedTuple):
     name: str
     partition: int
     generation: int
+    recurs: bool = False
 
 
 class TimerFate(StrEnum):

@@ -8,8 +8,9 @@ the name, or near the end, and goes back until the outcome is certain.
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import zip_longest
 from typing import Any, Final
 
 from rocketshim.core.timer_history import PendingTimer, TimerFate, TimerHistory, TimerOutcome, timer_histories
@@ -17,10 +18,10 @@ from rocketshim.errors import BrokerUnavailableError, MalformedRecordError, Mess
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim_topics import TopicNames, decode
 from rocketshim_topics.coordinates import TopicPartitionKey
-from rocketshim_topics.partitioner import timer_partition
+from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
 from rocketshim_topics.wire import read_headers
 
-__all__ = ["pending_timers", "read_histories", "read_outcome", "read_states"]
+__all__ = ["pending_timers", "read_histories", "read_outcome", "read_recurring", "read_states"]
 
 _Watch = Callable[[Iterable[Any]], Iterator[Any]]
 """Passes records on, and may end the reading."""
@@ -29,9 +30,7 @@ _NEAR_COUNT: Final = 10_000  # records of the first look at the end of the log
 _LOOK_S: Final = 0.1
 
 
-def pending_timers(
-    records: Iterable[Any], topic: str | None, is_wanted: Callable[[str], bool]
-) -> Iterator[PendingTimer]:
+def pending_timers(records: Iterable[Any], is_wanted: Callable[[PendingTimer], bool]) -> Iterator[PendingTimer]:
     """Yield what the worker has stored of each wanted name that is pending, in the last era of its partition."""
     found: dict[bytes, PendingTimer] = {}
     eras: dict[int, int] = {}
@@ -47,9 +46,13 @@ def pending_timers(
                 continue
             if record.value() is None:
                 found.pop(record.key(), None)
-            elif target is not None and name is not None and topic in {None, target} and is_wanted(name):
-                at = number, state.timer_set_at or 0
-                found[record.key()] = PendingTimer(state.deliver_at_ms or 0, sys.intern(target), name, *at)
+            elif target is not None and name is not None:
+                at, recurs = (number, state.timer_set_at or 0), state.timer_repeat is not None
+                pending = PendingTimer(state.deliver_at_ms or 0, sys.intern(target), name, *at, recurs)
+                if is_wanted(pending):
+                    found[record.key()] = pending
+                else:
+                    found.pop(record.key(), None)
     yield from found.values()
 
 
@@ -61,7 +64,9 @@ def read_states(
     stored = reader.require(names.timer_state)
     keys = {TopicPartitionKey(stored, timer_partition(topic, name)) for name in states}
     records = _records(reader, reader.bounds_of_all(sorted(keys)), watch)
-    return states | {each.name: each for each in pending_timers(records, topic, states.__contains__)}
+    return states | {
+        each.name: each for each in pending_timers(records, lambda each: each.topic == topic and each.name in states)
+    }
 
 
 def read_histories(
@@ -130,6 +135,63 @@ def read_outcome(
     if command >= low:
         raise MessageError(f"the record at {command} in {key.topic}/{key.partition} is no command for {name!r:.80}")
     return TimerHistory((), is_certain=False, begins_ms=begins_ms).outcome()
+
+
+def read_recurring(
+    reader: TopicReader,
+    names: TopicNames,
+    topics: Collection[str],
+    declared: Collection[tuple[str, str]],
+    watch: _Watch = iter,
+) -> dict[tuple[str, str], tuple[PendingTimer, Any]]:
+    """Return what is pending: of these topics all that recurs, and of these names; and the record that set each.
+
+    The worker has stored what the log has decided up to its position, and the log is read from there. So a name that
+    was set a moment ago counts, also if no worker runs. A record that retention has deleted is None.
+    """
+    log = reader.require(names.timers)
+    keys = [TopicPartitionKey(log, number) for number in range(TIMER_PARTITIONS)]
+    positions = reader.positions(names.worker_group, keys)
+
+    def is_wanted(each: PendingTimer) -> bool:
+        return (each.topic, each.name) in declared or (each.recurs and each.topic in topics)
+
+    stored = watch(reader.read([reader.require(names.timer_state)]))
+    found = {(each.topic, each.name): each for each in pending_timers(stored, is_wanted)}
+    bounds = reader.bounds_of_all(keys)
+    spans = {key: (min(max(low, positions.get(key, low)), high), high) for key, (low, high) in bounds.items()}
+    tails: dict[tuple[str, str], list[tuple[Any, bool]]] = defaultdict(list)
+    for record in _records(reader, spans, watch):
+        with suppress(MalformedRecordError):
+            envelope = decode(read_headers(record), trusted=True)
+            each, recurs = (envelope.real_topic or "", envelope.timer or ""), envelope.timer_repeat is not None
+            is_relevant = each in found or each in declared or each in tails or (recurs and each[0] in topics)
+            if is_relevant and record.partition() == timer_partition(*each):
+                tails[each].append((record, recurs))
+    for (topic, name), tail in tails.items():
+        state, number = found.pop((topic, name), None), timer_partition(topic, name)
+        start = spans[TopicPartitionKey(log, number)][0]
+        start = start if state is None else max(start, state.generation + 1)
+        later = {record.offset(): (record, recurs) for record, recurs in tail if record.offset() >= start}
+        known = {} if state is None else {name: state}
+        records = (record for record, _ in later.values())
+        now = timer_histories(records, topic, [name], first_offset=start, stored=known)[name].outcome()
+        if now.fate is TimerFate.PENDING and now.set_at is not None:
+            recurs = later[now.set_at][1] if now.set_at in later else state is not None and state.recurs
+            made = PendingTimer(now.due_ms or 0, topic, name, number, now.set_at, recurs)
+            found |= {(topic, name): made} if is_wanted(made) else {}
+    wanted = defaultdict[int, list[int]](list)
+    for pending in found.values():
+        wanted[pending.partition].append(pending.generation)
+    set_by: dict[tuple[int, int], Any] = {}
+    for several in zip_longest(*wanted.values()):  # one record of each partition at a time: they are far apart
+        spans = {
+            TopicPartitionKey(log, number): (at, at + 1)
+            for number, at in zip(wanted, several, strict=True)
+            if at is not None
+        }
+        set_by |= {(record.partition(), record.offset()): record for record in _records(reader, spans, watch)}
+    return {key: (pending, set_by.get((pending.partition, pending.generation))) for key, pending in found.items()}
 
 
 def _records(reader: TopicReader, spans: Mapping[TopicPartitionKey, tuple[int, int]], watch: _Watch) -> Iterator[Any]:
