@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     courses.add_argument("--restart", action="store_true", help="instead: memory and new start with very many names")
     courses.add_argument("--lateness", action="store_true", help="instead: how late messages with names are")
     timers.add_argument("--seconds", type=float, default=60.0, help="of --lateness: how long messages are sent (60)")
+    timers.add_argument("--delay", default="5s", help="of --lateness: delay of the messages (5s)")
     timers.add_argument("--schedules", type=int, default=100, help="of --cron: how many messages recur (100)")
     timers.add_argument("--days", type=float, default=7.0, help="of --cron: how many virtual days pass (7)")
     timers.add_argument("--seed", type=int, default=1, help="chooses names and moments (1)")
@@ -107,7 +108,7 @@ def _timers(options: argparse.Namespace) -> int:
     if options.restart:
         return _said(live_names(folder, Names(options.names or 1_000_000, exactly_once), say))
     if options.lateness:
-        return _said(lateness(folder, Pace(options.seed, options.rate or 500.0, options.seconds, exactly_once), say))
+        return _said(lateness(folder, Pace(options.rate or 500.0, options.seconds, options.delay, exactly_once), say))
     names, rate = options.names or 200_000, options.rate or 1_000.0
     kills = Course(options.seed, names, options.kills, exactly_once, options.workers, rate=rate)
     return _said(timers(folder, kills, say))

@@ -1,23 +1,22 @@
-"""How late a message with a name is against one without, both sent at the same moments for the same times."""
+"""How late messages with a name are against others that are sent between them, by the broker's stamps."""
 
-import random
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 from proof.timers.judge import Arrived
-from proof.timers.stage import TARGET, open_stage
+from proof.timers.stage import NAMES, TARGET, Stage, open_stage
 from rocketshim import Message, Producer
+from rocketshim.kafka.topic_reader import TopicReader
+from rocketshim_topics.durations import parse_duration_ms
 
 __all__ = ["Late", "Pace", "judge_lateness", "lateness"]
 
 _KINDS: Final = (b"named", b"plain")
 _MOST_MORE_MS: Final = 30
-_DELAY_S: Final = (2.0, 12.0)
 _END_S: Final = 300.0
 _WARM_S: Final = 5.0
 
@@ -27,14 +26,15 @@ class Pace:
     """What a run does.
 
     Attributes:
-        rate: messages of each kind in a second.
+        rate: messages in a second, of which each second one has a name.
         seconds: for how long they are sent.
+        delay: of each; the default is a level, so that one queue is enough.
         exactly_once: how the worker delivers.
     """
 
-    seed: int
     rate: float = 500.0
     seconds: float = 60.0
+    delay: str = "5s"
     exactly_once: bool = True
 
 
@@ -68,49 +68,56 @@ def lateness(folder: Path, pace: Pace, report: Callable[[str], None]) -> Late:
         stage.wait_ready()
         sent = _send(stage.bootstrap, pace)
         report(f"{len(sent)} messages are sent")
-        stage.until(lambda: len({each.body for each in stage.arrived()} - {b"ready"}) >= len(sent), _END_S, "the last")
+        stage.until(lambda: sent <= {each.body for each in stage.arrived()}, _END_S, "the last message")
         stage.end()
-        return judge_lateness(sent, stage.arrived(), tuple(stage.wrong), warm_s=_WARM_S)
+        return judge_lateness(_due(stage, sent, pace), stage.arrived(), tuple(stage.wrong), warm_s=_WARM_S)
 
 
-def judge_lateness(sent: dict[bytes, int], arrived: list[Arrived], wrong: tuple[str, ...], *, warm_s: float) -> Late:
-    """Compare the two kinds; a message is due at `sent[body]`. Those of the first `warm_s` are not compared."""
-    counts = Counter(each.body for each in arrived if each.body in sent)
-    found = [f"{body!r} came {counts[body]} times" for body in sent if counts[body] != 1]
-    found += [f"{each.body!r} came early" for each in arrived if each.append_ms < sent.get(each.body, 0)]
-    since_ms = min(sent.values(), default=0) + warm_s * 1_000
+def judge_lateness(due: dict[bytes, int], arrived: list[Arrived], wrong: tuple[str, ...], *, warm_s: float) -> Late:
+    """Compare the two kinds, by when each body is due. Those of the first `warm_s` are not compared."""
+    counts = Counter(each.body for each in arrived if each.body in due)
+    found = [f"{body!r} came {counts[body]} times" for body in due if counts[body] != 1]
+    found += [f"{each.body!r} came early" for each in arrived if each.append_ms < due.get(each.body, 0)]
+    since_ms = min(due.values(), default=0) + warm_s * 1_000
     late_ms: dict[str, tuple[int, ...]] = {}
     for kind in _KINDS:
         late = (
-            each.append_ms - sent[each.body]
+            each.append_ms - due[each.body]
             for each in arrived
-            if each.body.startswith(kind) and sent.get(each.body, 0) >= since_ms
+            if each.body.startswith(kind) and due.get(each.body, 0) >= since_ms
         )
         late_ms[kind.decode()] = tuple(sorted(late))
     return Late(late_ms, (*wrong, *found))
 
 
-def _send(bootstrap: str, pace: Pace) -> dict[bytes, int]:
-    """Send the messages in pairs; return when each is due, epoch ms."""
-    dice = random.Random(pace.seed)  # noqa: S311 - the same run for a seed
-    sent: dict[bytes, int] = {}
+def _send(bootstrap: str, pace: Pace) -> set[bytes]:
+    """Send the messages, each second one with a name; return their bodies."""
+    sent: set[bytes] = set()
     futures: list[Any] = []
     began_s, number = time.monotonic(), 0
     with Producer(bootstrap) as producer:
         while (passed_s := time.monotonic() - began_s) < pace.seconds:
             while number < passed_s * pace.rate:
-                due_ms = round((time.time() + dice.uniform(*_DELAY_S)) * 1_000)
-                due = datetime.fromtimestamp(due_ms / 1_000, UTC)
-                for kind in _KINDS:
-                    body = b"%b.%d" % (kind, number)
-                    timer = f"o-{number}" if kind == b"named" else None
-                    sent[body] = due_ms
-                    futures.append(producer.send_async(Message(TARGET, body, deliver_at=due, timer=timer)))
+                kind = _KINDS[number % len(_KINDS)]
+                body, timer = b"%b.%d" % (kind, number), f"o-{number}" if kind == b"named" else None
+                sent.add(body)
+                futures.append(producer.send_async(Message(TARGET, body, delay=pace.delay, timer=timer)))
                 number += 1
             time.sleep(0.001)
         for future in futures:
             future.result(120)
     return sent
+
+
+def _due(stage: Stage, sent: set[bytes], pace: Pace) -> dict[bytes, int]:
+    """Return when each message is due: its first record's append time and the delay, epoch ms."""
+    due: dict[bytes, int] = {}
+    with TopicReader(stage.bootstrap) as reader:
+        for record in reader.read([NAMES.schedule, NAMES.timers]):
+            if (body := record.value()) in sent:
+                due_ms = record.timestamp()[1] + parse_duration_ms(pace.delay)
+                due[body] = min(due_ms, due.get(body, due_ms))
+    return due
 
 
 def _part(values: tuple[int, ...], part: float) -> int:
