@@ -29,13 +29,15 @@ from enum import Enum
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, Unpack, overload
 
+from confluent_kafka import Message as Record
+
 from rocketshim.codecs import Codec
 from rocketshim.consumer.pull.lite_pull_consumer import LitePullConsumer
 from rocketshim.core.clock import Clock
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem
-from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, RocketshimError
-from rocketshim.kafka.clients import Clients
+from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, RocketshimError, TopicMissingError
+from rocketshim.kafka.clients import Clients, LastClientError, answer_time_s, confluent_clients, explained
 from rocketshim.logs import safe_logger
 from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed
 from rocketshim.producer.producer import Producer
@@ -43,8 +45,11 @@ from rocketshim.producer.result import SendResult
 from rocketshim.settings.consumer import LitePullConsumerSettings
 from rocketshim.settings.producer import ProducerOptions, ProducerSettings
 from rocketshim_topics.durations import Duration, parse_duration_ms
+from rocketshim_topics.hops import source_record
+from rocketshim_topics.layout import Layout
 from rocketshim_topics.message import Message, MessageView
-from rocketshim_topics.names import check_group
+from rocketshim_topics.names import TopicNames, check_group
+from rocketshim_topics.provision import ensure_topics
 from rocketshim_topics.wire import coordinates
 
 __all__ = ["LocalTransactionState", "Transaction", "TransactionListener", "TransactionMQProducer"]
@@ -66,10 +71,11 @@ class LocalTransactionState(Enum):
 class TransactionListener(Protocol):
     """What a `TransactionMQProducer` asks. A function of one message stands for `check_local_transaction` alone."""
 
-    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+    def execute_local_transaction(self, message: MessageView, arg: Any) -> LocalTransactionState:
         """Perform the local transaction of `send_message_in_transaction`, and return what became of it.
 
-        The thread that sends calls it, after the half message is stored. If it raises, the outcome is unknown.
+        The thread that sends calls it, after the half message is stored: `message.msg_id` is the id of the transaction,
+        as in the check. If it raises, the outcome is unknown.
         """
 
     def check_local_transaction(self, message: MessageView) -> LocalTransactionState:
@@ -140,7 +146,8 @@ class TransactionMQProducer(Producer):
     Args:
         bootstrap: as of `Producer`.
         group: the producer group. All producers of a group can answer for each other's transactions: their listeners
-            look into the same database. `rocketshim init --producer-group GROUP` creates its topic.
+            look into the same database. Its topic is created, if that is allowed; else: `rocketshim init
+            --producer-group GROUP`.
         listener: an object with the methods of `TransactionListener`, or a function of a `MessageView` that returns a
             `LocalTransactionState`.
         settings, clients, clock, codec, values: as of `Producer`.
@@ -178,7 +185,7 @@ class TransactionMQProducer(Producer):
         A program calls it when it starts, so that transactions which its predecessor has left are ended.
 
         Raises:
-            TopicMissingError: the topic of the group's checks does not exist.
+            TopicMissingError: the topic of the group's checks does not exist, and may not be created.
             NotAuthorizedError, BrokerUnavailableError: it cannot be read. Nothing was started.
         """
         self._checks.start()
@@ -260,7 +267,8 @@ class TransactionMQProducer(Producer):
         if execute is None:
             raise MessageError("the listener has no execute_local_transaction: give it one, or use transaction()")
         transaction = self.transaction(message, check_after=check_after, timeout_s=timeout_s)
-        state = _state_of(lambda: execute(message, arg), transaction.msg_id)
+        view = _half_message(message, transaction.send_result, self.names)
+        state = _state_of(lambda: execute(view, arg), transaction.msg_id)
         with _logged(transaction.msg_id, state):
             if state is LocalTransactionState.COMMIT_MESSAGE:
                 transaction.commit()
@@ -290,6 +298,22 @@ def _state_of(ask: Callable[[], Any], msg_id: str) -> LocalTransactionState:
     return state
 
 
+def _half_message(message: Message, sent: SendResult, names: TopicNames) -> MessageView:
+    """Return a half message as a check would have it, with the offset at which it is stored."""
+    born_ms = time.time_ns() // 1_000_000
+    made = source_record(message, names, uniq_key=sent.msg_id, born_ms=born_ms)
+    record = Record(
+        topic=made.topic,
+        partition=sent.message_queue.queue_id,
+        offset=sent.queue_offset,
+        key=made.key,
+        value=made.value,
+        headers=[*made.headers],
+        timestamp=(1, born_ms),
+    )
+    return MessageView(record, trusted=True)
+
+
 def _end(producer: Producer, state: LocalTransactionState, topic: str, msg_id: str, timeout_s: float) -> None:
     """Send COMMIT or ROLLBACK, and wait until it is stored."""
     send = producer.send_now if state is LocalTransactionState.COMMIT_MESSAGE else producer.cancel
@@ -313,7 +337,7 @@ class _Checks:
     def __init__(
         self, producer: TransactionMQProducer, check: Callable[[MessageView], Any], clients: Clients | None
     ) -> None:
-        self._producer, self._check, self._clients = producer, check, clients
+        self._producer, self._check, self._clients = producer, check, clients or confluent_clients()
         self._closing = threading.Event()
         self._lock = threading.Lock()
         self._consumer: LitePullConsumer | None = None
@@ -339,6 +363,7 @@ class _Checks:
             thread.join()
 
     def _opened(self) -> LitePullConsumer:
+        """Return a consumer that has joined the group of readers. A missing topic is created, if that is allowed."""
         producer = self._producer
         topic = producer.names.check(producer.group)
         settings = LitePullConsumerSettings.make(
@@ -349,10 +374,25 @@ class _Checks:
             group=topic,
             consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         )
-        consumer = LitePullConsumer(settings=settings, clients=self._clients)
-        consumer.subscribe(topic)
-        consumer.start()
+        for is_created in (False, True):
+            consumer = LitePullConsumer(settings=settings, clients=self._clients)
+            consumer.subscribe(topic)
+            try:
+                consumer.start()
+            except TopicMissingError:
+                if is_created or self._clients.admin is None:
+                    raise
+                self._create(self._clients.admin)
+            else:
+                break
         return consumer
+
+    def _create(self, make_admin: Callable[..., Any]) -> None:
+        producer, last_error = self._producer, LastClientError()
+        admin = make_admin(producer.settings.client_config({}, last_error.settings))
+        layout = Layout(producer.names, producer.settings.delay_levels)
+        with explained(last_error, admin):
+            ensure_topics(admin, [layout.check(producer.group)], timeout_s=answer_time_s(admin, last_error))
 
     def _read(self) -> None:
         while not self._closing.is_set():

@@ -36,11 +36,11 @@ class Shop:
 
     def __init__(self) -> None:
         self.answer: Any = UNKNOWN
-        self.executed: list[tuple[Message, Any]] = []
+        self.executed: list[tuple[MessageView, Any]] = []
         self.checked: list[MessageView] = []
         self.asked = threading.Semaphore(0)
 
-    def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
+    def execute_local_transaction(self, message: MessageView, arg: Any) -> LocalTransactionState:
         self.executed.append((message, arg))
         return self._answer()
 
@@ -130,6 +130,19 @@ def test_rocketmq_s_shape_sends_what_the_listener_returns(
         of_this = [each for each, name in commands(kafka) if name == sent.msg_id]
         assert of_this == ["SET", *command]
     assert [(message.body, arg) for message, arg in shop.executed] == [(b"paid", 7)] * 3
+
+
+def test_the_local_transaction_gets_the_message_as_the_check_has_it(
+    kafka: InMemoryKafka, producer: TransactionMQProducer, shop: Shop
+) -> None:
+    sent = producer.send_message_in_transaction(
+        Message("orders", b"paid", key="o-7", tag="a", keys=["k"], properties={"mine": "x"})
+    )
+    [(view, _)] = shop.executed
+    assert (view.topic, view.msg_id, view.body, view.record.key()) == ("orders", sent.msg_id, b"paid", b"o-7")
+    assert (view.tag, view.keys, view.properties) == ("a", ("k",), {"mine": "x"})
+    [half] = log(kafka)
+    assert (view.queue_id, view.queue_offset) == (half.partition(), half.offset())
 
 
 def test_an_error_of_the_local_transaction_leaves_the_outcome_to_the_check(
