@@ -15,6 +15,8 @@ from rocketshim.compat.rocketmq.client import (
     PushConsumer,
     ReceivedMessage,
     SendStatus,
+    TransactionMQProducer,
+    TransactionStatus,
 )
 from rocketshim.compat.rocketmq.exceptions import PushConsumerStartFailed
 from rocketshim_local import Broker
@@ -145,6 +147,56 @@ def test_a_new_group_gets_what_was_sent_in_every_way_before_it_started(
     with consumer:
         assert over.wait(GUARD_S), seen
     assert sorted(seen) == [(body, b"XXX", b"XXX", b"test") for body in sorted([*"01234", "orderly", "one-way"])]
+
+
+@pytest.mark.timeout(300)
+def test_the_checker_decides_a_transaction_with_an_unknown_status(
+    broker: Broker, admin: AdminClient, namespace: str, topic: Callable[..., str], group: Callable[..., str]
+) -> None:
+    layout = Layout(TopicNames(namespace), DelayLevels.parse(LEVELS))
+    provision.ensure_topics(admin, [*layout.shared(), *layout.timers()])
+    worker = patient_worker(broker.bootstrap, namespace, LEVELS)
+    moving = threading.Thread(target=worker.run)
+    moving.start()
+    name, over = topic(), threading.Event()
+    executed: list[tuple[str, bytes, object]] = []
+    checked: list[tuple[str, bytes]] = []
+    received: list[tuple[str, bytes, bytes]] = []
+
+    def local_execute(message: ReceivedMessage, user_args: object) -> TransactionStatus:
+        executed.append((message.id, message.body, user_args))
+        return TransactionStatus.UNKNOWN if message.body == b"checked" else TransactionStatus.ROLLBACK
+
+    def checker(message: ReceivedMessage) -> TransactionStatus:
+        checked.append((message.id, message.body))
+        return TransactionStatus.COMMIT
+
+    def callback(message: ReceivedMessage) -> ConsumeStatus:
+        received.append((message.id, message.body, message["property"]))
+        over.set()
+        return ConsumeStatus.CONSUME_SUCCESS
+
+    producer = TransactionMQProducer(group(), checker, timeout=60_000, compress_level=1)
+    consumer = PushConsumer(group())
+    for each in (producer, consumer):
+        each.set_name_server_address(broker.bootstrap)
+        each.set_namespace(namespace)
+        each.set_delay_levels(LEVELS)
+    consumer.set_consume_from_where(ConsumeFromWhere.FIRST_OFFSET)
+    consumer.subscribe(name, callback)
+    ids = []
+    with producer, consumer:  # start() creates the topic for the checks
+        for body in ("rolled back", "checked"):
+            message = Message(name)
+            message.set_body(body)
+            message.set_property("property", "test")
+            ids.append(producer.send_message_in_transaction(message, local_execute, body).msg_id)
+        assert over.wait(GUARD_S), (executed, checked)
+    worker.stop()
+    moving.join()
+    assert executed == [(ids[0], b"rolled back", "rolled back"), (ids[1], b"checked", "checked")]
+    assert set(checked) == {(ids[1], b"checked")}
+    assert set(received) == {(ids[1], b"checked", b"test")}
 
 
 def test_a_consumer_without_a_subscription_does_not_start(broker: Broker, group: Callable[..., str]) -> None:

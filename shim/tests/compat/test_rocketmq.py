@@ -22,6 +22,7 @@ from rocketshim.compat.rocketmq.client import (
     RocketMQException,
     SendStatus,
     TransactionMQProducer,
+    TransactionStatus,
     _listener,
 )
 from rocketshim.compat.rocketmq.consts import MessageProperty
@@ -42,7 +43,9 @@ from rocketshim.errors import ClosedError, ConfigError, MessageError, NotSupport
 from rocketshim.kafka.clients import Clients
 from rocketshim.testing import InMemoryKafka
 from rocketshim_topics import DelayLevels, TopicNames, decode
+from rocketshim_topics.layout import Layout
 from rocketshim_topics.message import MessageView
+from rocketshim_topics.partitioner import TIMER_PARTITIONS
 
 NAMES = TopicNames()
 
@@ -193,16 +196,9 @@ def test_producer_settings_become_settings_of_rocketshim() -> None:
     assert "sk" not in repr(settings).replace("SASL_SSL", "")
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda: TransactionMQProducer("g", print),
-        lambda: Producer("g").set_name_server_domain("http://x"),
-    ],
-)
-def test_the_error_for_an_unsupported_feature_says_what_to_do_instead(ask: Callable[[], object]) -> None:
-    with pytest.raises(NotSupportedError, match=r"set_|outbox"):
-        ask()
+def test_the_error_for_an_unsupported_feature_says_what_to_do_instead() -> None:
+    with pytest.raises(NotSupportedError, match="set_name_server_address"):
+        Producer("g").set_name_server_domain("http://x")
 
 
 def test_start_checks_that_a_consumer_has_a_listener_and_an_address(kafka: InMemoryKafka) -> None:
@@ -336,3 +332,96 @@ def test_a_retried_message_has_its_original_topic_and_its_reconsume_times(kafka:
     assert (got.topic, got.reconsume_times, got["ORIGIN_MESSAGE_ID"], got["RECONSUME_TIME"]) == (
         "orders", 3, b"orders/1/7", b"3",
     )  # fmt: skip
+
+
+class Answers:
+    """The callbacks of a transactional producer, with an answer that a test chooses."""
+
+    def __init__(self) -> None:
+        self.answer: Any = TransactionStatus.UNKNOWN
+        self.executed: list[tuple[ReceivedMessage, Any]] = []
+        self.checked: list[ReceivedMessage] = []
+
+    def execute(self, message: ReceivedMessage, user_args: Any) -> Any:
+        self.executed.append((message, user_args))
+        return self.given()
+
+    def check(self, message: ReceivedMessage) -> Any:
+        self.checked.append(message)
+        return self.given()
+
+    def given(self) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def transactional(kafka: InMemoryKafka, answers: Answers, **values: Any) -> TransactionMQProducer:
+    layout = Layout(NAMES, DelayLevels.default())
+    for spec in (*layout.timers(), layout.check("pg")):
+        if spec.name not in kafka.topics():
+            kafka.create_topics([spec])
+    made = TransactionMQProducer("pg", answers.check, clients=Clients(kafka.consumer, kafka.producer), **values)
+    made.set_name_server_address("memory:1")
+    return made
+
+
+def ends(kafka: InMemoryKafka, name: str) -> list[str]:
+    """Return the commands in the log of timers that have this name."""
+    log = (dict(record.headers()) for at in range(TIMER_PARTITIONS) for record in kafka.records(NAMES.timers, at))
+    return [told["TIMER_DO"].decode() for told in log if told["TIMER"] == name.encode()]
+
+
+@pytest.mark.parametrize(
+    ("answer", "command"),
+    [
+        (TransactionStatus.COMMIT, ["NOW"]),
+        (0, ["NOW"]),
+        (TransactionStatus.ROLLBACK, ["CANCEL"]),
+        (TransactionStatus.UNKNOWN, []),
+        (OSError("the database does not answer"), []),
+        (None, []),
+        (True, []),
+        (False, []),
+        ([], []),
+    ],
+)
+def test_a_transaction_ends_as_its_callback_answers(kafka: InMemoryKafka, answer: Any, command: list[str]) -> None:
+    answers = Answers()
+    answers.answer = answer
+    with transactional(kafka, answers, user_args=1, timeout=20_000) as producer:
+        sent = producer.send_message_in_transaction(full(), answers.execute, "mine")
+        assert ends(kafka, sent.msg_id) == ["SET", *command]
+        kafka.append("rmq.check.pg", b"XXXX", partition=0, headers=[("RETRY_TOPIC", b"orders"), ("UNIQ_KEY", b"tx-1")])
+        kafka.wait_until(lambda: len(answers.checked) == 1, guard_s=60)
+    assert ends(kafka, "tx-1") == command
+    [(message, user_args)] = answers.executed
+    assert (sent.status, message.id, message.body, message["p"], user_args) == (
+        SendStatus.OK, sent.msg_id, b"XXXX", b"w", "mine",
+    )  # fmt: skip
+    [checked] = answers.checked
+    assert (checked.topic, checked.id, checked.body, checked.prepared_transaction_offset) == (
+        "orders", "tx-1", b"XXXX", 0,
+    )  # fmt: skip
+
+
+def test_a_transaction_that_cannot_begin_calls_nothing(kafka: InMemoryKafka) -> None:
+    answers = Answers()
+    producer = transactional(kafka, answers)
+    with pytest.raises(ProducerSendSyncFailed, match="start"):
+        producer.send_message_in_transaction(message(), answers.execute)
+    with producer, pytest.raises(ProducerSendSyncFailed, match="no delay"):
+        producer.send_message_in_transaction(message(delay_time_level=3), answers.execute)
+    assert answers.executed == []
+
+
+def test_a_checker_that_cannot_be_called_and_a_missing_topic_are_found_at_the_start(kafka: InMemoryKafka) -> None:
+    with pytest.raises(ConfigError, match="checker_callback="):
+        TransactionMQProducer("pg", lambda: None)  # type: ignore[arg-type,misc]
+    producer = transactional(kafka, Answers())
+    producer.set_group("other")
+    with pytest.raises(ProducerStartFailed, match="--producer-group other"):
+        producer.start()
+    producer.set_group("pg")
+    producer.start()
+    producer.shutdown()

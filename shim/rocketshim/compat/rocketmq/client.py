@@ -24,6 +24,7 @@ from enum import Enum, IntEnum
 from typing import Any, Final, NamedTuple, Self
 
 import rocketshim
+from rocketshim import transactions
 from rocketshim.compat.rocketmq.exceptions import (
     ProducerSendOnewayFailed,
     ProducerSendOrderlyFailed,
@@ -43,6 +44,7 @@ from rocketshim.kafka.clients import Clients
 from rocketshim.settings import BOOTSTRAP_VARIABLE
 from rocketshim.settings.consumer import PushConsumerSettings
 from rocketshim.settings.producer import ProducerSettings
+from rocketshim.transactions import LocalTransactionState
 from rocketshim_topics.hops.record import text_bytes
 from rocketshim_topics.message import MessageView
 from rocketshim_topics.wire import RESERVED, read_headers
@@ -88,11 +90,18 @@ class MessageModel(IntEnum):
 
 
 class TransactionStatus(IntEnum):
-    """The outcome of a local transaction. It only exists for programs that import it, see `TransactionMQProducer`."""
+    """The outcome of a local transaction. `UNKNOWN`: the checker is asked for it later."""
 
     COMMIT = 0
     ROLLBACK = 1
     UNKNOWN = 2
+
+
+_STATES: Final = {
+    TransactionStatus.COMMIT: LocalTransactionState.COMMIT_MESSAGE,
+    TransactionStatus.ROLLBACK: LocalTransactionState.ROLLBACK_MESSAGE,
+    TransactionStatus.UNKNOWN: LocalTransactionState.UNKNOWN,
+}
 
 
 class SendResult(NamedTuple):
@@ -239,7 +248,7 @@ class ReceivedMessage:
 
     @property
     def prepared_transaction_offset(self) -> int:
-        """0, because Kafka has no half messages."""
+        """0: a half message is found by its id."""
         return 0
 
     def get_property(self, prop: str | bytes | Enum) -> bytes:
@@ -296,7 +305,7 @@ class _Settings:
         self._values: dict[str, Any] = {"client": {}}
 
     def set_group(self, group_id: str | bytes) -> None:
-        """Set the group; for a producer it has no meaning on Kafka."""
+        """Set the group; for a producer it has a meaning only for transactions."""
         self._group = text_of(group_id)
 
     def set_instance_name(self, name: str | bytes) -> None:
@@ -367,7 +376,7 @@ class Producer(_Settings):
     """A client that sends messages.
 
     Args:
-        group_id: has no meaning on Kafka.
+        group_id: has no meaning on Kafka, except for a `TransactionMQProducer`.
         orderly: has no effect: `send_orderly_with_sharding_key` does not need it.
         timeout: how long a send waits for its delivery report, in ms. Default 3 s.
         compress_level: level of gzip; None: no compression.
@@ -418,8 +427,10 @@ class Producer(_Settings):
         """
         if self._producer is None:
             with raised_as(ProducerStartFailed):
-                settings = ProducerSettings.make(**self._checked())
-                self._producer = rocketshim.Producer(settings=settings, clients=self._clients)
+                self._producer = self._started(ProducerSettings.make(**self._checked()))
+
+    def _started(self, settings: ProducerSettings) -> rocketshim.Producer:
+        return rocketshim.Producer(settings=settings, clients=self._clients)
 
     def shutdown(self) -> None:
         """Wait for the delivery reports of sent messages, then close the producer. It may be called twice."""
@@ -469,16 +480,92 @@ class Producer(_Settings):
 
 
 class TransactionMQProducer(Producer):
-    """A class that always raises `NotSupportedError`: half messages need support by the broker."""
+    """A client whose messages are delivered if and only if a local transaction commits.
 
-    def __init__(self, group_id: str | bytes, *args: Any, **kwargs: Any) -> None:
-        del args, kwargs
-        raise NotSupportedError(
-            f"TransactionMQProducer({text_of(group_id)!r}): Kafka has no half messages with check-back. To store a "
-            "message if and only if a database transaction commits, write it to an outbox table in that transaction "
-            "and send from there. To send either all or none of several messages, use the transactions of "
-            "rocketshim.dropin.Producer"
+    It uses a `rocketshim.transactions.TransactionMQProducer`. A producer that runs is asked for the transactions of all
+    producers of its group, also of those that have died.
+
+    Args:
+        group_id: the producers of a group answer for each other; their callbacks look into the same database.
+        checker_callback: is called with a `ReceivedMessage` and returns a `TransactionStatus`. If it raises, or returns
+            anything else, the status is unknown, and it is asked again after 30 s. It is called in a thread of its own.
+        user_args: has no effect, as in the other client.
+        timeout, compress_level, max_message_size, clients: as of `Producer`.
+
+    Raises:
+        ConfigError: the callback cannot be called with one message.
+    """
+
+    def __init__(  # noqa: PLR0917 - signature of the other client
+        self,
+        group_id: str | bytes,
+        checker_callback: "Callback",
+        user_args: Any = None,
+        timeout: int | None = None,
+        compress_level: int | None = None,
+        max_message_size: int | None = None,
+        *,
+        clients: Clients | None = None,
+    ) -> None:
+        del user_args
+        if problem := call_problem(checker_callback, 1):
+            raise ConfigError(f"checker_callback={checker_callback!r:.80}: {problem}; it gets one ReceivedMessage")
+        super().__init__(group_id, False, timeout, compress_level, max_message_size, clients=clients)  # noqa: FBT003
+        self._checker = checker_callback
+
+    def _started(self, settings: ProducerSettings) -> rocketshim.Producer:
+        made = transactions.TransactionMQProducer(
+            group=self._group, listener=_TransactionListener(self._checker), settings=settings, clients=self._clients
         )
+        try:
+            made.start()
+        except BaseException:
+            made.close(0)
+            raise
+        return made
+
+    def send_message_in_transaction(
+        self, message: Message, local_execute: Callable[[ReceivedMessage, Any], Any], user_args: Any = None
+    ) -> SendResult:
+        """Store a message that nobody receives yet, call `local_execute`, and deliver or drop the message.
+
+        Args:
+            message: it has no delay.
+            local_execute: is called with a `ReceivedMessage`, whose `id` is that of the check, and `user_args`; returns
+                a `TransactionStatus`. If it raises, or returns anything else, the status is unknown: the checker
+                decides.
+            user_args: for `local_execute`.
+
+        Returns:
+            where the half message is stored, whatever the status.
+
+        Raises:
+            ProducerSendSyncFailed: the message is not stored, and `local_execute` was not called.
+        """
+        with raised_as(ProducerSendSyncFailed):
+            producer: Any = self._running()
+            arg = (local_execute, user_args)
+            sent = producer.send_message_in_transaction(message.to_shim(), arg, timeout_s=self._timeout_s)
+            return _result(sent.send_result)
+
+
+class _TransactionListener:
+    def __init__(self, checker: "Callback") -> None:
+        self._checker = checker
+
+    def execute_local_transaction(self, message: MessageView, arg: Any) -> LocalTransactionState:
+        local_execute, user_args = arg
+        return _transaction_state(local_execute(ReceivedMessage(message), user_args))
+
+    def check_local_transaction(self, message: MessageView) -> LocalTransactionState:
+        return _transaction_state(self._checker(ReceivedMessage(message)))
+
+
+def _transaction_state(status: Any) -> LocalTransactionState:
+    """Return what a callback has answered. A boolean is none: True would be ROLLBACK."""
+    if isinstance(status, bool) or status not in _STATES:
+        raise ValueError(f"the callback returned {status!r:.80}: return a TransactionStatus")
+    return _STATES[status]
 
 
 Callback = Callable[[ReceivedMessage], Any]
