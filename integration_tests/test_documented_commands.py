@@ -168,7 +168,7 @@ PROGRAMS: dict[str, tuple[int, str]] = {
     "sending.md": (6, "shim/tests/docs/test_programs.py"),
     "spark.md": (1, "integration_tests/test_spark_jobs.py"),
     "testing.md": (4, "shim/tests/testing/test_documentation.py"),
-    "timers.md": (4, "shim/tests/docs/test_programs.py"),
+    "timers.md": (5, "shim/tests/docs/test_programs.py"),
     "transactions.md": (2, "shim/tests/docs/test_programs.py"),
     "wire-format.md": (1, "here"),
 }
