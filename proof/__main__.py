@@ -1,6 +1,7 @@
 """`check` judges a history; `chaos` makes one on a real broker, `simulate` many without one; `soak` runs for hours.
 
-`timers` sets, cancels and replaces named timers, kills their workers, and judges by the log.
+`timers` sets, cancels and replaces named timers, kills their workers, and judges by the log. `transactions` kills
+producers at each point of a transaction, and judges by their database.
 """
 
 import argparse
@@ -54,7 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     timers.add_argument("--workers", type=int, default=1, help="how many workers there are (1)")
     timers.add_argument("--at-least-once", action="store_true", help="how the workers deliver; default: exactly once")
     timers.add_argument("--folder", type=Path, help="where logs go; default: reports/timers-SEED")
+    transactions = commands.add_parser("transactions", help="kill producers at each point of a transaction")
+    transactions.add_argument("--times", type=int, default=200, help="how often at each of seven points (200)")
+    transactions.add_argument("--kills", type=int, default=3, help="how often the worker is killed (3)")
+    transactions.add_argument("--at-least-once", action="store_true", help="how the worker delivers")
+    transactions.add_argument("--folder", type=Path, default=Path("reports/transactions"), help="where logs go")
     options = parser.parse_args(arguments)
+    if options.command == "transactions":
+        return _transactions(options)
     if options.command == "timers":
         return _timers(options)
     if options.command == "soak":
@@ -114,8 +122,19 @@ def _timers(options: argparse.Namespace) -> int:
     return _said(timers(folder, kills, say))
 
 
+def _transactions(options: argparse.Namespace) -> int:
+    from proof.transactions.run import Course, transactions  # noqa: PLC0415 judging histories needs no broker
+
+    if options.folder.exists():
+        print(f"{options.folder} is there already; give another --folder, or remove it", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(3))  # so that brokers and processes are ended
+    course = Course(options.times, options.kills, exactly_once=not options.at_least_once)
+    return _said(transactions(options.folder.absolute(), course, lambda text: print(text, flush=True)))
+
+
 def _said(found: Any) -> int:
-    """Print what a run with named timers has found."""
+    """Print what a run with named timers or transactions has found."""
     for line in (*found.lines(), *found.wrong):
         print(line)
     return 1 if found.wrong else 0

@@ -37,7 +37,14 @@ from rocketshim.core.clock import Clock
 from rocketshim.core.start_position import ConsumeFromWhere
 from rocketshim.core.user_values import call_problem
 from rocketshim.errors import ConfigError, MalformedRecordError, MessageError, RocketshimError, TopicMissingError
-from rocketshim.kafka.clients import Clients, LastClientError, answer_time_s, confluent_clients, explained
+from rocketshim.kafka.clients import (
+    Clients,
+    LastClientError,
+    answer_time_s,
+    brokers_assign,
+    confluent_clients,
+    explained,
+)
 from rocketshim.logs import safe_logger
 from rocketshim.producer.arguments import NO_BODY, MessageOptions, check_timeout, is_delayed
 from rocketshim.producer.producer import Producer
@@ -57,6 +64,7 @@ __all__ = ["LocalTransactionState", "Transaction", "TransactionListener", "Trans
 _LOG = safe_logger("rocketshim.producer")
 _AGAIN_S: Final = 5.0
 _ANSWER_S: Final = 3.0
+_SESSION_MS: Final = 10_000  # a program that died and starts again answers after this time; Kafka's default is 45 s
 _SHORTEST_MS: Final = 1_000
 
 
@@ -365,11 +373,13 @@ class _Checks:
     def _opened(self) -> LitePullConsumer:
         """Return a consumer that has joined the group of readers. A missing topic is created, if that is allowed."""
         producer = self._producer
-        topic = producer.names.check(producer.group)
+        topic, client = producer.names.check(producer.group), producer.settings.client
+        if not brokers_assign(client):
+            client = {"session.timeout.ms": _SESSION_MS, **client}
         settings = LitePullConsumerSettings.make(
             bootstrap=producer.settings.bootstrap,
             namespace=producer.settings.namespace,
-            client=producer.settings.client,
+            client=client,
             allow_code_settings=producer.settings.allow_code_settings,
             group=topic,
             consume_from_where=ConsumeFromWhere.FIRST_OFFSET,

@@ -1,0 +1,1 @@
+"""Runs with transactions: producers that die at each point of one, and what comes of it."""
