@@ -64,6 +64,7 @@ __all__ = ["LocalTransactionState", "Transaction", "TransactionListener", "Trans
 _LOG = safe_logger("rocketshim.producer")
 _AGAIN_S: Final = 5.0
 _ANSWER_S: Final = 3.0
+_LEAVE_S: Final = 10.0
 _SESSION_MS: Final = 10_000  # a program that died and starts again answers after this time; Kafka's default is 45 s
 _SHORTEST_MS: Final = 1_000
 
@@ -237,7 +238,7 @@ class TransactionMQProducer(Producer):
             All that `send` and `start` raise. No half message is stored then, or, after `SendTimeoutError`, perhaps one
             of which nobody knows: the check ends it.
         """
-        until_s = time.monotonic() + check_timeout(timeout_s)
+        wait_s = check_timeout(timeout_s)
         made = self.sender.message(message, body, codec, options)
         others = ("timer", "recallable", "cron", "every")
         if is_delayed(made) or any(getattr(made, name) for name in others) or made.body is None:
@@ -252,6 +253,7 @@ class TransactionMQProducer(Producer):
             raise MessageError(f"check_after is {check_after!r:.80}: give 1 s or more")
         self.start()
         half = replace(made, delay=check_after)
+        until_s = time.monotonic() + wait_s
         future = self.sender.send(half, None, None, until_s, self.group)
         return Transaction(self, made.topic, self._stored(future, repr(made.topic), timeout_s, until_s))
 
@@ -285,7 +287,10 @@ class TransactionMQProducer(Producer):
         return transaction
 
     def close(self, timeout_s: float = 30.0) -> None:
-        """Stop to answer checks, then close as `Producer`. Another producer of the group answers from now on."""
+        """Stop to answer checks, then close as `Producer`. Another producer of the group answers from now on.
+
+        A listener that is being called has 10 s to return.
+        """
         self._checks.close()
         super().close(timeout_s)
 
@@ -363,12 +368,12 @@ class _Checks:
             self._thread.start()
 
     def close(self) -> None:
-        """End the thread and leave the group."""
+        """End the thread and leave the group. A listener that does not return is left alone."""
         self._closing.set()
         with self._lock:
             thread = self._thread
         if thread is not None:
-            thread.join()
+            thread.join(_LEAVE_S)
 
     def _opened(self) -> LitePullConsumer:
         """Return a consumer that has joined the group of readers. A missing topic is created, if that is allowed."""
@@ -411,7 +416,7 @@ class _Checks:
                     self._consumer = self._opened()
                 for view in self._consumer.poll(100):
                     self.answer(view)
-            except RocketshimError as error:
+            except Exception as error:  # noqa: BLE001 - nothing may end this thread
                 _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
                 self._leave()
                 self._closing.wait(_AGAIN_S)
@@ -422,7 +427,7 @@ class _Checks:
         if consumer is not None:
             try:
                 consumer.stop()
-            except RocketshimError as error:
+            except Exception as error:  # noqa: BLE001 - likewise
                 _LOG.warning("producer.checks-unread", extra={"group": self._producer.group, "error": str(error)})
 
     def answer(self, view: MessageView) -> None:

@@ -282,3 +282,26 @@ def test_a_closed_producer_answers_no_more(kafka: InMemoryKafka, shop: Shop) -> 
     producer.close()
     producer.close()
     assert not [each for each in threading.enumerate() if each.name == "rocketshim-checks"]
+
+
+def test_a_listener_that_hangs_does_not_keep_the_producer_open(
+    kafka: InMemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rocketshim.transactions._LEAVE_S", 0.01)
+    asked, may_go_on = threading.Event(), threading.Event()
+
+    def hang(_: MessageView) -> LocalTransactionState:
+        asked.set()
+        may_go_on.wait(GUARD_S)
+        return COMMIT
+
+    producer = TransactionMQProducer("memory:1", group="shop", listener=hang, clients=kafka.clients())
+    producer.start()
+    check(kafka, "tx-1")
+    assert asked.wait(GUARD_S)
+    producer.close()
+    may_go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "rocketshim-checks":
+            thread.join(GUARD_S)
+    assert commands(kafka) == []
