@@ -17,7 +17,7 @@ from proof.timers.stage import TARGET
 from rocketshim import MessageView
 from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 
-__all__ = ["GROUP", "Point", "database", "is_paid", "pay"]
+__all__ = ["GROUP", "Point", "database", "died", "is_paid", "pay"]
 
 GROUP: Final = "shop"
 _CHECK_AFTER: Final = "10s"
@@ -57,11 +57,18 @@ def is_paid(path: Path) -> Callable[[MessageView], LocalTransactionState]:
     return check
 
 
+def died(path: Path) -> Path:
+    """Return the file with the numbers of orders whose processes have died where they were told."""
+    return path.with_suffix(".died")
+
+
 def pay(bootstrap: str, path: Path, number: int, point: Point) -> None:
     """Pay one order, and die at a point."""
 
     def die(here: Point) -> None:
         if here is point:
+            with died(path).open("a") as file:
+                file.write(f"{number}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
     class Doomed(TransactionMQProducer):
