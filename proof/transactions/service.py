@@ -1,4 +1,4 @@
-"""A service that pays orders: it writes a database and sends a message in one transaction, and dies where it is told.
+"""A service that pays orders: it writes a database and sends a message in one transaction, and dies at a given point.
 
 Each process handles one order. What it has paid stands in the database with the id of the transaction.
 """
@@ -58,7 +58,7 @@ def is_paid(path: Path) -> Callable[[MessageView], LocalTransactionState]:
 
 
 def died(path: Path) -> Path:
-    """Return the file with the numbers of orders whose processes have died where they were told."""
+    """Return the file with the numbers of orders whose processes have died at their point."""
     return path.with_suffix(".died")
 
 
