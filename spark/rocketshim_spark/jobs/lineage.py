@@ -393,7 +393,7 @@ def _step_text(entry: Column) -> Column:
 def _last_reason(void: Column) -> Column:
     """Return how a message was voided; a FIRE that came too late shows only that it was."""
     known = F.filter(void, lambda each: each["reason"] != "voided")
-    return F.coalesce(F.element_at(known, -1)["reason"], F.element_at(void, -1)["reason"])
+    return F.coalesce(F.try_element_at(known, F.lit(-1))["reason"], F.try_element_at(void, F.lit(-1))["reason"])
 
 
 def _is_revival(entry: Column, following: Column) -> Column:
