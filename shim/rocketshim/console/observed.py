@@ -237,7 +237,7 @@ def workers(request: Request) -> Response:
     if snapshot is None or snapshot.worker is None:
         members, problem = _described(console, group)
     else:
-        partitions = tuple(queue.standing for queue in snapshot.queues)
+        partitions = tuple(queue.standing for queue in (*snapshot.queues, *snapshot.timers))
         members, problem = replace(snapshot.worker, partitions=partitions), None
     return console.page(
         request,

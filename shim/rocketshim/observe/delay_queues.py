@@ -49,12 +49,21 @@ class DelayedReader:
 
     def queues(self, partitions: Iterable[int], *, heads: int) -> list[DelayQueue]:
         """Return delay queues with their first records, without the queues whose leader does not answer."""
-        keys = [TopicPartitionKey(self._topic, number) for number in partitions]
+        return self._queues(self._topic, partitions, self._levels.queue_delay_ms, heads)
+
+    def timer_log(self, partitions: Iterable[int]) -> list[DelayQueue]:
+        """Return the partitions of the timer log with the first command that the worker has not read."""
+        return self._queues(self._names.timers, partitions, lambda _: 0, 1)
+
+    def _queues(
+        self, topic: str, partitions: Iterable[int], delay_ms: Callable[[int], int | None], heads: int
+    ) -> list[DelayQueue]:
+        keys = [TopicPartitionKey(topic, number) for number in partitions]
         positions = self._reader.positions(self._names.worker_group, keys)
         queues = [
             DelayQueue(
                 key.partition,
-                self._levels.queue_delay_ms(key.partition),
+                delay_ms(key.partition),
                 PartitionStanding(*key, positions.get(key, bounds[0]), *bounds),
             )
             for key, bounds in self._reader.bounds_of(keys).items()

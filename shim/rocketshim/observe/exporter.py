@@ -69,6 +69,7 @@ class ExporterState:
                 _began(snapshot),
                 _behind(snapshot),
                 *_schedule(snapshot),
+                *_timers(snapshot),
                 *_dead(snapshot),
                 *_groups(snapshot),
             ]
@@ -112,6 +113,17 @@ def _schedule(snapshot: Snapshot) -> Iterable[_Family]:
     yield "schedule_waiting_offsets", "gauge", "offsets that wait in a delay queue, probes included", waiting
     yield "schedule_head_late_seconds", "gauge", "for how long the head of a delay queue has been due", late
     yield "schedule_lost_offsets", "gauge", "offsets that retention deleted before the worker read them", lost
+
+
+def _timers(snapshot: Snapshot) -> Iterable[_Family]:
+    queues = [({"partition": str(queue.partition)}, queue) for queue in snapshot.timers]
+    is_known = not snapshot.clock_behind_ms
+    late: _Samples = [(label, queue.late_ms(snapshot.at_ms) / 1e3) for label, queue in queues if is_known]
+    waiting: _Samples = [(label, queue.waiting) for label, queue in queues]
+    lost: _Samples = [(label, queue.standing.lost) for label, queue in queues]
+    yield "timer_log_waiting_offsets", "gauge", "offsets of the timer log that no worker has read", waiting
+    yield "timer_log_late_seconds", "gauge", "for how long the first of them has waited", late
+    yield "timer_log_lost_offsets", "gauge", "offsets that retention deleted before the worker read them", lost
 
 
 def _dead(snapshot: Snapshot) -> Iterable[_Family]:

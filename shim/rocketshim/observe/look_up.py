@@ -99,13 +99,13 @@ class OffsetLookup:
         groups = tuple(group for topic, group in by_topic.items() if has_that_group(names, topic, group))
         self._read_by = {group: self._read_by[group] for group in groups if group in self._read_by}
         committed = self._committed(groups, topics)
-        schedule = _partitions(names.schedule, topics)
+        schedule = [key for topic in (names.schedule, names.timers) for key in _partitions(topic, topics)]
         committed[names.worker_group] = self._reader.committed(names.worker_group, schedule)
         between()
         described = self._described(list(committed))
         self._rounds += 1
         wanted = {key for found in committed.values() for key in found}
-        wanted.update(*(_partitions(topic, topics) for topic in (names.schedule, names.parked, *by_topic)))
+        wanted.update(schedule, *(_partitions(topic, topics) for topic in (names.parked, *by_topic)))
         between()
         bounds = self._reader.bounds_of(sorted(wanted))
         between()

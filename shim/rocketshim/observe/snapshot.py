@@ -259,6 +259,7 @@ class Snapshot:
     at_ms: int  # when its round began, epoch ms of this machine: what a slow round finds is not late because of it
     queues: tuple[DelayQueue, ...] = ()  # the delay queues, by partition
     groups: tuple[GroupStanding, ...] = ()  # the consumer groups, by name; the worker's group is not among them
+    timers: tuple[DelayQueue, ...] = ()  # the partitions of the timer log, without a delay: what waits there is due
     worker: GroupStanding | None = None  # state and members of the worker's group; its partitions are the queues
     dead: tuple[TopicSnapshot, ...] = ()  # the dead-letter topics, by name
     parked: TopicSnapshot | None = None  # the parking topic; None: it does not exist
@@ -275,7 +276,7 @@ class Snapshot:
     @property
     def late_ms(self) -> int:
         """Return for how long the head has been due that is due longest, in ms; 0: none is due."""
-        return max((queue.late_ms(self.at_ms) for queue in self.queues), default=0)
+        return max((queue.late_ms(self.at_ms) for queue in (*self.queues, *self.timers)), default=0)
 
 
 def groups_of(names: TopicNames, visible: Mapping[str, int], known: tuple[str, ...] = ()) -> dict[str, str]:
@@ -319,8 +320,11 @@ def snapshot_of(at_ms: int, names: TopicNames, levels: DelayLevels, offsets: Off
     return Snapshot(
         at_ms=at_ms,
         queues=tuple(
-            DelayQueue(each.partition, levels.queue_delay_ms(each.partition), each) for each in worker.partitions
+            DelayQueue(each.partition, levels.queue_delay_ms(each.partition), each)
+            for each in worker.partitions
+            if each.topic == names.schedule
         ),
+        timers=tuple(DelayQueue(each.partition, 0, each) for each in worker.partitions if each.topic == names.timers),
         groups=tuple(standing for group, standing in sorted(offsets.standings.items()) if group in offsets.groups),
         worker=None if worker.members is None else replace(worker, partitions=()),
         dead=tuple(dead),

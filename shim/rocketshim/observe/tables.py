@@ -42,7 +42,7 @@ def levels_table(snapshot: Snapshot) -> Table:
     by_delay: dict[int | None, list[DelayQueue]] = {}
     for queue in snapshot.queues:
         by_delay.setdefault(queue.delay_ms, []).append(queue)
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (
             None if delay_ms is None else delay_ms / 1e3,
             sum(queue.waiting for queue in queues),
@@ -51,6 +51,10 @@ def levels_table(snapshot: Snapshot) -> Table:
         )
         for delay_ms, queues in sorted(by_delay.items(), key=lambda item: item[0] or 0)
     ]
+    if snapshot.timers:
+        late_ms = max(each.late_ms(snapshot.at_ms) for each in snapshot.timers)
+        lost = sum(each.standing.lost for each in snapshot.timers)
+        rows.append(("timer log", sum(each.waiting for each in snapshot.timers), late_ms / 1e3, lost))
     return Table("Waiting", ("delay s", "waiting", "late s", "lost"), tuple(rows))
 
 

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from rocketshim.core.clock import Clock
 from rocketshim.core.log_limits import RepeatedErrors
+from rocketshim.core.named_timers import Change, Command, Effect
 from rocketshim.core.worker_notes import NOT_ALLOWED
 from rocketshim.health import LoopState, Metric
 from rocketshim.kafka.client_errors import ErrorLines
@@ -58,6 +59,7 @@ class WorkerCounts:
         resent: hops made again.
         skipped: probes read, and commands for named timers that deliver nothing.
         timers: number of commands for named timers, by what they are and whether they changed anything.
+        timers_replaced: messages with a name that another one has replaced.
         alarms: number of alarms by event.
         parked: number of parked records by reason, up to the reason's first colon.
         aborted: transactions aborted.
@@ -74,6 +76,7 @@ class WorkerCounts:
     alarms: dict[str, int] = field(default_factory=dict)
     parked: dict[str, int] = field(default_factory=dict)
     timers: dict[tuple[str, bool], int] = field(default_factory=dict)
+    timers_replaced: int = 0
     aborted: int = 0
     recycled: int = 0
     lateness: list[int] = field(default_factory=lambda: [0] * (len(LATENESS_BOUNDS_MS) + 1))
@@ -94,9 +97,11 @@ class WorkerCounts:
         kind = reason.split(":", 1)[0]
         self.parked[kind] = self.parked.get(kind, 0) + 1
 
-    def count_timer(self, command: str, *, is_effective: bool) -> None:
+    def count_timer(self, command: str, change: Change) -> None:
         """Count a command for a named timer."""
+        is_effective = change.effect is not Effect.NOTHING
         self.timers[command, is_effective] = self.timers.get((command, is_effective), 0) + 1
+        self.timers_replaced += command == Command.SET.value and change.before is not None
 
     def observe_lateness(self, late_ms: list[int]) -> None:
         """Count deliveries by their lateness in ms."""
@@ -202,12 +207,13 @@ class WorkerState(LoopState):
         is_member: whether the group has assigned partitions to it, perhaps none, and has not put it out since.
         commits_fail_since_ns: monotonic instant since which commits fail; None: they succeed.
         avoided: targets that the worker does not try now, with the reason.
-        queues: its partitions.
+        queues: its partitions of the schedule topic.
         counts: what it has done.
         namespace: its namespace; `""`: none.
         clock_ahead_ms: how far this machine's clock is ahead of the brokers' (negative: behind), in ms; 0: at most a
             minute, or not known.
         pending_timers: names that are pending in its partitions of the timer log.
+        timer_queues: its partitions of the timer log, without a delay; commands that wait there are due.
     """
 
     at_ns: int
@@ -222,11 +228,13 @@ class WorkerState(LoopState):
     namespace: str = ""
     clock_ahead_ms: int = 0
     pending_timers: int = 0
+    timer_queues: tuple[QueueState, ...] = ()
 
     @property
     def oldest_due_ms(self) -> int:
         """How long the oldest due record has been due, in ms; 0 if no record is due."""
-        return max(0, *(-queue.next_due_in_ms for queue in self.queues if queue.next_due_in_ms is not None), 0)
+        queues = (*self.queues, *self.timer_queues)
+        return max(0, *(-queue.next_due_in_ms for queue in queues if queue.next_due_in_ms is not None), 0)
 
     def shown(self, now_ns: int) -> dict[str, Any]:
         """Return the state as JSON values."""
@@ -281,11 +289,13 @@ def _counters(counts: WorkerCounts) -> Iterable[_Family]:
     parked = dict.fromkeys(PARK_REASONS, 0) | counts.parked
     most_first = sorted(parked.items(), key=lambda item: (-item[1], item[0]))
     yield "parked_total", "counter", "records parked", [("", {"reason": name}, count) for name, count in most_first]
+    every = {(each.value, is_effective): 0 for each in Command for is_effective in (False, True)} | counts.timers
     commands = [
         ("", {"command": name, "effective": str(is_effective).lower()}, float(count))
-        for (name, is_effective), count in sorted(counts.timers.items())
+        for (name, is_effective), count in sorted(every.items())
     ]
     yield "timer_commands_total", "counter", "commands for named timers", commands
+    yield _one("timers_replaced_total", "counter", "messages with a name that were replaced", counts.timers_replaced)
     below, buckets = 0, []
     for bound, count in zip(LATENESS_BOUNDS_MS, counts.lateness, strict=False):
         below += count
@@ -305,6 +315,8 @@ def _gauges(state: WorkerState) -> Iterable[_Family]:
     labelled = [({"partition": str(queue.partition)}, queue) for queue in state.queues]
     backlog = [("", labels, float(queue.backlog)) for labels, queue in labelled if queue.backlog is not None]
     yield "backlog_records", "gauge", "records that wait in a queue, with probes and markers of transactions", backlog
+    behind = [("", {"partition": str(each.partition)}, float(each.backlog or 0)) for each in state.timer_queues]
+    yield "timer_log_backlog_records", "gauge", "records of the timer log that wait for the worker", behind
     due = [("", labels, each.next_due_in_ms / 1e3) for labels, each in labelled if each.next_due_in_ms is not None]
     yield "next_due_seconds", "gauge", "until the oldest unfinished record of a queue is due", due
 

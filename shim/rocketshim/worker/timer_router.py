@@ -90,7 +90,7 @@ class TimerRouter(Router):
             if change is None:
                 return []
             owned.changes[record.offset()] = change
-            self._counts.count_timer(judged.envelope.timer_do or "", is_effective=change.effect is not Effect.NOTHING)
+            self._counts.count_timer(judged.envelope.timer_do or "", change)
         effect = self._refused(told, judged, change, reason) if reason else self._effect(told, judged, change)
         change = owned.changes[record.offset()]
         if not change.is_change or effect.kind is Kind.NOT_YET:

@@ -451,6 +451,7 @@ class DelayWorker:
             namespace=self.settings.namespace,
             clock_ahead_ms=self._prober.clock_ahead_ms,
             pending_timers=sum(0 if each.timers is None else each.timers.pending_count for each in assigned),
+            timer_queues=tuple(queue_state(consumer, each, now_ns) for each in assigned if each.timers is not None),
         )
 
     def _has_applied(self, ends: Mapping[int, int]) -> bool:

@@ -14,7 +14,7 @@ from rocketshim.errors import BrokerUnavailableError
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.sampler import Sampler
 from rocketshim.observe.snapshot import Snapshot, snapshot_of
-from rocketshim.observe.tables import summary
+from rocketshim.observe.tables import levels_table, summary
 from rocketshim.testing import InMemoryKafka, VirtualClock
 from rocketshim_topics.coordinates import TopicPartitionKey
 from rocketshim_topics.hops import clock_probe
@@ -102,6 +102,18 @@ def test_a_head_that_no_worker_delivers_is_late(world: World) -> None:
     world.clock.advance(3_000)
     found = world.snapshot()
     assert (found.waiting, found.late_ms) == (1, 2_000)
+
+
+def test_commands_of_named_timers_that_no_worker_reads_are_late_and_no_delay_queue(world: World) -> None:
+    world.kafka.create_topic(NAMES.timers, 8)
+    assert {each.late_ms(world.clock.wall_ms()) for each in world.snapshot().timers} == {0}
+    world.kafka.append(NAMES.timers, b"a", partition=0, headers=HEADERS)
+    world.clock.advance(5_000)
+    found = world.snapshot()
+    assert [each.standing.topic for each in found.queues] == [NAMES.schedule] * 2
+    assert [each.waiting for each in found.timers if each.waiting] == [1]
+    assert found.late_ms >= 5_000
+    assert levels_table(found).rows[-1] == ("timer log", 1, found.late_ms / 1e3, 0)
 
 
 def test_a_group_that_moves_on_before_retention_deletes_has_lost_nothing_in_a_slow_round(

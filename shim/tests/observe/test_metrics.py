@@ -72,6 +72,16 @@ def test_a_clock_that_is_behind_is_named_and_leaves_no_age_that_looks_like_in_ti
     assert ages == {("group_oldest_unread_seconds", "pay", "bills")}, "where everything is read"
 
 
+def test_a_timer_log_that_no_worker_reads_shows_how_long_its_commands_have_waited() -> None:
+    standing = PartitionStanding("rmq.timers", 2, 5, 0, 9, first_unread_ms=NOW_MS - 3_000)
+    found = values(replace(STATE, snapshot=replace(SNAPSHOT, timers=(DelayQueue(2, 0, standing),))))
+    assert {key: value for key, value in found.items() if key[0].startswith("timer_log")} == {
+        ("timer_log_waiting_offsets", "2"): 4,
+        ("timer_log_late_seconds", "2"): 3,
+        ("timer_log_lost_offsets", "2"): 0,
+    }
+
+
 def test_a_round_that_failed_leaves_no_value_that_looks_like_a_new_one() -> None:
     assert values(replace(STATE, snapshot=replace(SNAPSHOT, error="no broker answered"))) == {
         ("exporter_up",): 0,

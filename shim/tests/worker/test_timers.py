@@ -2,13 +2,16 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
+from prometheus_client.parser import text_string_to_metric_families
 
 from rocketshim.admin.redrive import redriven_parked
 from rocketshim.errors import MessageError
+from rocketshim.health import metrics_text
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import TIMER_PARTITIONS, timer_partition
 from rocketshim_topics.redrive_log import RedriveLog
@@ -90,6 +93,29 @@ def test_a_name_that_is_set_again_has_the_new_message_at_the_new_time(sim: Any) 
     assert bodies(sim) == []
     sim.run(worker, 5_000)
     assert bodies(sim) == [b"second"]
+
+
+def test_the_state_shows_names_commands_and_a_log_that_is_not_read_on(sim: Any) -> None:
+    worker = sim.worker()
+    for _ in range(2):
+        sim.command(delay_ms=60_000)
+    sim.command("SET-IF-ABSENT", delay_ms=60_000)
+    sim.run(worker, 1_500)
+    state = worker.state
+    found = {
+        (family.name.removeprefix("rocketshim_worker_"), *sorted(sample.labels.values())): sample.value
+        for family in text_string_to_metric_families(metrics_text(state.metrics()))
+        for sample in family.samples
+        if sample.name.endswith("_total") or family.type == "gauge"
+    }
+    assert found["pending_timers",] == 1
+    assert found["timers_replaced",] == 1
+    assert (found["timer_commands", "SET", "true"], found["timer_commands", "SET-IF-ABSENT", "false"]) == (2, 1)
+    assert found["timer_commands", "FIRE", "true"] == 0, "a series exists before its first event"
+    assert found["timer_log_backlog_records", str(MINE)] == 0
+    assert [each.partition for each in state.timer_queues] == list(range(TIMER_PARTITIONS))
+    stuck = replace(state.timer_queues[0], next_due_in_ms=-90_000)
+    assert replace(state, timer_queues=(stuck,)).oldest_due_ms == 90_000
 
 
 def test_set_if_absent_is_a_unique_job(sim: Any) -> None:

@@ -68,6 +68,7 @@ class Facts:
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)  # physical name to facts, for topics that exist
     standings: Mapping[str, GroupStanding] = field(default_factory=dict)
     queues: tuple[DelayQueue, ...] = ()  # the queues with waiting records, with the next few that leave
+    timers: tuple[DelayQueue, ...] = ()  # the partitions of the timer log with commands that no worker has read
     parked: int | None = None  # number of records parked within a day and not sent again since, 1,000 at most
     parked_not_allowed: int = 0
     marks_lost: Mapping[str, int] = field(default_factory=dict)

@@ -94,7 +94,7 @@ def gather(
         described = cluster.topics([name for name in _topics_to_read(names, found, user_topics) if name in visible])
         standings = cluster.standings([names.worker_group, *found])
         sources = {name: described[name] for name in user_topics if name in described}
-        schedule = {name: topic for name, topic in described.items() if name == names.schedule}
+        schedule = {name: topic for name, topic in described.items() if name in {names.schedule, names.timers}}
         clocks_ms = cluster.clocks(described.get(names.schedule)) if probe else {}
         parked, not_allowed = cluster.parked(described)
         return Facts(
@@ -109,6 +109,7 @@ def gather(
             topics=described,
             standings=standings,
             queues=cluster.queues(levels, described.get(names.schedule)),
+            timers=cluster.timers(levels, described.get(names.timers)),
             parked=parked,
             parked_not_allowed=not_allowed,
             marks_lost=cluster.marks_lost([names.parked, *map(names.dead_letter, found)], described),
@@ -274,6 +275,16 @@ class _ClusterReader:
         led = [key.partition for key in _led(self._names.schedule, schedule)]
         nothing: list[DelayQueue] = []
         found = self._request("waiting messages", partial(reader.queues, led, heads=_HEADS), nothing)
+        return tuple(each for each in found if each.head)
+
+    def timers(self, levels: DelayLevels, log: TopicFacts | None) -> tuple[DelayQueue, ...]:
+        """Return the partitions of the timer log with commands that no worker has read."""
+        if log is None:
+            return ()
+        led = [key.partition for key in _led(self._names.timers, log)]
+        nothing: list[DelayQueue] = []
+        reader = DelayedReader(self.reader, self._names, levels)
+        found = self._request("commands of named timers", partial(reader.timer_log, led), nothing)
         return tuple(each for each in found if each.head)
 
     def parked(self, described: Mapping[str, TopicFacts]) -> tuple[int | None, int]:

@@ -135,7 +135,8 @@ def worker(facts: Facts) -> Iterator[Finding]:
         return
     run = facts.command("worker", "--allow", "TOPIC", *facts.levels_option)
     overdue_ms = max((_overdue_ms(facts, queue) for queue in facts.queues), default=0)
-    waiting = sum(queue.waiting for queue in facts.queues)
+    waiting = sum(queue.waiting for queue in (*facts.queues, *facts.timers))
+    unread_ms = max((facts.now_ms - queue.head[0].appended_ms for queue in facts.timers), default=0)
     if not standing.members and waiting:
         yield Finding(
             "worker-missing",
@@ -156,16 +157,29 @@ def worker(facts: Facts) -> Iterator[Finding]:
             ("" if facts.clocks_ms else f"compare the clocks: {facts.command('doctor', '--probe')}; ")
             + f"look at its log and /state; for more lanes and workers: {facts.init('--lanes', 'N')}",
         )
-    lost = sum(each.lost for each in standing.partitions if each.topic == facts.names.schedule)
-    if lost:
+    elif unread_ms > _MAX_OVERDUE_MS:
         yield Finding(
-            "retention-overtook",
+            "timers-late",
             Severity.ERROR,
-            facts.names.schedule,
-            f"retention deleted {lost} offsets that no worker had read",
-            "messages among them are lost; there may be none, if all had been delivered and a transaction ended then",
-            f"raise retention.ms above the longest outage: {facts.keep_longer(facts.names.schedule)}",
+            facts.names.timers,
+            f"a worker is in the group, but the oldest command for a named timer has waited for {unread_ms // 1_000} s",
+            "messages with names are late, and a cancel has not taken effect",
+            "look at the worker's log (worker.timers-unknown, worker.hop-not-stored) and /state; its principal reads "
+            f"and writes {facts.names.timers} and {facts.names.timer_state}: "
+            + facts.command("acls", "--role", "worker", "--topic", "TOPIC"),
         )
+    for topic in (facts.names.schedule, facts.names.timers):
+        lost = sum(each.lost for each in standing.partitions if each.topic == topic)
+        if lost:
+            yield Finding(
+                "retention-overtook",
+                Severity.ERROR,
+                topic,
+                f"retention deleted {lost} offsets that no worker had read",
+                "messages among them are lost; there may be none, if all had been delivered and a transaction ended "
+                "then",
+                f"raise retention.ms above the longest outage: {facts.keep_longer(topic)}",
+            )
 
 
 def backlog(facts: Facts) -> Iterator[Finding]:

@@ -57,6 +57,10 @@ def partition(topic: str, number: int = 0, **changes: Any) -> PartitionStanding:
     return PartitionStanding(topic, number, **(values | changes))
 
 
+def timer_log(appended_ms: int) -> DelayQueue:
+    return DelayQueue(3, 0, partition("rmq.timers", 3), (WaitingRecord("3/5", appended_ms),))
+
+
 def worker(*metadata: str, members: tuple[str, ...] = ("w@h",)) -> GroupStanding:
     rows = tuple(partition("SCHEDULE_TOPIC_XXXX", n, metadata=text) for n, text in enumerate(metadata))
     return GroupStanding("rmq.sched", "STABLE", members, rows)
@@ -168,6 +172,27 @@ BROKEN: list[tuple[str, str, Severity, dict[str, Any]]] = [
     ("auto-create", "broker", Severity.NOTE, {"broker_config": {"auto.create.topics.enable": "true"}}),
     ("worker-missing", "rmq.sched", Severity.ERROR, {"standings": {"rmq.sched": worker(members=())}}),
     ("worker-late", "rmq.sched", Severity.ERROR, {"queues": (queue(0, waiting(1, NOW_MS - 90_000, 1, 1_000)),)}),
+    ("timers-late", "rmq.timers", Severity.ERROR, {"timers": (timer_log(NOW_MS - 61_000),)}),
+    (
+        "worker-missing",
+        "rmq.sched",
+        Severity.ERROR,
+        {
+            "queues": (),
+            "timers": (timer_log(NOW_MS),),
+            "standings": {"rmq.sched": worker(levels_metadata(LEVELS), members=())},
+        },
+    ),
+    (
+        "retention-overtook",
+        "rmq.timers",
+        Severity.ERROR,
+        {
+            "standings": {
+                "rmq.sched": GroupStanding("rmq.sched", "STABLE", ("w@h",), (partition("rmq.timers", low=7),))
+            }
+        },
+    ),
     ("retention-overtook", "SCHEDULE_TOPIC_XXXX", Severity.ERROR,
      {"standings": {"rmq.sched": overtaken()}, "queues": ()}),
     ("retention-overtook", "g on orders/0", Severity.ERROR,
