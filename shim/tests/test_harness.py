@@ -460,6 +460,23 @@ def test_one_of_two_open_harnesses_refuses_until_it_is_closed() -> None:
 # --- named timers ----------------------------------------------------------------------------------------------------
 
 
+def test_code_under_test_sends_and_cancels_with_names_while_time_passes() -> None:
+    """The code has the producer, so that nothing waits for the worker between a send and the time that passes."""
+    with Harness() as harness:
+        harness.topic("orders")
+        for name in ("goes", "stays"):
+            harness.producer.send("orders", name.encode(), delay="30m", timer=name, timeout_s=60)
+        harness.pass_time("10m")
+        harness.producer.cancel("orders", timer="goes", timeout_s=60)
+        for _ in range(10):
+            harness.producer.send("orders", b"debounced", delay="5s", timer="often", timeout_s=60)
+            harness.pass_time("1s")
+        harness.pass_time("19m")
+        assert [record.value() for record in harness.kafka.records("orders")] == [b"debounced"]
+        harness.pass_time("1m")
+        assert [record.value() for record in harness.kafka.records("orders")] == [b"debounced", b"stays"]
+
+
 def test_a_named_message_can_be_cancelled_replaced_and_sent_now() -> None:
     consumer = PushConsumer("localhost:9092", group="shop")
     seen: list[bytes | None] = []

@@ -27,7 +27,6 @@ _Watch = Callable[[Iterable[Any]], Iterator[Any]]
 """Passes records on, and may end the reading."""
 
 _NEAR_COUNT: Final = 10_000  # records of the first look at the end of the log
-_LOOK_S: Final = 0.1
 
 
 def pending_timers(records: Iterable[Any], is_wanted: Callable[[PendingTimer], bool]) -> Iterator[PendingTimer]:
@@ -224,4 +223,4 @@ def _bounds(reader: TopicReader, key: TopicPartitionKey, stored: int, hidden_s: 
         low, high = reader.bounds(*key)
         if high > stored or time.monotonic() >= until_s:
             return low, high
-        time.sleep(_LOOK_S)
+        time.sleep(0.1)
