@@ -90,6 +90,9 @@ class TimerRouter(Router):
             if change is None:
                 return []
             owned.changes[record.offset()] = change
+            owned.drop_half(change.before)
+            if change.effect is Effect.SCHEDULE and judged.envelope.timer_asks is not None:
+                owned.keep_half(record)
             self._counts.count_timer(judged.envelope.timer_do or "", change)
         effect = self._refused(told, judged, change, reason) if reason else self._effect(told, judged, change)
         change = owned.changes[record.offset()]
@@ -116,6 +119,9 @@ class TimerRouter(Router):
     def _is_read(self, owned: OwnedTimers, run: list[Any], offset: int, name: bytes, generation: int) -> bool:
         """Return whether the message of the NOW at an offset is known; it may be a record of the same run."""
         if owned.messages.get(offset, (-1, None))[0] == generation:
+            return True
+        if (half := owned.halves.get(generation)) is not None:
+            owned.messages[offset] = generation, half
             return True
         at = bisect_left(run, generation, key=_OFFSET)
         if at == len(run) or run[at].offset() != generation or self._rules.judge(run[at]).name != name:

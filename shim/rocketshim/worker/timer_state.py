@@ -35,6 +35,8 @@ _CLOSE_S: Final = 1.0
 _AGAIN_S: Final = 1.0
 _TRIES: Final = 30  # to find the end of the log where its state says
 _SETS: Final = frozenset({"SET", "SET-IF-ABSENT"})
+_HALVES_BYTES: Final = 4 << 20
+_RECORD_BYTES: Final = 1_000  # of one without its value
 
 
 class OwnedTimers:
@@ -46,10 +48,11 @@ class OwnedTimers:
         messages: the generation that a NOW delivers, and its message, by the offset of the NOW; no message: it is not
             there any more.
         loaded: the messages that are read now, as a target that is not known yet.
+        halves: the newest half messages by offset: their COMMIT comes soon, and need not have them read.
         skip_below: offset below which records are passed over: their effects are stored, and their position is not.
     """
 
-    __slots__ = ("asked", "changes", "loaded", "messages", "one_run", "skip_below", "table")
+    __slots__ = ("_halves_bytes", "asked", "changes", "halves", "loaded", "messages", "one_run", "skip_below", "table")
 
     def __init__(self, topic: str, *, one_run: bool) -> None:
         self.table: TimerTable | None = None
@@ -59,6 +62,8 @@ class OwnedTimers:
         self.asked: set[int] = set()
         self.skip_below = 0
         self.one_run = one_run
+        self.halves: dict[int, Any] = {}
+        self._halves_bytes = 0
 
     def is_ready(self, waiting: LevelQueue[Any]) -> bool:
         """Return whether a run may leave the queue."""
@@ -69,11 +74,27 @@ class OwnedTimers:
         """How many names are pending, as far as it is known."""
         return 0 if self.table is None else len(self.table)
 
+    def keep_half(self, record: Any) -> None:
+        """Keep a half message until its transaction ends, or until there are too many later ones."""
+        self.halves[record.offset()] = record
+        self._halves_bytes += _size_bytes(record)
+        while self._halves_bytes > _HALVES_BYTES:
+            self.drop_half(next(iter(self.halves)))
+
+    def drop_half(self, offset: int | None) -> None:
+        """Forget a half message, if it is kept."""
+        if offset is not None and (record := self.halves.pop(offset, None)) is not None:
+            self._halves_bytes -= _size_bytes(record)
+
     def confirmed(self, next_offset: int) -> None:
         """Forget what commands below this offset have done: their position is stored."""
         for known in (self.changes, self.messages):
             for offset in [offset for offset in known if offset < next_offset]:
                 del known[offset]
+
+
+def _size_bytes(record: Any) -> int:
+    return len(record.value() or b"") + _RECORD_BYTES
 
 
 @dataclass(slots=True)

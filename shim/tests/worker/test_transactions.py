@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError
 
+from rocketshim.worker.timer_state import OwnedTimers
 from rocketshim_topics.hops import CHECK_EVERY_MS, MOST_CHECKS
 from rocketshim_topics.names import TopicNames
 from rocketshim_topics.partitioner import timer_partition
@@ -162,3 +163,35 @@ def test_a_half_message_that_breaks_a_rule_is_parked(shop: Any, headers: dict[st
     half(shop, **headers)
     shop.run(worker, 2_000)
     assert [reason for reason, _ in shop.parked()] == ["bad-transaction:TIMER_ASKS"]
+
+
+@pytest.mark.parametrize(("most_bytes", "comes"), [(4 << 20, [b"paid"]), (0, [])])
+def test_a_half_message_is_kept_for_its_commit_as_far_as_there_is_room(
+    shop: Any, monkeypatch: pytest.MonkeyPatch, most_bytes: int, comes: list[bytes]
+) -> None:
+    monkeypatch.setattr("rocketshim.worker.timer_state._HALVES_BYTES", most_bytes)
+    worker = shop.worker()
+    half(shop)
+    shop.run(worker, 1_000)
+    shop.kafka.truncate(NAMES.timers, MINE, before_offset=1)  # so that it cannot be read
+    end(shop, "NOW")
+    shop.run(worker, 1_000)
+    assert [record.value() for record in shop.delivered()] == comes
+
+
+def test_the_newest_half_messages_are_kept_and_those_that_have_ended_are_not() -> None:
+    owned = OwnedTimers("orders", one_run=False)
+
+    class Record:
+        def __init__(self, offset: int) -> None:
+            self.offset = lambda: offset
+            self.value = lambda: b"x" * (1 << 20)
+
+    for offset in range(5):
+        owned.keep_half(Record(offset))
+    assert [*owned.halves] == [2, 3, 4]
+    owned.drop_half(3)
+    owned.drop_half(3)
+    owned.drop_half(None)
+    owned.keep_half(Record(5))
+    assert [*owned.halves] == [2, 4, 5]
