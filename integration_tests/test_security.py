@@ -36,6 +36,7 @@ from rocketshim import (
     DelayWorker,
     LitePullConsumer,
     Message,
+    MessageView,
     Producer,
     PushConsumer,
     WorkerSettings,
@@ -43,11 +44,12 @@ from rocketshim import (
 )
 from rocketshim.admin import redrive
 from rocketshim.cli import main
-from rocketshim.errors import RocketshimError
+from rocketshim.errors import NotAuthorizedError, RocketshimError
 from rocketshim.kafka.acls import denied_topics
 from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.observe.look_up import OffsetLookup
 from rocketshim.observe.snapshot import snapshot_of
+from rocketshim.transactions import LocalTransactionState, TransactionMQProducer
 from rocketshim_local import LocalCluster
 from rocketshim_spark.sources import Cluster
 from rocketshim_topics import DelayLevels, TopicNames
@@ -108,6 +110,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     with LocalCluster(users=users, tls_pem=pem, properties={"connections.max.reauth.ms": "0"}) as cluster:
         secured = Secured(cluster)
         made = ["init", *secured.options("admin"), "--delay-levels", LEVELS, "--group", GROUP, "--with-log"]
+        made += ["--producer-group", "shop", "--producer-group", "other"]
         assert main([*made, "--topic", TOPIC, "--topic", "payroll", "--group", "g1"]) == 0
         cluster.touch_internal_topics()
         capture: Any = request.config.pluginmanager.getplugin("capturemanager")
@@ -122,6 +125,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
 def grant(admin: AdminClient, role: str, capture: Any) -> None:
     """Create exactly the bindings that `rocketshim acls --json` prints."""
     words = ["acls", "--role", role, "--topic", TOPIC, "--group", GROUP, "--orderly", "--namespace", "pay", "--json"]
+    words += ["--producer-group", "shop"] if role == "producer" else []
     words += ["--group", "g1"] if role == "viewer" else []  # it looks at every group that has a retry topic
     capture.read_global_capture()
     assert main(words) == 0
@@ -212,6 +216,46 @@ def test_producer_worker_and_consumer_do_their_work(secured: Secured, exactly_on
             producer.cancel(TOPIC, timer="o-8", timeout_s=DEADLINE_S)
         assert everything.wait(DEADLINE_S), seen
     assert consumer.send_back_counts.dead == 1
+
+
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_producer_is_asked_about_its_transactions(secured: Secured, exactly_once: bool) -> None:
+    asked, received = threading.Event(), threading.Event()
+    mark = b"paid-%d" % exactly_once
+    worker = DelayWorker(
+        WorkerSettings.make(
+            bootstrap=secured.bootstrap, namespace="pay", delay_levels=LEVELS, allow=(TOPIC,),
+            client=secured.client("worker"), exactly_once=exactly_once, instance="one",
+        )
+    )  # fmt: skip
+    consumer = PushConsumer(
+        secured.bootstrap, group=GROUP, namespace="pay", delay_levels=LEVELS, client=secured.client("consumer"),
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+    )  # fmt: skip
+
+    @consumer.listener(TOPIC)
+    def handle(message: Any) -> None:
+        if message.body == mark:
+            received.set()
+
+    def is_paid(message: MessageView) -> LocalTransactionState:
+        if message.body == mark:
+            asked.set()
+        return LocalTransactionState.COMMIT_MESSAGE
+
+    producer = TransactionMQProducer(
+        secured.bootstrap, group="shop", listener=is_paid, namespace="pay", delay_levels=LEVELS,
+        client=secured.client("producer"),
+    )  # fmt: skip
+    with running(worker), consumer, producer:
+        producer.transaction(TOPIC, mark, check_after="1s", timeout_s=DEADLINE_S)
+        assert asked.wait(DEADLINE_S)
+        assert received.wait(DEADLINE_S)
+    others = TransactionMQProducer(
+        secured.bootstrap, group="none", listener=is_paid, namespace="pay", client=secured.client("producer")
+    )
+    with pytest.raises(NotAuthorizedError, match=r"pay\.rmq\.check\.none"):
+        others.start()
 
 
 def test_a_worker_with_the_rights_from_before_named_timers_delivers_all_others(secured: Secured) -> None:
@@ -691,6 +735,7 @@ class Tries:
 
 RETRY, DEAD, LOG = NAMES.retry(GROUP), NAMES.dead_letter(GROUP), NAMES.group_log(GROUP)
 OTHERS = [NAMES.retry("g1"), NAMES.dead_letter("g1"), NAMES.group_log("g1")]
+CHECKS, OTHER_CHECKS = NAMES.check("shop"), NAMES.check("other")
 NEVER = [
     ("create", "new"), ("delete", TOPIC), ("delete", NAMES.schedule), ("grow", NAMES.schedule),
     ("alter", NAMES.schedule), ("truncate", NAMES.schedule), ("forget", NAMES.worker_group), ("forget", GROUP),
@@ -701,28 +746,33 @@ FORBIDDEN: dict[str, list[tuple[str, str]]] = {
     "producer": [
         *(("write", name) for name in (RETRY, DEAD, LOG, NAMES.parked, NAMES.redrive_log, NAMES.timer_state)),
         *(("read", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.timers, NAMES.timer_state)),
-        ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
+        ("write", CHECKS), ("read", OTHER_CHECKS), ("commit", OTHER_CHECKS), ("commit", GROUP),
+        ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
     ],
     "consumer": [
         *(("write", name) for name in (TOPIC, RETRY, NAMES.redrive_log, NAMES.timers, NAMES.timer_state, *OTHERS)),
         *(("read", name) for name in (NAMES.schedule, DEAD, NAMES.parked, NAMES.timers, NAMES.timer_state, *OTHERS)),
-        ("commit", NAMES.worker_group), ("commit", "g1"), ("transact", f"{NAMES.worker_group}.one"),
+        ("write", CHECKS), ("read", CHECKS), ("commit", CHECKS), ("commit", NAMES.worker_group), ("commit", "g1"),
+        ("transact", f"{NAMES.worker_group}.one"),
     ],
     "worker": [
         *(("write", name) for name in (DEAD, LOG, NAMES.redrive_log, OTHERS[1], OTHERS[2])),
-        *(("read", name) for name in (TOPIC, RETRY, DEAD, LOG, NAMES.parked)),
+        *(("read", name) for name in (TOPIC, RETRY, DEAD, LOG, NAMES.parked, CHECKS)), ("commit", CHECKS),
         ("commit", GROUP), ("transact", f"{NAMES.worker_group}x"), ("transact", f"{NAMES.redrive_log}.x"),
     ],
     "viewer": [
+        ("write", CHECKS), ("commit", CHECKS),
         *(("write", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.parked, LOG, NAMES.redrive_log)),
         *(("write", name) for name in (NAMES.timers, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.redrive_log}.x"),
     ],
     "operator": [
+        ("write", CHECKS), ("commit", CHECKS),
         *(("write", name) for name in (TOPIC, DEAD, NAMES.parked, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),
     ],
     "spark": [
+        ("write", CHECKS), ("commit", CHECKS),
         *(("write", name) for name in (TOPIC, NAMES.schedule, RETRY, DEAD, NAMES.parked, LOG, NAMES.redrive_log)),
         *(("write", name) for name in (NAMES.timers, NAMES.timer_state)),
         ("commit", GROUP), ("commit", NAMES.worker_group), ("transact", f"{NAMES.worker_group}.one"),

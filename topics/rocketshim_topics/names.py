@@ -253,6 +253,11 @@ class TopicNames:
         """What the physical dead-letter topics of all groups begin with, and no other topic of this namespace."""
         return f"{self.prefix}rmq.dlq."
 
+    @property
+    def check_prefix(self) -> str:
+        """What the physical topics of `check` of all groups begin with, and no other topic of this namespace."""
+        return f"{self.prefix}rmq.check."
+
     def retry(self, group: str) -> str:
         """The physical retry topic of a group."""
         return self.retry_prefix + _encoded(group)
@@ -267,7 +272,7 @@ class TopicNames:
 
     def check(self, producer_group: str) -> str:
         """The physical topic of the questions to a group of producers; their consumer group has the same name."""
-        return f"{self.prefix}rmq.check.{_encoded(producer_group)}"
+        return self.check_prefix + _encoded(producer_group)
 
     def physical(self, logical: str) -> str:
         """Return the physical name of a logical one: `%RETRY%g`, `%DLQ%g`, `SCHEDULE_TOPIC_XXXX` mapped, others kept.

@@ -61,13 +61,20 @@ class Grant:
 
 
 def grants(
-    role: Role, names: TopicNames, *, groups: Iterable[str] = (), topics: Iterable[str] = (), orderly: bool = False
+    role: Role,
+    names: TopicNames,
+    *,
+    groups: Iterable[str] = (),
+    topics: Iterable[str] = (),
+    producer_groups: Iterable[str] = (),
+    orderly: bool = False,
 ) -> tuple[Grant, ...]:
     """Return what a role needs.
 
     * `groups`: consumer groups: a consumer's own, or those that a viewer or operator looks at.
     * `topics`: the users' topics to send to, consume, deliver to or look at; a name, or a prefix with one `*` at its
       end.
+    * `producer_groups`: a producer's, if it sends in transactions.
     * `orderly`: a consumer takes queue locks (orderly listeners, allocation strategies).
     """
     groups, topics = tuple(map(check_group, groups)), tuple(topics)
@@ -79,6 +86,7 @@ def grants(
                 *_users(topics, "WRITE", why="send"),
                 _topic(names.schedule, "WRITE", why="send with a delay"),
                 _topic(names.timers, "WRITE", why="send with a name; it allows to cancel any name"),
+                *_answering(map(names.check, producer_groups)),
             )
         case Role.CONSUMER:
             return (*_users(topics, "READ", why="consume"), *_consumer(names, groups, orderly=orderly))
@@ -90,6 +98,12 @@ def grants(
             return (*_operator(names, groups), *_users(topics, "READ", "DESCRIBE_CONFIGS", why="trace, doctor"))
         case Role.SPARK:
             return (*_everything_read(names, groups), *_users(topics, "READ", why="analyse"))
+
+
+def _answering(checks: Iterable[str]) -> Iterator[Grant]:
+    for topic in checks:
+        yield _topic(topic, "READ", why="answer for transactions")
+        yield _group(topic, "READ", why="answer for transactions: join and commit")
 
 
 def _consumer(names: TopicNames, groups: Iterable[str], *, orderly: bool) -> Iterator[Grant]:
@@ -109,6 +123,7 @@ def _worker(names: TopicNames) -> Iterator[Grant]:
     yield _topic(names.timer_state, "READ", "WRITE", why="named timers: pending names")
     yield _topic(names.parked, "WRITE", why="park")
     yield _topic(names.retry_prefix, "WRITE", why="deliver retries", prefixed=True)
+    yield _topic(names.check_prefix, "WRITE", why="ask about transactions", prefixed=True)
     yield _group(names.worker_group, "READ", why="join and commit")
     yield Grant(
         Resource.TRANSACTIONAL_ID, f"{names.worker_group}.", prefixed=True, operations=("WRITE",), why="--exactly-once"
@@ -127,6 +142,7 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(f"{ours}retry.", *read, why="retry; doctor", prefixed=True)
     yield _topic(f"{ours}dlq.", *read, why="dlq; doctor", prefixed=True)
     yield _topic(f"{ours}group.", *read, why="group locks; doctor", prefixed=True)
+    yield _topic(names.check_prefix, *read, why="trace; doctor", prefixed=True)
     yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")
@@ -144,6 +160,7 @@ def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(
         f"{ours}group.", "READ", "WRITE", "DESCRIBE_CONFIGS", why="group locks, release; doctor", prefixed=True
     )
+    yield _topic(names.check_prefix, "READ", "DESCRIBE_CONFIGS", why="trace; doctor", prefixed=True)
     yield Grant(Resource.CLUSTER, _CLUSTER, prefixed=False, operations=("DESCRIBE_CONFIGS",), why="settings: doctor")
     for group in (names.worker_group, *groups):
         yield _group(group, "DESCRIBE", why="positions: group lag, delayed, doctor")

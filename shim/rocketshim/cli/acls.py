@@ -29,6 +29,10 @@ def acls(
         list[str] | None,
         typer.Option("--group", "-g", help="A consumer's own group, or a group to look at; repeatable."),
     ] = None,
+    producer_group: Annotated[
+        list[str] | None,
+        typer.Option("--producer-group", help="A producer's own group, if it sends in transactions; repeatable."),
+    ] = None,
     orderly: Annotated[
         bool, typer.Option("--orderly", help="A consumer with orderly listeners or an allocation strategy.")
     ] = False,
@@ -52,7 +56,14 @@ def acls(
     The user who runs `init` creates topics: no role may create, alter or delete.
     """
     del profile
-    wanted = grants(role, TopicNames(namespace), groups=group or (), topics=topic or (), orderly=orderly)
+    wanted = grants(
+        role,
+        TopicNames(namespace),
+        groups=group or (),
+        topics=topic or (),
+        producer_groups=producer_group or (),
+        orderly=orderly,
+    )
     full_principal = principal or f"User:{role}"
     if as_json:
         typer.echo(json.dumps(bindings(wanted, principal=full_principal), indent=1))

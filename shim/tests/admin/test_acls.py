@@ -13,7 +13,9 @@ EVERY = pytest.mark.parametrize("role", list(Role))
 
 
 def of(role: Role, namespace: str = "pay") -> tuple[Grant, ...]:
-    return grants(role, TopicNames(namespace), groups=["g"], topics=["orders", "bills-*"], orderly=True)
+    return grants(
+        role, TopicNames(namespace), groups=["g"], topics=["orders", "bills-*"], producer_groups=["shop"], orderly=True
+    )
 
 
 @EVERY
@@ -111,3 +113,20 @@ def test_json_has_one_binding_for_each_operation(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "# consume"
     assert len(lines) == 2 * len(wanted)
+
+
+def test_only_a_producer_of_a_group_may_read_its_checks_and_join_its_readers() -> None:
+    found = {
+        (role, grant.resource, grant.operations)
+        for role in Role
+        for grant in of(role)
+        if grant.covers("pay.rmq.check.shop") and grant.name != "pay.rmq."
+    }
+    assert found == {
+        (Role.PRODUCER, Resource.TOPIC, ("READ",)),
+        (Role.PRODUCER, Resource.GROUP, ("READ",)),
+        (Role.WORKER, Resource.TOPIC, ("WRITE",)),
+        (Role.VIEWER, Resource.TOPIC, ("READ", "DESCRIBE_CONFIGS")),
+        (Role.OPERATOR, Resource.TOPIC, ("READ", "DESCRIBE_CONFIGS")),
+    }
+    assert not [each for each in grants(Role.PRODUCER, TopicNames(), groups=["g"]) if "check" in each.name]
