@@ -135,8 +135,8 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     ours = f"{names.prefix}rmq."
     read = "READ", "DESCRIBE_CONFIGS"
     yield _topic(names.schedule, *read, why="delayed, trace; doctor")
-    yield _topic(names.timers, *read, why="timers; doctor")
-    yield _topic(names.timer_state, *read, why="timers; doctor")
+    yield _topic(names.timers, *read, why="timers, tx; doctor")
+    yield _topic(names.timer_state, *read, why="timers, tx; doctor")
     yield _topic(names.parked, *read, why="parked; doctor")
     yield _topic(names.redrive_log, *read, why="what was redriven; doctor")
     yield _topic(f"{ours}retry.", *read, why="retry; doctor", prefixed=True)
@@ -150,8 +150,8 @@ def _viewer(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
 
 def _operator(names: TopicNames, groups: Iterable[str]) -> Iterator[Grant]:
     yield _topic(names.schedule, "READ", "WRITE", "DESCRIBE_CONFIGS", why="delayed, trace; dlq apply (parked); doctor")
-    yield _topic(names.timers, "READ", "WRITE", "DESCRIBE_CONFIGS", why="timers, cancel; doctor")
-    yield _topic(names.timer_state, "READ", "DESCRIBE_CONFIGS", why="timers; doctor")
+    yield _topic(names.timers, "READ", "WRITE", "DESCRIBE_CONFIGS", why="timers, tx, cancel; doctor")
+    yield _topic(names.timer_state, "READ", "DESCRIBE_CONFIGS", why="timers, tx; doctor")
     yield _topic(names.parked, "READ", "DESCRIBE_CONFIGS", why="parked; doctor")
     yield _topic(names.redrive_log, "READ", "WRITE", "DESCRIBE_CONFIGS", why="what was redriven; doctor")
     ours = f"{names.prefix}rmq."

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final
 
 import typer
 
@@ -70,12 +70,15 @@ def ls(
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
-    """List the pending names, the next one that is due first. The worker stores them, a moment after their commands."""
+    """List the pending names, the next one that is due first. The worker stores them, a moment after their commands.
+
+    Messages in transactions are listed by `tx ls`.
+    """
     now_ms = time.time_ns() // 1_000_000
     before_ms = None if due_before is None else _moment_ms(due_before, now_ms)
 
     def is_wanted(each: PendingTimer) -> bool:
-        return topic in {None, each.topic} and _is_named(each.name, name)
+        return topic in {None, each.topic} and _is_named(each.name, name) and not each.asks
 
     with at.reader() as reader:
         records = counting(reader.read([reader.require(at.names.timer_state)]))
@@ -97,15 +100,21 @@ def show(
     The command reads the log of commands, as far back as retention has left it. Exit code 2 if nothing is known of the
     name.
     """
-    _check(topic, [name])
+    show_history(at, topic, name, as_json=as_json, kind=FoundTimer)
+
+
+def show_history(at: Connection, topic: str, name: str, *, as_json: bool, kind: "type[FoundTimer]") -> None:
+    """Show what became of a name, in the words of a kind."""
+    check_names(topic, [name])
     with at.reader() as reader:
         states = read_states(reader, at.names, topic, [name], counting)
         history = read_histories(reader, at.names, topic, states, {}, hidden_s=0, watch=counting)[name]
-    found = _Found(topic, name, history)
+    kind.check_kind(name, states[name], history.events)
+    found = kind(topic, name, history)
     if as_json:
         typer.echo(json.dumps(found.facts(), indent=1))
     else:
-        echo_safe(f"{name}: {found.text}")
+        echo_safe(f"{name}: {found.outcome}")
         columns = ("partition/offset", "stored (UTC)", "command", "effect", "id")
         if events := found.history.events:
             show_rows(columns, (({}, found.cells(each)) for each in events), limit=len(events), as_json=False)
@@ -120,7 +129,7 @@ def cancel(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as
     Each cancel is stored at an offset of the log, which decides: it is in time if the message's FIRE is not stored
     before it. Exit code 2 if a name was not pending.
     """
-    _command(at, Command.CANCEL, topic, name, apply=apply, as_json=as_json)
+    run_command(at, Command.CANCEL, topic, name, apply=apply, as_json=as_json)
 
 
 @app.command(epilog="Example: rocketshim timers now order-timeouts o-7 --apply")
@@ -129,7 +138,7 @@ def now(*, topic: Topic, name: Names, at: Connected, apply: Apply = False, as_js
 
     Exit code 2 if a name was not pending.
     """
-    _command(at, Command.NOW, topic, name, apply=apply, as_json=as_json)
+    run_command(at, Command.NOW, topic, name, apply=apply, as_json=as_json)
 
 
 @app.command("apply", epilog="Example: rocketshim timers apply cron.toml --dry-run")
@@ -171,33 +180,47 @@ def apply_(
         typer.echo(f"dry run: {len(sends)} would be sent" if dry_run else f"{len(stored)} sent")
 
 
-def _command(at: Connection, command: Command, topic: str, given: Iterable[str], *, apply: bool, as_json: bool) -> None:
-    _check(topic, names := list(dict.fromkeys(given)))
+def run_command(
+    at: Connection,
+    command: Command,
+    topic: str,
+    given: Iterable[str],
+    *,
+    apply: bool,
+    as_json: bool,
+    kind: "type[FoundTimer] | None" = None,
+) -> None:
+    """Show what became of names, or send the command for each and show what it did, in the words of a kind."""
+    check_names(topic, names := list(dict.fromkeys(given)))
+    kind = kind or FoundTimer
+    word = kind.words.get(command, command.value)
     with at.reader() as reader:
         states = read_states(reader, at.names, topic, names, counting)
-        sends = {name: (command.value, partial(_send, command, topic, name)) for name in names}
+        for name, state in states.items():
+            kind.check_kind(name, state)
+        sends = {name: (word, partial(_send, command, topic, name)) for name in names}
         results = _stored(at, sends) if apply else {}
         stored = {name: each.queue_offset for name, each in results.items()}
         histories = read_histories(reader, at.names, topic, states, stored, hidden_s=_HIDDEN_S, watch=counting)
     pending = 0
     for name, history in histories.items():
-        found = _Found(topic, name, history)
+        found = kind(topic, name, history)
         event = next((each for each in found.history.events if each.offset == stored.get(name)), None)
         is_effective = event is not None and event.effect is not Effect.NOTHING
         pending += is_effective or (not apply and found.history.fate()[0] is TimerFate.PENDING)
         if as_json:
-            typer.echo(json.dumps(found.facts() | {"command": command.value, "stored_at": stored.get(name)}))
+            typer.echo(json.dumps(found.facts() | {"command": word, "stored_at": stored.get(name)}))
         elif not apply:
-            echo_safe(f"{name}: {found.text}")
+            echo_safe(f"{name}: {found.outcome}")
         else:
             did = "the log decides" if event is None else found.effect(event)
-            echo_safe(f"{name}: {command.value} stored at {at.names.timers}/{found.partition}/{stored[name]}: {did}")
+            echo_safe(f"{name}: {word} stored at {at.names.timers}/{found.partition}/{stored[name]}: {did}")
     if not apply and not as_json:
         typer.echo("nothing was changed; to do it, add --apply")
     raise typer.Exit(FINDING if pending < len(names) else 0)
 
 
-def _check(topic: str, names: Iterable[str]) -> None:
+def check_names(topic: str, names: Iterable[str]) -> None:
     """Refuse what no message can have: the same is legal as for a send."""
     for name in names:
         Message(topic, b"", timer=name, delay=1)
@@ -246,17 +269,24 @@ def _is_named(found: str, wanted: str | None) -> bool:
 
 
 def _row(pending: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
-    due_ms, topic, name, partition, generation, _ = pending
+    due_ms, topic, name, partition, generation, *_ = pending
     facts = {"topic": topic, "name": name, "due_ms": due_ms, "partition": partition, "generation": generation}
-    return facts, [topic, name, time_text(due_ms), _from_now(due_ms, now_ms), f"{partition}/{generation}"]
+    return facts, [topic, name, time_text(due_ms), from_now(due_ms, now_ms), f"{partition}/{generation}"]
 
 
-def _from_now(at_ms: int, now_ms: int) -> str:
+def from_now(at_ms: int, now_ms: int) -> str:
+    """Return how long there is until a time, or how long ago it was."""
     return duration_text(at_ms - now_ms) if at_ms >= now_ms else f"{duration_text(now_ms - at_ms)} ago"
 
 
-class _Found:
+class FoundTimer:
     """What the log says of one name."""
+
+    words: ClassVar[dict[Command, str]] = {}  # other names of commands
+
+    @staticmethod
+    def check_kind(name: str, state: PendingTimer | None, events: Iterable[TimerEvent] = ()) -> None:
+        """Raise `ConfigError` if a name is of another kind."""
 
     def __init__(self, topic: str, name: str, history: TimerHistory) -> None:
         self.topic = topic
@@ -266,14 +296,14 @@ class _Found:
         self.due_ms = history.due_ms(history.last)
 
     @property
-    def text(self) -> str:
+    def outcome(self) -> str:
         """What became of the last message."""
         fate, event = self.history.fate()
         begins = "" if self.history.begins_ms is None else f"; the log begins at {time_text(self.history.begins_ms)}"
         if fate is TimerFate.PENDING:
             now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
             why = "" if due_ms >= now_ms else "; is a worker running, or was it parked?"
-            when = _from_now(due_ms, now_ms)
+            when = from_now(due_ms, now_ms)
             return f"pending, due at {time_text(due_ms)} ({when if why else f'in {when}'}){why}"
         if event is None or fate is TimerFate.UNKNOWN:
             return f"unknown: the log has no message of this name{begins}"
@@ -307,12 +337,13 @@ class _Found:
         ended = next((each for each in reversed(before) if each.effect not in {None, Effect.NOTHING}), None)
         if ended is None or ended.effect is Effect.FORGET:
             return "nothing: no message was pending"
-        return f"too late: delivered by {ended.offset}"
+        return f"too late: {'parked' if ended.effect is Effect.GIVE_UP else 'delivered'} by {ended.offset}"
 
     def cells(self, event: TimerEvent) -> list[str]:
         """A row of the table."""
         at = f"{self.partition}/{event.offset}"
-        return [at, time_text(event.stored_ms)[:-4], event.command.value, self.effect(event), event.msg_id]
+        word = self.words.get(event.command, event.command.value)
+        return [at, time_text(event.stored_ms)[:-4], word, self.effect(event), event.msg_id]
 
     def facts(self) -> dict[str, Any]:
         """The same for programs."""

@@ -28,6 +28,8 @@ class PendingTimer(NamedTuple):
     partition: int
     generation: int
     recurs: bool = False
+    asks: str = ""  # of a half message: the producer group that is asked
+    asked: int = 0  # how often it was
 
 
 class TimerFate(StrEnum):
@@ -75,6 +77,7 @@ class TimerEvent:
     after: int | None  # the generation that is pending since
     due_ms: int | None  # of a message that is set, epoch ms
     msg_id: str  # of the message; of a CANCEL or NOW its own
+    asks: str = ""  # of a half message: the producer group that is asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +233,8 @@ def timer_histories(
             certain[name] |= command in {Command.CANCEL, Command.NOW}
             due = change.due_ms if change.after == offset else None
             msg_id = envelope.uniq_key or f"{record.topic()}/{record.partition()}/{offset}"
-            event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, msg_id)
+            ids = (msg_id, envelope.timer_asks or "")
+            event = TimerEvent(offset, stored_ms, command, effect, change.before, change.after, due, *ids)
             events[name].append(event)
     return {
         name: TimerHistory(tuple(events[key]), certain[key], before.get(key), stored.get(name), begins_ms)

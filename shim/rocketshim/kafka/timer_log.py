@@ -47,7 +47,8 @@ def pending_timers(records: Iterable[Any], is_wanted: Callable[[PendingTimer], b
                 found.pop(record.key(), None)
             elif target is not None and name is not None:
                 at, recurs = (number, state.timer_set_at or 0), state.timer_repeat is not None
-                pending = PendingTimer(state.deliver_at_ms or 0, sys.intern(target), name, *at, recurs)
+                asks = (sys.intern(state.timer_asks or ""), state.timer_asked or 0)
+                pending = PendingTimer(state.deliver_at_ms or 0, sys.intern(target), name, *at, recurs, *asks)
                 if is_wanted(pending):
                     found[record.key()] = pending
                 else:

@@ -104,7 +104,7 @@ def test_the_pages_of_the_worker_and_of_operations_name_each_option(words: str) 
 
 
 @pytest.mark.parametrize(
-    "words", [words for words in LEAVES if re.match(r"\S+ (delayed|dlq|group|parked|retry|timers) ", words)]
+    "words", [words for words in LEAVES if re.match(r"\S+ (delayed|dlq|group|parked|retry|timers|tx) ", words)]
 )
 def test_every_reading_command_accepts_a_namespace(words: str) -> None:
     taken = {name for each in TREE[words].params for name in each.opts}

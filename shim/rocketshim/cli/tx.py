@@ -1,0 +1,186 @@
+"""`rocketshim tx ls | show | commit | rollback`: messages in transactions, what became of one, and its end by hand.
+
+A half message is a named timer whose name is its id: `cli.timers` reads and writes, in other words.
+"""
+
+import time
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Final
+
+import typer
+
+from rocketshim.admin.record_view import time_text
+from rocketshim.cli.completion import complete_topic
+from rocketshim.cli.kinds import Limit
+from rocketshim.cli.options import Connected, Json, selection
+from rocketshim.cli.records import counting, show_rows
+from rocketshim.cli.timers import FoundTimer, Topic, from_now, run_command, show_history
+from rocketshim.core.named_timers import Command, Effect
+from rocketshim.core.timer_history import PendingTimer, TimerEvent, TimerFate
+from rocketshim.errors import ConfigError
+from rocketshim.kafka.timer_log import pending_timers
+from rocketshim_topics.hops import MOST_CHECKS
+
+app = typer.Typer(
+    help="Show transactional messages: which wait for their outcome, what became of one; commit or roll back.",
+    epilog="Example: rocketshim tx ls --bootstrap localhost:9092",
+    no_args_is_help=True,
+)
+
+_STATES: Final = {
+    TimerFate.PENDING: "waiting",
+    TimerFate.DELIVERED_NOW: "committed",
+    TimerFate.CANCELLED: "rolled-back",
+}
+_ENDED: Final[dict[Effect | None, str]] = {
+    Effect.DELIVER_PENDING: "committed",
+    Effect.FORGET: "rolled back",
+    Effect.GIVE_UP: "parked",
+}
+
+Ids = Annotated[list[str], typer.Argument(metavar="ID…", help="The ids of the messages.")]
+Apply = Annotated[bool, typer.Option("--apply", help="Do it; without it, only show what became of them.")]
+
+
+@app.command(epilog="Example: rocketshim tx ls --producer-group shop --asked 3")
+def ls(
+    *,
+    at: Connected,
+    topic: Annotated[
+        str | None, selection("--topic", "-t", help="Only messages for this topic.", autocompletion=complete_topic)
+    ] = None,
+    producer_group: Annotated[str | None, selection(help="Only messages of these producers.")] = None,
+    asked: Annotated[
+        int, typer.Option(min=0, max=MOST_CHECKS, help="Only messages whose producers were asked this often or more.")
+    ] = 0,
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """List messages that wait for the outcome of their transaction, the one that is asked about next first.
+
+    The worker stores them, a moment after they are sent.
+    """
+
+    def is_wanted(each: PendingTimer) -> bool:
+        is_of_these = topic in {None, each.topic} and producer_group in {None, each.asks}
+        return bool(each.asks) and is_of_these and each.asked >= asked
+
+    with at.reader() as reader:
+        records = counting(reader.read([reader.require(at.names.timer_state)]))
+        waiting = sorted(pending_timers(records, is_wanted))
+    now_ms = time.time_ns() // 1_000_000
+    columns = ("topic", "id", "producer group", "asked", "next check (UTC)", "in")
+    show_rows(columns, (_row(each, now_ms) for each in waiting), limit=limit, as_json=as_json)
+
+
+@app.command(epilog="Example: rocketshim tx show orders 57f2338d5c3546d388cd000000000000 --json")
+def show(
+    *,
+    topic: Topic,
+    msg_id: Annotated[str, typer.Argument(metavar="ID", help="The id of the message.")],
+    at: Connected,
+    as_json: Json = False,
+) -> None:
+    """Show what became of a transaction: waiting, committed, rolled back, or unanswered; and each check.
+
+    The command reads the log of timers, as far back as retention has left it. Exit code 2 if nothing is known of it.
+    """
+    show_history(at, topic, msg_id, as_json=as_json, kind=_FoundTransaction)
+
+
+@app.command(epilog="Example: rocketshim tx commit orders 57f2338d5c3546d388cd000000000000 --apply")
+def commit(*, topic: Topic, msg_id: Ids, at: Connected, apply: Apply = False, as_json: Json = False) -> None:
+    """Show what became of transactions, and with --apply commit those that wait: their messages are delivered.
+
+    First find out that the local transaction has committed. Exit code 2 if one did not wait.
+    """
+    run_command(at, Command.NOW, topic, msg_id, apply=apply, as_json=as_json, kind=_FoundTransaction)
+
+
+@app.command(epilog="Example: rocketshim tx rollback orders 57f2338d5c3546d388cd000000000000 --apply")
+def rollback(*, topic: Topic, msg_id: Ids, at: Connected, apply: Apply = False, as_json: Json = False) -> None:
+    """Show what became of transactions, and with --apply roll back those that wait: their messages are dropped.
+
+    First find out that the local transaction has not committed, and cannot any more. Exit code 2 if one did not wait.
+    """
+    run_command(at, Command.CANCEL, topic, msg_id, apply=apply, as_json=as_json, kind=_FoundTransaction)
+
+
+def _row(each: PendingTimer, now_ms: int) -> tuple[dict[str, Any], list[str]]:
+    facts = {"topic": each.topic, "id": each.name, "producer_group": each.asks, "asked": each.asked}
+    facts |= {"next_check_ms": each.due_ms, "partition": each.partition, "generation": each.generation}
+    when = [time_text(each.due_ms), from_now(each.due_ms, now_ms)]
+    return facts, [each.topic, each.name, each.asks, str(each.asked), *when]
+
+
+class _FoundTransaction(FoundTimer):
+    """What the log says of one transaction."""
+
+    words: ClassVar[dict[Command, str]] = {
+        Command.SET: "HALF",
+        Command.NOW: "COMMIT",
+        Command.CANCEL: "ROLLBACK",
+        Command.FIRE: "CHECK",
+    }
+
+    @staticmethod
+    def check_kind(name: str, state: PendingTimer | None, events: Iterable[TimerEvent] = ()) -> None:
+        asks = [each.asks for each in events if each.command is Command.SET] + ([] if state is None else [state.asks])
+        if asks and not any(asks):
+            raise ConfigError(f"{name!r:.80} is a named timer, and no transaction: see `rocketshim timers`")
+
+    @property
+    def asked(self) -> int:
+        """How often the producers were asked."""
+        stored = self.history.stored
+        events = [each for each in self.history.events if each.effect is Effect.ASK]
+        known = 0 if stored is None else stored.asked + sum(each.offset > stored.generation for each in events)
+        return max(known, len(events))
+
+    @property
+    def outcome(self) -> str:
+        fate, event = self.history.fate()
+        if fate is TimerFate.PENDING:
+            now_ms, due_ms = time.time_ns() // 1_000_000, self.due_ms or 0
+            late = "; is a worker running?" if due_ms < now_ms else ""
+            return f"waits for its outcome, asked {self.asked} times, next at {time_text(due_ms)}{late}"
+        if event is None or fate not in _STATES:
+            parked = "; it is parked: rocketshim parked ls --reason transaction-unanswered"
+            return f"{super().outcome}{parked if fate is TimerFate.UNANSWERED else ''}"
+        return f"{_ENDED[event.effect]} at {time_text(event.stored_ms)}"
+
+    def effect(self, event: TimerEvent) -> str:
+        match event.effect:
+            case Effect.SCHEDULE:
+                return f"waits for its outcome; the first check is at {time_text(event.due_ms)}"
+            case Effect.FORGET:
+                return "rolls back: the message is dropped"
+            case Effect.DELIVER_PENDING:
+                return "commits: the message is delivered"
+            case Effect.NOTHING if event.command is not Command.FIRE:
+                before = [each for each in self.history.events if each.offset < event.offset]
+                ended = next((each for each in reversed(before) if each.effect in _ENDED), None)
+                if ended is None:
+                    return "nothing: it did not wait"
+                return f"too late: {_ENDED[ended.effect]} by {ended.offset}"
+            case _:
+                return super().effect(event)
+
+    def facts(self) -> dict[str, Any]:
+        facts = super().facts()
+        stored = self.history.stored
+        groups = [each.asks for each in self.history.events if each.asks] + ([stored.asks] if stored else [])
+        history = [each | {"command": self.words.get(Command(each["command"]), "")} for each in facts["history"]]
+        return {
+            "topic": self.topic,
+            "id": self.name,
+            "state": _STATES.get(facts["state"], facts["state"]),
+            "producer_group": next(iter(groups), None),
+            "asked": self.asked,
+            "next_check_ms": self.due_ms if facts["state"] == TimerFate.PENDING else None,
+            "at_ms": facts["at_ms"],
+            "is_certain": facts["is_certain"],
+            "log_begins_ms": facts["log_begins_ms"],
+            "partition": self.partition,
+            "history": history,
+        }
