@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests import waiting
+from rocketshim.kafka.topic_reader import TopicReader
 from rocketshim.producer.producer import Producer
 from rocketshim_topics import Message
 from test_support.ports import free_ports, is_free
@@ -148,6 +149,19 @@ def test_a_consumer_that_starts_before_the_first_send_gets_it(run: Callable[...,
     wait_until(lambda: "charged order 1 at attempt 1" in shop.text)
     assert shop.stop() == 0
     assert dev.stop() == 0
+
+
+def test_a_delayed_message_creates_its_topic_as_any_other_does(run: Callable[..., Running]) -> None:
+    (port,) = free_ports(1)
+    dev = run("-m", "rocketshim", "dev", "--port", str(port))
+    wait_until(lambda: "worker.assigned" in dev.text)
+    with Producer(f"127.0.0.1:{port}") as producer, TopicReader(f"127.0.0.1:{port}") as reader:
+        producer.send(Message("orders", b"order 1", delay="1s"), timeout_s=60)
+        producer.send(Message("reminders", b"named", delay="1s", timer="o-7"), timeout_s=60)
+        wait_until(lambda: {"orders", "reminders"} <= reader.topics().keys())
+        wait_until(lambda: {each.value() for each in reader.read(["orders", "reminders"])} == {b"order 1", b"named"})
+    assert dev.stop() == 0
+    assert "parked" not in dev.text
 
 
 def test_a_consumer_starts_again_when_its_code_changes_and_data_are_kept(

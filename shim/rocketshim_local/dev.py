@@ -31,6 +31,7 @@ Show = Callable[[str, str], None]
 _LOOK_EVERY_S: Final = 0.5
 _STOP_WORKER_S: Final = 15.0
 _STOP_CONSUMER_S: Final = 45.0
+_ON_USE: Final = {"allow.auto.create.topics": True}  # a delayed message, too, creates its topic
 
 
 def check_target(target: str) -> None:
@@ -64,7 +65,7 @@ class WorkerThread:
     """The delay worker in a thread."""
 
     def __init__(self, bootstrap: str) -> None:
-        self._worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, allow=("*",), client={}))
+        self._worker = DelayWorker(WorkerSettings.make(bootstrap=bootstrap, allow=("*",), client=_ON_USE))
         self._thread = threading.Thread(target=self._run, name="rocketshim-dev-worker", daemon=True)
         self.error: Exception | None = None
         self._thread.start()

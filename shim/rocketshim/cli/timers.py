@@ -26,6 +26,7 @@ from rocketshim.errors import ConfigError, RocketshimError, SendError
 from rocketshim.kafka.timer_log import pending_timers, read_histories, read_recurring, read_states
 from rocketshim_topics import Message, parse_duration_ms
 from rocketshim_topics.durations import duration_text
+from rocketshim_topics.names import init_command
 from rocketshim_topics.partitioner import timer_partition
 
 if TYPE_CHECKING:
@@ -169,7 +170,8 @@ def apply_(
     with at.reader() as reader:
         for topic in sorted(declared.topics):
             physical = at.names.physical(topic)
-            require_topic(reader, physical, f"there is no topic {physical}; nothing was sent")
+            way_out = f"nothing was sent; to create it: {init_command(physical)}"
+            require_topic(reader, physical, f"there is no topic {physical}; {way_out}")
         pending = read_recurring(reader, at.names, declared.topics, declared.messages, counting)
     steps = planned(declared, pending, at.names, time.time_ns() // 1_000_000, remove_others=remove_others)
     sends = {f"{each.topic}/{each.name}": ("message", each.send) for each in steps if each.changes}

@@ -189,7 +189,7 @@ def test_a_message_that_the_log_does_not_have_any_more_is_sent_again(harness: Ha
         (FILE, "message = 3", "message: Input should be a valid list"),
         (FILE, "message = [3]", "[[message]] 1 (without a name): "),
         (FILE, "[[message]", "(at line 1, column 10)"),
-        ('topic = "reindex"', 'topic = "reindexx"', "no topic reindexx; nothing was sent; did you mean reindex?"),
+        ('topic = "reindex"', 'topic = "reindexx"', "reindexx --partitions N; did you mean reindex?"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_not_legal_as_a_whole_sends_nothing(
